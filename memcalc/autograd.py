@@ -1,0 +1,253 @@
+"""A tiny autograd over sizes: it keeps what the real one keeps and runs in the order in which the real one runs.
+
+Sources: torch/csrc/autograd/engine.cpp (the ready queue is ordered by sequence number, highest first; inputs of a node die
+when it returns, its saved variables right after), input_buffer.cpp (a second gradient for the same tensor is added out of
+place unless the buffer is the only owner; under a dispatch mode always out of place, which is what the oracle sees),
+functions/accumulate_grad.cpp (a leaf takes the first gradient as it is), torch/utils/checkpoint.py (non-reentrant).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from memcalc.dims import ONE_DIM, Shape
+from memcalc.dtypes import DType
+from memcalc.tensor import Memory, Saved, Tensor, contiguous_strides, new_tensor, same_sizes
+
+Gradients = list[Tensor | None]
+Backward = Callable[["Node", list[Tensor]], Sequence[Tensor | None]]
+_LEAF_SEQUENCE = 1 << 60
+
+
+class Node:
+    """A grad_fn: where its gradients go, what it saved, and how it runs."""
+
+    __slots__ = ("backward", "context", "edges", "layer", "memory", "metadata", "outputs", "saved", "scope", "sequence")
+
+    def __init__(
+        self,
+        memory: Memory,
+        backward: Backward,
+        inputs: Sequence[Tensor],
+        saved: Sequence[Tensor] = (),
+        context: Any = None,
+        outputs: int = 1,
+    ) -> None:
+        memory.sequence += 1
+        self.memory = memory
+        self.backward = backward
+        self.sequence = memory.sequence
+        self.layer = memory.layer
+        self.scope = memory.scope
+        self.context = context
+        self.outputs = outputs
+        self.edges: list[tuple[Node | None, int]] = [(t.node, t.output) for t in inputs]
+        self.metadata: list[tuple[Shape, DType]] = [(t.shape, t.dtype) for t in inputs]
+        frame = memory.checkpoint
+        self.saved: list[Saved] = list(saved) if frame is None else [frame.pack(tensor) for tensor in saved]
+
+    def unpack(self) -> list[Tensor]:
+        """The saved tensors; recomputes a checkpointed block on the first call."""
+        return [tensor.unpack() for tensor in self.saved]
+
+    def needs(self, i: int) -> bool:
+        """Whether input `i` wants a gradient."""
+        return self.edges[i][0] is not None
+
+    def run(self, grads: list[Tensor]) -> Gradients:
+        outs = list(self.backward(self, grads))
+        for i, out in enumerate(outs):
+            if out is not None:
+                shape, dtype = self.metadata[i]
+                if not same_sizes(out.shape, shape):
+                    out = outs[i] = sum_to(out, shape)
+                if out.dtype is not dtype:
+                    outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", out.strides)
+        return outs
+
+
+class Leaf(Node):
+    """A weight's gradient accumulator (AccumulateGrad)."""
+
+    __slots__ = ("accumulating", "grad", "weight_layer")
+
+    def __init__(self, memory: Memory, name: str, layer: int | None, *, accumulating: bool = False) -> None:
+        super().__init__(memory, Node.run, ())  # type: ignore[arg-type]
+        self.sequence = _LEAF_SEQUENCE
+        self.scope = name
+        self.weight_layer = layer
+        self.grad: Tensor | None = None
+        self.accumulating = accumulating
+
+    def run(self, grads: list[Tensor]) -> Gradients:
+        """Take the gradient as it is, or add it to the one that an earlier micro-batch left."""
+        if not self.accumulating:
+            rows, index = self.memory.rows, grads[0].storage.index
+            rows[index] = rows[index]._replace(
+                component="gradients", scope="", name=self.scope, layer=self.weight_layer
+            )
+            self.grad = grads[0]
+        return []
+
+
+def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
+    """`tensor.sum_to_size(shape)`: one reduction, then a view."""
+    lead = len(tensor.shape) - len(shape)
+    kept = tuple(
+        dim if i >= lead and shape[i - lead].size == dim.size else ONE_DIM for i, dim in enumerate(tensor.shape)
+    )
+    out = new_tensor(tensor.memory, kept, tensor.dtype, "gradient sum")
+    return Tensor(out.storage, shape, contiguous_strides(shape), tensor.dtype)
+
+
+def backward(loss: Tensor) -> None:
+    """`loss.backward()`: every leaf that was used gets its gradient; the graph's saved tensors go as it runs."""
+    memory = loss.memory
+    root = loss.node
+    assert root is not None
+    memory.grad_enabled = False
+    memory.scope = "loss"
+    waiting = _dependencies(root)
+    inbox: dict[Node, list[Tensor | None]] = {
+        root: [new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")]
+    }
+    ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
+    del root
+    ticket = 0
+    while ready:
+        node = heappop(ready)[2]
+        if node.sequence != _LEAF_SEQUENCE and node.layer != memory.layer:
+            memory.enter(memory.phase, node.layer)
+        memory.scope = node.scope
+        outs = _call(node, inbox)
+        for i, (following, slot) in enumerate(node.edges):
+            if following is None:
+                continue
+            if outs[i] is not None:
+                _deliver(inbox, following, slot, outs, i)
+            waiting[following] -= 1
+            if not waiting[following]:
+                ticket += 1
+                if following in inbox:
+                    heappush(ready, (-following.sequence, ticket, following))
+    memory.grad_enabled = True
+
+
+def _call(node: Node, inbox: dict[Node, list[Tensor | None]]) -> Gradients:
+    grads = inbox.pop(node)
+    outs = node.run(grads)  # type: ignore[arg-type]
+    grads.clear()
+    node.saved = []
+    return outs
+
+
+def _deliver(inbox: dict[Node, list[Tensor | None]], node: Node, slot: int, outs: Gradients, i: int) -> None:
+    buffer = inbox.get(node)
+    if buffer is None:
+        buffer = inbox[node] = [None] * node.outputs
+    old, new = buffer[slot], outs[i]
+    outs[i] = None
+    assert new is not None
+    if old is None:
+        buffer[slot] = new
+    else:
+        from memcalc.ops.strides import elementwise_strides
+
+        strides = elementwise_strides(new.shape, (old, new))
+        buffer[slot] = new_tensor(new.memory, new.shape, new.dtype, "gradient sum", strides)
+
+
+def _dependencies(root: Node) -> dict[Node, int]:
+    counts: dict[Node, int] = {root: 0}
+    stack = [root]
+    while stack:
+        for following, _ in stack.pop().edges:
+            if following is None:
+                continue
+            if following in counts:
+                counts[following] += 1
+            else:
+                counts[following] = 1
+                stack.append(following)
+    return counts
+
+
+class _StopRecomputation(Exception):
+    """Everything that backward needs has been recomputed (torch's `early_stop`)."""
+
+
+class _Holder:
+    """What a checkpointed node keeps in place of a saved tensor."""
+
+    __slots__ = ("frame", "tensor")
+
+    def __init__(self, frame: Checkpoint) -> None:
+        self.frame = frame
+        self.tensor: Tensor | None = None
+
+    def unpack(self) -> Tensor:
+        self.frame.recompute()
+        tensor, self.tensor = self.tensor, None
+        assert tensor is not None
+        return tensor
+
+
+class Checkpoint:
+    """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`."""
+
+    __slots__ = ("args", "done", "function", "holders", "memory")
+
+    def __init__(self, memory: Memory, function: Callable[..., Tensor], args: tuple[Any, ...]) -> None:
+        self.memory, self.function, self.args = memory, function, args
+        self.holders: list[_Holder] = []
+        self.done = False
+
+    def pack(self, tensor: Tensor) -> _Holder:
+        holder = _Holder(self)
+        self.holders.append(holder)
+        return holder
+
+    def recompute(self) -> None:
+        if self.done:
+            return
+        memory, scope = self.memory, self.memory.scope
+        memory.grad_enabled = True
+        memory.checkpoint = _Recomputation(self)
+        try:
+            self.function(*self.args)
+        except _StopRecomputation:
+            pass
+        memory.checkpoint = None
+        memory.grad_enabled = False
+        memory.scope = scope
+        self.done = True
+        self.holders = []
+
+
+class _Recomputation:
+    """The hook of the second run: it hands each saved tensor to its holder and stops after the last."""
+
+    __slots__ = ("count", "frame")
+
+    def __init__(self, frame: Checkpoint) -> None:
+        self.frame = frame
+        self.count = 0
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        holder = self.frame.holders[self.count]
+        holder.tensor = Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
+        self.count += 1
+        if self.count == len(self.frame.holders):
+            raise _StopRecomputation
+        return tensor
+
+
+def checkpoint(memory: Memory, function: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Run `function(*args)`, keeping its arguments only; what it saves is recomputed when backward asks for it."""
+    memory.checkpoint = Checkpoint(memory, function, args)
+    try:
+        return function(*args)
+    finally:
+        memory.checkpoint = None

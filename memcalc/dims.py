@@ -1,0 +1,115 @@
+"""Named dims and the sizes they make.
+
+A dim has a name from the legend in `docs/legend.md`, a size, and the same size as a polynomial in the two numbers that a
+planner varies most: `batch` (sequences in a micro-batch) and `seq` (tokens in a sequence). Every size in a training step
+is such a polynomial, so one run on paper answers for all batch sizes and sequence lengths that take the same branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+Poly = tuple[int, int, int, int, int, int]
+"""Coefficients of 1, seq, seq², batch, batch·seq, batch·seq²."""
+
+ZERO: Final[Poly] = (0, 0, 0, 0, 0, 0)
+_ONE: Final[Poly] = (1, 0, 0, 0, 0, 0)
+
+
+def evaluate(poly: Poly, batch: int, seq: int) -> int:
+    """The polynomial at a micro-batch of `batch` sequences of `seq` tokens."""
+    c0, c1, c2, b0, b1, b2 = poly
+    return c0 + seq * (c1 + seq * c2) + batch * (b0 + seq * (b1 + seq * b2))
+
+
+def multiply(left: Poly, right: Poly) -> Poly:
+    """The product. OverflowError above batch¹·seq², which no tensor of a training step has."""
+    out = [0] * 6
+    for i, a in enumerate(left):
+        if not a:
+            continue
+        for j, b in enumerate(right):
+            if not b:
+                continue
+            batch, seq = i // 3 + j // 3, i % 3 + j % 3
+            if batch > 1 or seq > 2:
+                raise OverflowError(f"batch^{batch} * seq^{seq}")
+            out[3 * batch + seq] += a * b
+    return tuple(out)  # type: ignore[return-value]
+
+
+class Dim:
+    """One named dim. `parts` are the atomic dims of a merged one ("batch·seq"), itself otherwise."""
+
+    __slots__ = ("name", "parts", "poly", "size")
+
+    def __init__(self, name: str, size: int, poly: Poly | None = None, parts: tuple[Dim, ...] | None = None) -> None:
+        self.name = name
+        self.size = size
+        self.poly: Poly = poly if poly is not None else (size, 0, 0, 0, 0, 0)
+        self.parts: tuple[Dim, ...] = parts if parts is not None else (self,)
+
+    def __repr__(self) -> str:
+        return f"{self.name}={self.size}"
+
+
+Shape = tuple[Dim, ...]
+ONE_DIM: Final = Dim("1", 1)
+
+
+class Size(NamedTuple):
+    """The batch and sequence that a run is made at."""
+
+    batch: Dim
+    seq: Dim
+
+
+def workload_size(batch: int, seq: int) -> Size:
+    """The two dims that vary, as polynomials in themselves."""
+    return Size(Dim("batch", batch, (0, 0, 0, 1, 0, 0)), Dim("seq", seq, (0, 1, 0, 0, 0, 0)))
+
+
+@lru_cache(maxsize=4096)
+def merge(*dims: Dim) -> Dim:
+    """The dims flattened into one."""
+    if len(dims) == 1:
+        return dims[0]
+    size, poly = 1, _ONE
+    for dim in dims:
+        size *= dim.size
+        poly = multiply(poly, dim.poly)
+    parts = tuple(part for dim in dims for part in dim.parts if part is not ONE_DIM)
+    return Dim("·".join(part.name for part in parts) or "1", size, poly, parts or (ONE_DIM,))
+
+
+@lru_cache(maxsize=1024)
+def plus(dim: Dim, more: int) -> Dim:
+    """`dim` made longer by `more`, as padding does."""
+    poly = (dim.poly[0] + more, *dim.poly[1:])
+    return Dim(f"({dim.name}+{more})", dim.size + more, poly)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def divided(dim: Dim, divisor: int) -> Dim:
+    """An equal part of `dim`, as `chunk` makes; the size must divide."""
+    if dim.size % divisor or any(c % divisor for c in dim.poly):
+        raise ValueError(f"{dim} does not divide by {divisor}")
+    return Dim(f"{dim.name}/{divisor}", dim.size // divisor, tuple(c // divisor for c in dim.poly))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=16384)
+def numel(shape: Shape) -> tuple[int, Poly]:
+    """Elements of a tensor of `shape`, as a number and as a polynomial."""
+    size, poly = 1, _ONE
+    for dim in shape:
+        if dim is not ONE_DIM:
+            size *= dim.size
+            poly = multiply(poly, dim.poly)
+    return size, poly
+
+
+def formula(shape: Iterable[Dim]) -> str:
+    """The named dims of a shape, multiplied out: "batch·seq·heads·head_dim"."""
+    return "·".join(part.name for dim in shape for part in dim.parts if part is not ONE_DIM) or "1"

@@ -1,0 +1,24 @@
+"""The one exception of the public API, and the wording that all its messages share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input. Its text is one line: the option or field, the value, and what is allowed."""
+
+
+def nearest(name: str, known: Iterable[str], most: int = 5) -> list[str]:
+    """The known names most like `name`, best first."""
+    import difflib
+
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=0.5)
+    return [by_lower[candidate] for candidate in close]
+
+
+def one_line(text: object, limit: int = 120) -> str:
+    """`text` without line breaks or control characters, cut to `limit` characters."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"

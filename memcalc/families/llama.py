@@ -1,0 +1,217 @@
+"""Llama (models/llama/modeling_llama.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import model_validator
+
+from memcalc.autograd import checkpoint
+from memcalc.dims import Dim, divided, merge
+from memcalc.families.blocks import (
+    Attended,
+    act,
+    apply_rotary_pos_emb,
+    attention,
+    causal_lm_loss,
+    causal_mask,
+    position_ids,
+    rms_norm,
+    rotary_embedding,
+)
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.ops.embedding import embedding
+from memcalc.ops.shape import reshape, transpose, view
+from memcalc.tensor import Tensor
+
+
+class LlamaConfig(FamilyConfig):
+    """models/llama/configuration_llama.py"""
+
+    vocab_size: Count = 32000
+    hidden_size: Count = 4096
+    intermediate_size: Count = 11008
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 2048
+    attention_bias: bool = False
+    attention_dropout: Probability = 0.0
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def check_heads(self) -> LlamaConfig:
+        check_divides(self, "hidden_size", "num_attention_heads")
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        return self
+
+
+class Llama:
+    """The program of LlamaForCausalLM; its relatives override what differs."""
+
+    Config: type[FamilyConfig] = LlamaConfig
+    attention_kinds: tuple[str, ...] = ("sdpa", "eager")
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.layers: int = config.num_hidden_layers
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.hidden_size)
+        self.ffn = Dim("ffn", config.intermediate_size)
+        self.heads = Dim("heads", config.num_attention_heads)
+        self.kv_heads = Dim("kv_heads", config.num_key_value_heads or config.num_attention_heads)
+        self.head_dim = Dim("head_dim", config.head_dim or config.hidden_size // config.num_attention_heads)
+        self.max_seq_len: int | None = config.max_position_embeddings
+
+    # --- weights and buffers
+
+    def weights(self) -> Iterator[Weight]:
+        """Parameters in the order of `model.named_parameters()`, tied ones once."""
+        yield Weight("model.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
+        for weight in self.layer_weights():
+            yield Weight(f"model.layers.*.{weight.name}", weight.shape, weight.component, layered=True)
+        yield Weight("model.norm.weight", (self.hidden,), "norm")
+        if not self.config.tie_word_embeddings:
+            yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
+
+    def layer_weights(self) -> Iterator[Weight]:
+        yield from self.attention_weights()
+        yield from self.mlp_weights()
+        yield Weight("input_layernorm.weight", (self.hidden,), "norm")
+        yield Weight("post_attention_layernorm.weight", (self.hidden,), "norm")
+
+    def attention_weights(self) -> Iterator[Weight]:
+        q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
+        bias = self.config.attention_bias
+        for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield from linear_weights(f"self_attn.{name}", self.hidden, out, "attention", bias=bias)
+        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=self.output_bias)
+
+    @property
+    def output_bias(self) -> bool:
+        return self.config.attention_bias
+
+    def mlp_weights(self) -> Iterator[Weight]:
+        bias = getattr(self.config, "mlp_bias", False)
+        yield from linear_weights("mlp.gate_proj", self.hidden, self.ffn, "mlp", bias=bias)
+        yield from linear_weights("mlp.up_proj", self.hidden, self.ffn, "mlp", bias=bias)
+        yield from linear_weights("mlp.down_proj", self.ffn, self.hidden, "mlp", bias=bias)
+
+    @property
+    def rotary_dim(self) -> Dim:
+        return self.head_dim
+
+    def buffers(self) -> Iterator[Buffer]:
+        half = divided(self.rotary_dim, 2)
+        yield Buffer("model.rotary_emb.inv_freq", (half,))
+        yield Buffer("model.rotary_emb.original_inv_freq", (half,))
+
+    # --- forward
+
+    def period(self) -> int | None:
+        """After how many layers the stack repeats; None if it never does."""
+        return 1
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        """LlamaForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        root = Module(run, "")
+        hidden_states = self.model(root / "model", ids)
+        run.memory.enter(run.memory.phase, None)
+        logits = self.head(root, hidden_states)
+        return causal_lm_loss(run, logits, ids)
+
+    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
+        root.run.memory.scope = "lm_head"
+        tied = self.config.tie_word_embeddings
+        return (root / "model.embed_tokens" if tied else root / "lm_head").linear(hidden_states)
+
+    @module
+    def model(self, m: Module, ids: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = self.embed(m, ids)
+        positions = position_ids(run)
+        masks = self.masks(run)
+        hidden_states = inputs_embeds
+        position_embeddings = rotary_embedding(
+            run, run.buffers[f"{m.path}.rotary_emb.inv_freq"], positions, self.rotary_dim
+        )
+        for i in range(self.layers):
+            run.memory.enter(run.memory.phase, i)
+            layer = Module(run, f"{m.path}.layers.*", i)
+            mask = masks[self.layer_kind(i)]
+            hidden_states = self.call_layer(layer, hidden_states, position_embeddings, mask, positions)
+        run.memory.enter(run.memory.phase, None)
+        return rms_norm(m / "norm", hidden_states)
+
+    def embed(self, m: Module, ids: Tensor) -> Tensor:
+        m.run.memory.scope = f"{m.path}.embed_tokens"
+        return embedding((m / "embed_tokens").weight(), ids)
+
+    def layer_kind(self, i: int) -> str:
+        """Which of `masks()` layer `i` takes."""
+        return "full_attention"
+
+    def masks(self, run: Run) -> dict[str, Tensor | None]:
+        return {"full_attention": causal_mask(run)}
+
+    def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Tensor:
+        """GradientCheckpointingLayer (modeling_layers.py)."""
+        if m.run.recompute:
+            return checkpoint(m.run.memory, lambda x: self.layer(m, x, *rest), hidden_states)
+        return self.layer(m, hidden_states, *rest)
+
+    @module
+    def layer(
+        self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        residual = hidden_states
+        hidden_states = rms_norm(m / "input_layernorm", hidden_states)
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = rms_norm(m / "post_attention_layernorm", hidden_states)
+        hidden_states = self.mlp(m / "mlp", hidden_states)
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+    @module
+    def attention(
+        self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None
+    ) -> Attended:
+        query_states, key_states, value_states = self.qkv(m, hidden_states)
+        cos, sin = rotary
+        query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+        attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
+        attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
+        attn_output = (m / "o_proj").linear(attn_output)
+        return attn_output, attn_weights
+
+    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, seq, _ = hidden_states.shape
+        q = transpose(view((m / "q_proj").linear(hidden_states), batch, seq, self.heads, self.head_dim), 1, 2)
+        k = transpose(view((m / "k_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        v = transpose(view((m / "v_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        return q, k, v
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rotary_pos_emb(q, k, cos, sin)
+
+    def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+        return attention(m.run, q, k, v, mask, p=self.config.attention_dropout)
+
+    @module
+    def mlp(self, m: Module, x: Tensor) -> Tensor:
+        gate = act((m / "gate_proj").linear(x), self.config.hidden_act)
+        return (m / "down_proj").linear(gate * (m / "up_proj").linear(x))
+
+
+def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias: bool) -> Iterator[Weight]:
+    """An nn.Linear's parameters."""
+    yield Weight(f"{name}.weight", (fan_out, fan_in), component)
+    if bias:
+        yield Weight(f"{name}.bias", (fan_out,), component)

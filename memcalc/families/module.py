@@ -1,0 +1,118 @@
+"""What a family's program is written with: modules that know their path, hold their arguments and find their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from memcalc.autograd import Leaf
+from memcalc.dims import Dim, Shape
+from memcalc.dtypes import DType
+from memcalc.ops.matmul import conv1d, linear
+from memcalc.ops.norm import layer_norm
+from memcalc.tensor import Memory, Tensor, new_tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter of a model, or one for every layer: its `name` then has a `*` where the layer number stands.
+
+    `shape` is transformers' own, in named dims. `component` groups parameters in tables.
+    """
+
+    name: str
+    shape: Shape
+    component: str
+    layered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`)."""
+
+    name: str
+    shape: Shape
+    dtype: DType | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a program on paper: its memory, its weights and the choices that a `forward()` asks about."""
+
+    memory: Memory
+    dtype: DType
+    attention: str
+    recompute: bool
+    batch: Dim
+    seq: Dim
+    accumulating: bool = False
+    weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def add_weight(self, weight: Weight, layer: int | None) -> None:
+        """Allocate a parameter and give it its gradient accumulator."""
+        tensor = new_tensor(self.memory, weight.shape, self.dtype, weight.name, component="parameters")
+        tensor.name = weight.name
+        leaf = Leaf(self.memory, weight.name, layer, accumulating=self.accumulating)
+        tensor.node = leaf
+        self.weights[weight.name, layer] = tensor
+
+    def add_buffer(self, buffer: Buffer) -> None:
+        """Allocate a buffer."""
+        dtype = self.dtype if buffer.dtype is None else buffer.dtype
+        self.buffers[buffer.name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
+
+
+class Module:
+    """A place in the model: `m / "self_attn"` is the child of that name."""
+
+    __slots__ = ("layer", "path", "run")
+
+    def __init__(self, run: Run, path: str, layer: int | None = None) -> None:
+        self.run = run
+        self.path = path
+        self.layer = layer
+
+    def __truediv__(self, name: str) -> Module:
+        return Module(self.run, f"{self.path}.{name}" if self.path else name, self.layer)
+
+    def weight(self, name: str = "weight") -> Tensor:
+        """The parameter `name` of this module."""
+        return self.run.weights[f"{self.path}.{name}", self.layer]
+
+    def optional(self, name: str) -> Tensor | None:
+        """The parameter `name` of this module, None where the configuration leaves it out."""
+        return self.run.weights.get((f"{self.path}.{name}", self.layer))
+
+    def linear(self, x: Tensor) -> Tensor:
+        """This module as nn.Linear."""
+        return linear(x, self.weight(), self.optional("bias"))
+
+    def conv1d(self, x: Tensor) -> Tensor:
+        """This module as transformers' Conv1D."""
+        return conv1d(x, self.weight(), self.weight("bias"))
+
+    def layer_norm(self, x: Tensor) -> Tensor:
+        """This module as nn.LayerNorm."""
+        self.run.memory.scope = self.path
+        return layer_norm(x, self.optional("weight"), self.optional("bias"))
+
+
+def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concatenate[Any, Module, P], R]:
+    """A module's `forward`: like torch's `__call__` it holds its arguments until it returns."""
+
+    @wraps(forward)
+    def call(self: Any, m: Module, *args: P.args, **kwargs: P.kwargs) -> R:
+        memory = m.run.memory
+        outer, memory.scope = memory.scope, m.path
+        try:
+            return forward(self, m, *args, **kwargs)
+        finally:
+            memory.scope = outer
+
+    return call

@@ -1,0 +1,94 @@
+"""Matrix products: linear layers, transformers' Conv1D, batched products.
+
+`mm` saves each factor whose counterpart wants a gradient; backward computes the second factor's gradient first
+(aten/src/ATen/native/LinearAlgebra.cpp, FunctionsManual.cpp mm_mat1_backward, mm_mat2_backward).
+"""
+
+from __future__ import annotations
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim, merge
+from memcalc.ops.elementwise import recording
+from memcalc.ops.shape import expand, reshape, transpose, view
+from memcalc.tensor import Strides, Tensor, new_tensor
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear: x (..., in), weight (out, in), bias (out) -> (..., out)."""
+    return _product(x, transpose(weight, 0, 1), bias, weight.name.removesuffix(".weight"))
+
+
+def conv1d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """transformers' Conv1D: x (..., in), weight (in, out), bias (out) -> (..., out)."""
+    return _product(x, weight, bias, weight.name.removesuffix(".weight"))
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
+    lead, out_dim = x.shape[:-1], weight.shape[1]
+    flat = x if len(lead) == 1 else reshape(x, merge(*lead), x.shape[-1])
+    out = mm(flat, weight, bias, name)
+    return out if len(lead) == 1 else view(out, *lead, out_dim)
+
+
+def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Tensor:
+    """(m, k) @ (k, n) (+ bias (n)), one allocation."""
+    inputs = (a, b) if bias is None else (a, b, bias)
+    node = None
+    if recording(*inputs):
+        saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
+        node = Node(a.memory, _mm_backward, inputs, saved, (name, b.shape, b.strides))
+    out = new_tensor(a.memory, (a.shape[0], b.shape[1]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def _mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    name, (k, n), strides = node.context
+    saved = node.unpack()
+    grad_a = grad_b = None
+    if node.needs(1):
+        grad_b = _laid_out_as(strides, k, n, grad, f"{name} weight gradient")
+    if node.needs(0):
+        grad_a = new_tensor(node.memory, (grad.shape[0], k), grad.dtype, f"{name} input gradient")
+    del saved
+    return [grad_a, grad_b, grad][: len(node.edges)]
+
+
+def _laid_out_as(strides: Strides, k: Dim, n: Dim, grad: Tensor, name: str) -> Tensor:
+    """The gradient of a (k, n) factor: column-major if the factor is."""
+    if strides == (1, k.size):
+        return transpose(new_tensor(grad.memory, (n, k), grad.dtype, name), 0, 1)
+    return new_tensor(grad.memory, (k, n), grad.dtype, name)
+
+
+def bmm(a: Tensor, b: Tensor, name: str) -> Tensor:
+    """(batch, m, k) @ (batch, k, n)."""
+    node = None
+    if recording(a, b):
+        saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
+        node = Node(a.memory, _bmm_backward, (a, b), saved)
+    out = new_tensor(a.memory, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad, saved = grads[0], node.unpack()
+    batch, m, n = grad.shape
+    k = saved[0].shape[2] if node.needs(1) else saved[0].shape[1]
+    grad_b = new_tensor(node.memory, (batch, k, n), grad.dtype, "bmm gradient") if node.needs(1) else None
+    grad_a = new_tensor(node.memory, (batch, m, k), grad.dtype, "bmm gradient") if node.needs(0) else None
+    return [grad_a, grad_b]
+
+
+def matmul(a: Tensor, b: Tensor, name: str) -> Tensor:
+    """torch.matmul of (batch, heads, m, k) and (batch, heads, k, n): expand, reshape to three dims, bmm, view."""
+    lead = a.shape[:2]
+    flat = merge(*lead)
+    left = reshape(expand(a, *a.shape), flat, *a.shape[2:])
+    right = reshape(expand(b, *lead, *b.shape[2:]), flat, *b.shape[2:])
+    out = bmm(left, right, name)
+    return view(out, *lead, a.shape[2], b.shape[3])
+
+

@@ -1,0 +1,146 @@
+"""Views, copies and joins.
+
+A view shares its input's storage; a reshape copies where no view has the shape. Backward of a slice is a full tensor of
+zeros with the gradient in it (slice_backward); backward of `cat` is narrow views; backward of `split` is one `cat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memcalc.autograd import Node, sum_to
+from memcalc.dims import ONE_DIM, Dim, Shape, divided
+from memcalc.ops.elementwise import recording
+from memcalc.ops.strides import view_strides
+from memcalc.tensor import Strides, Tensor, contiguous_strides, is_contiguous, new_tensor
+
+
+def _view(a: Tensor, shape: Shape, strides: Strides, backward: object, context: object = None) -> Tensor:
+    node = Node(a.memory, backward, (a,), (), context) if recording(a) else None  # type: ignore[arg-type]
+    return Tensor(a.storage, shape, strides, a.dtype, node)
+
+
+def view(a: Tensor, *shape: Dim) -> Tensor:
+    """a.view(shape). ValueError where torch would refuse it."""
+    strides = view_strides(a.shape, a.strides, shape)
+    if strides is None:
+        raise ValueError(f"no view of {a.shape} {a.strides} has shape {shape}")
+    return _view(a, shape, strides, _view_backward, a.shape)
+
+
+def _view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [reshape(grads[0], *node.context)]
+
+
+def reshape(a: Tensor, *shape: Dim) -> Tensor:
+    """a.reshape(shape): a view if there is one, else a contiguous copy."""
+    strides = view_strides(a.shape, a.strides, shape)
+    if strides is not None:
+        return _view(a, shape, strides, _view_backward, a.shape)
+    copied = clone(a)
+    return _view(copied, shape, contiguous_strides(shape), _view_backward, a.shape)
+
+
+def clone(a: Tensor) -> Tensor:
+    """A contiguous copy."""
+    out = new_tensor(a.memory, a.shape, a.dtype, "contiguous copy")
+    if recording(a):
+        out.node = Node(a.memory, _pass_backward, (a,))
+    return out
+
+
+def contiguous(a: Tensor) -> Tensor:
+    """a.contiguous(): the tensor itself if it is."""
+    return a if is_contiguous(a) else clone(a)
+
+
+def _pass_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return grads[:1]
+
+
+def transpose(a: Tensor, i: int, j: int) -> Tensor:
+    """a.transpose(i, j): a view."""
+    return _view(a, *_swapped(a, i, j), _transpose_backward, (i, j))
+
+
+def _swapped(a: Tensor, i: int, j: int) -> tuple[Shape, Strides]:
+    shape, strides = list(a.shape), list(a.strides)
+    shape[i], shape[j] = shape[j], shape[i]
+    strides[i], strides[j] = strides[j], strides[i]
+    return tuple(shape), tuple(strides)
+
+
+def _transpose_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [Tensor(grads[0].storage, *_swapped(grads[0], *node.context), grads[0].dtype)]
+
+
+def part(a: Tensor, dim: Dim) -> Tensor:
+    """a[..., i:i+dim]: a slice of the last dim, a view; the whole of it is the tensor's alias."""
+    if dim.size == a.shape[-1].size:
+        return _view(a, a.shape, a.strides, _pass_backward)
+    return _view(a, (*a.shape[:-1], dim), a.strides, _part_backward, a.shape)
+
+
+def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [new_tensor(node.memory, node.context, grads[0].dtype, "slice gradient")]
+
+
+def split(a: Tensor, *dims: Dim) -> tuple[Tensor, ...]:
+    """a.split(sizes, -1): views with one grad_fn; backward joins their gradients in one new tensor."""
+    node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=len(dims)) if recording(a) else None
+    return tuple(Tensor(a.storage, (*a.shape[:-1], dim), a.strides, a.dtype, node, i) for i, dim in enumerate(dims))
+
+
+def _split_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    dtype = next(grad.dtype for grad in grads if grad is not None)  # type: ignore[redundant-expr]
+    return [new_tensor(node.memory, node.context, dtype, "split gradient")]
+
+
+def chunk(a: Tensor, chunks: int) -> tuple[Tensor, ...]:
+    """a.chunk(chunks, -1) into equal parts."""
+    return split(a, *[divided(a.shape[-1], chunks)] * chunks)
+
+
+def cat(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
+    """torch.cat(tensors, -1), contiguous; `dim` is the joined last dim."""
+    first = tensors[0]
+    out = new_tensor(first.memory, (*first.shape[:-1], dim), first.dtype, "cat")
+    if recording(*tensors):
+        out.node = Node(first.memory, _cat_backward, tensors, (), [t.shape for t in tensors])
+    return out
+
+
+def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    return [
+        Tensor(grad.storage, shape, grad.strides, grad.dtype) if node.needs(i) else None
+        for i, shape in enumerate(node.context)
+    ]
+
+
+def unsqueeze(a: Tensor, i: int) -> Tensor:
+    """A dim of size 1 before dim `i` (i >= 0)."""
+    stride = a.strides[i] * a.shape[i].size if i < len(a.shape) else 1
+    strides = (*a.strides[:i], stride, *a.strides[i:])
+    return _view(a, (*a.shape[:i], ONE_DIM, *a.shape[i:]), strides, _view_backward, a.shape)
+
+
+def expand(a: Tensor, *shape: Dim) -> Tensor:
+    """a.expand(shape), as many dims as before: a view with stride 0."""
+    strides = tuple(
+        stride if dim.size == target.size else 0 for dim, target, stride in zip(a.shape, shape, a.strides, strict=True)
+    )
+    return _view(a, shape, strides, _expand_backward, a.shape)
+
+
+def _expand_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    grad = grads[0]
+    return [grad if [d.size for d in grad.shape] == [d.size for d in node.context] else sum_to(grad, node.context)]
+
+
+def rotate_half(a: Tensor) -> Tensor:
+    """cat((-a[..., half:], a[..., :half])): the two slices, a negated copy, and the join."""
+    half = divided(a.shape[-1], 2)
+    first = part(a, half)
+    second = part(a, half)
+    return cat((-second, first), a.shape[-1])

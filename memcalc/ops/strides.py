@@ -1,0 +1,83 @@
+"""Memory layouts: which views are free, which reshapes copy, and how an elementwise result is laid out.
+
+Sources: aten/src/ATen/TensorUtils.cpp (computeStride), aten/src/ATen/TensorIterator.cpp (reorder_dimensions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memcalc.dims import Shape
+from memcalc.tensor import Strides, Tensor, contiguous_strides, is_contiguous, is_dense, same_sizes
+
+
+def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | None:
+    """Strides of `target` as a view of a tensor of `shape` and `strides`; None where only a copy can have that shape."""
+    new = [0] * len(target)
+    j = len(target) - 1
+    chunk_base = strides[-1] if strides else 1
+    tensor_numel = view_numel = 1
+    for i in range(len(shape) - 1, -1, -1):
+        tensor_numel *= shape[i].size
+        if i == 0 or (shape[i - 1].size != 1 and strides[i - 1] != tensor_numel * chunk_base):
+            while j >= 0 and (view_numel < tensor_numel or target[j].size == 1):
+                new[j] = view_numel * chunk_base
+                view_numel *= target[j].size
+                j -= 1
+            if view_numel != tensor_numel:
+                return None
+            if i > 0:
+                chunk_base = strides[i - 1]
+                tensor_numel = view_numel = 1
+    return tuple(new) if j < 0 else None
+
+
+def elementwise_strides(shape: Shape, operands: Sequence[Tensor]) -> Strides:
+    """The layout of an elementwise result: that of the operands where they agree, else as the first one orders its dims."""
+    full = [t for t in operands if same_sizes(t.shape, shape)]
+    if len(full) == len(operands):
+        if all(is_contiguous(t) for t in full):
+            return contiguous_strides(shape)
+        first = full[0].strides
+        if all(t.strides == first for t in full) and is_dense(shape, first):
+            return first
+    aligned = [_broadcast(t, shape) for t in operands]
+    order: list[int] = list(range(len(shape) - 1, -1, -1))  # innermost dim first
+    for i in range(1, len(order)):
+        place = i
+        for k in range(i - 1, -1, -1):
+            comparison = _compare(order[k], order[place], aligned, shape)
+            if comparison > 0:
+                order[k], order[place] = order[place], order[k]
+                place = k
+            elif comparison < 0:
+                break
+    out = [0] * len(shape)
+    step = 1
+    for dim in order:
+        out[dim] = step
+        step *= shape[dim].size
+    return tuple(out)
+
+
+def _broadcast(tensor: Tensor, shape: Shape) -> list[int]:
+    lead = len(shape) - len(tensor.shape)
+    return [0] * lead + [
+        0 if dim.size == 1 and shape[lead + i].size != 1 else stride
+        for i, (dim, stride) in enumerate(zip(tensor.shape, tensor.strides, strict=True))
+    ]
+
+
+def _compare(dim0: int, dim1: int, operands: list[list[int]], shape: Shape) -> int:
+    """TensorIterator's should_swap: > 0 when dim0 has to come after dim1."""
+    for strides in operands:
+        stride0, stride1 = strides[dim0], strides[dim1]
+        if stride0 == 0 or stride1 == 0:
+            continue
+        if stride0 < stride1:
+            return -1
+        if stride0 > stride1:
+            return 1
+        if shape[dim0].size > shape[dim1].size:
+            return 1
+    return 0

@@ -1,0 +1,204 @@
+"""Tensors that have sizes but no data, and the memory that they live in.
+
+A tensor refers to a storage; views share it. CPython frees an object when its last reference goes, just as PyTorch frees
+a storage, so a program that binds and rebinds its variables where the real one does has the same bytes alive at the same
+moments. Nothing here types in a lifetime by hand.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from memcalc.dims import Dim, Shape, numel
+from memcalc.dtypes import DType
+
+if TYPE_CHECKING:
+    from memcalc.autograd import Node
+
+Strides = tuple[int, ...]
+
+
+class StorageRow(NamedTuple):
+    """What a storage was allocated for: enough to name, size and explain its bytes."""
+
+    shape: Shape
+    dtype: DType
+    component: str
+    scope: str
+    name: str
+    layer: int | None
+
+
+class Packer(Protocol):
+    """What stands between a node and the tensors that it saves, inside a checkpoint."""
+
+    def pack(self, tensor: Tensor) -> Saved: ...
+
+
+class Saved(Protocol):
+    """A saved tensor, or what gives it back."""
+
+    def unpack(self) -> Tensor: ...
+
+
+class Memory:
+    """The memory counter of one run: a log of allocations and frees, in their order.
+
+    `log` holds `i` where storage number `i` was allocated and `~i` where it was freed. `segments` holds the places in the
+    log where another phase or layer begins.
+    """
+
+    __slots__ = ("checkpoint", "grad_enabled", "layer", "log", "phase", "rows", "scope", "segments", "sequence")
+
+    def __init__(self) -> None:
+        self.log: list[int] = []
+        self.rows: list[StorageRow] = []
+        self.segments: list[tuple[int, str, int | None]] = []
+        self.phase = ""
+        self.layer: int | None = None
+        self.scope = ""
+        self.sequence = 0
+        self.grad_enabled = True
+        self.checkpoint: Packer | None = None
+
+    def enter(self, phase: str, layer: int | None) -> None:
+        """From here on allocations belong to this phase and layer."""
+        if phase != self.phase or layer != self.layer:
+            self.phase, self.layer = phase, layer
+            self.segments.append((len(self.log), phase, layer))
+
+
+class Storage:
+    """A block of memory; it is freed when the last tensor that refers to it is gone."""
+
+    __slots__ = ("index", "memory")
+
+    def __init__(self, memory: Memory, shape: Shape, dtype: DType, component: str, name: str) -> None:
+        self.memory = memory
+        self.index = len(memory.rows)
+        memory.rows.append(StorageRow(shape, dtype, component, memory.scope, name, memory.layer))
+        memory.log.append(self.index)
+
+    def __del__(self) -> None:
+        self.memory.log.append(~self.index)
+
+
+class Tensor:
+    """A strided view of a storage. `node` is its grad_fn, or for a leaf that wants a gradient its accumulator."""
+
+    __slots__ = ("dtype", "name", "node", "output", "shape", "storage", "strides")
+
+    def __init__(
+        self,
+        storage: Storage,
+        shape: Shape,
+        strides: Strides,
+        dtype: DType,
+        node: Node | None = None,
+        output: int = 0,
+        name: str = "",
+    ) -> None:
+        self.storage = storage
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.node = node
+        self.output = output
+        self.name = name
+
+    @property
+    def memory(self) -> Memory:
+        return self.storage.memory
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.node is not None
+
+    def unpack(self) -> Tensor:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.shape}, {self.dtype}, {self.name!r})"
+
+    # The operators that a `forward()` is written with.
+    def __add__(self, other: Tensor | float) -> Tensor:
+        from memcalc.ops.elementwise import add
+
+        return add(self, other)
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        from memcalc.ops.elementwise import mul
+
+        return mul(self, other)
+
+    def __radd__(self, other: float) -> Tensor:
+        return self + other
+
+    def __rmul__(self, other: float) -> Tensor:
+        return self * other
+
+    def __truediv__(self, other: float) -> Tensor:
+        from memcalc.ops.elementwise import scale
+
+        return scale(self, "div")
+
+    def __neg__(self) -> Tensor:
+        from memcalc.ops.elementwise import neg
+
+        return neg(self)
+
+
+@lru_cache(maxsize=16384)
+def contiguous_strides(shape: Shape) -> Strides:
+    """Row-major strides, in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1].size, 1)
+    return tuple(strides)
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """As torch: the strides of dims of size 1 do not matter."""
+    expected = 1
+    for dim, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if dim.size != 1:
+            if stride != expected:
+                return False
+            expected *= dim.size
+    return True
+
+
+def is_dense(shape: Shape, strides: Strides) -> bool:
+    """Non-overlapping and dense: some order of the dims is row-major."""
+    expected = 1
+    for stride, size in sorted((stride, dim.size) for dim, stride in zip(shape, strides, strict=True) if dim.size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def new_tensor(
+    memory: Memory,
+    shape: Shape,
+    dtype: DType,
+    name: str,
+    strides: Strides | None = None,
+    component: str = "activation",
+) -> Tensor:
+    """Allocate a dense tensor."""
+    storage = Storage(memory, shape, dtype, component, name)
+    return Tensor(storage, shape, contiguous_strides(shape) if strides is None else strides, dtype)
+
+
+def elements(tensor: Tensor) -> int:
+    """How many elements the tensor has."""
+    return numel(tensor.shape)[0]
+
+
+def same_sizes(left: Shape, right: Shape) -> bool:
+    """Whether two shapes have equal sizes, whatever their dims are called."""
+    return left is right or [d.size for d in left] == [d.size for d in right]
+
+

@@ -1,0 +1,63 @@
+"""The only place where bytes become GiB or GB, and counts become words.
+
+1 GiB is 2**30 bytes, 1 GB is 10**9 bytes. Everything inside memcalc is an integer number of bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+
+_BYTES: Final = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40,
+}  # fmt: skip
+_RATES: Final = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
+_COUNTS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def to_bytes(value: float, unit: str) -> int:
+    """`value` of `unit` ("GB", "MiB", ...; a trailing "/s" is allowed) in bytes. KeyError for an unknown unit."""
+    return round(value * _BYTES[unit.removesuffix("/s")])
+
+
+def to_flops_per_second(value: float, unit: str) -> float:
+    """`value` of "GFLOP/s", "TFLOP/s" or "PFLOP/s" in FLOP per second. KeyError for an unknown unit."""
+    return value * _RATES[unit]
+
+
+def parse_count(text: str) -> int | None:
+    """"7.5B", "350M", "7_500_000_000" or "7500000000" as an integer; None for anything else."""
+    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE | re.ASCII)
+    if match is None:
+        return None
+    from decimal import Decimal
+
+    number = Decimal(match[1].replace("_", "").replace(",", "")) * _COUNTS[match[2].upper()]
+    return int(number) if number == int(number) else None
+
+
+def show_bytes(nbytes: int) -> str:
+    """A size for people, in binary units: "13.48 GiB", "512 B"."""
+    sign, size = ("-" if nbytes < 0 else ""), abs(nbytes)
+    for unit, factor in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{sign}{size / factor:.2f} {unit}"
+    return f"{sign}{size} B"
+
+
+def show_gigabytes(nbytes: int) -> str:
+    """A size in decimal GB, as vendors and papers print it."""
+    return f"{nbytes / 10**9:.2f} GB"
+
+
+def show_count(number: int) -> str:
+    """A parameter count for people: "6.74 B", "124.4 M"."""
+    for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= factor:
+            return f"{number / factor:.2f} {unit}"
+    return str(number)
