@@ -71,10 +71,13 @@ class Node:
 class Leaf(Node):
     """A weight's gradient accumulator (AccumulateGrad)."""
 
-    __slots__ = ("accumulating", "grad", "weight_layer")
+    __slots__ = ("accumulating", "grad", "shape", "weight_layer")
 
-    def __init__(self, memory: Memory, name: str, layer: int | None, *, accumulating: bool = False) -> None:
+    def __init__(
+        self, memory: Memory, name: str, shape: Shape, layer: int | None, *, accumulating: bool = False
+    ) -> None:
         super().__init__(memory, Node.run, ())  # type: ignore[arg-type]
+        self.shape = shape
         self.sequence = _LEAF_SEQUENCE
         self.scope = name
         self.weight_layer = layer
@@ -84,10 +87,7 @@ class Leaf(Node):
     def run(self, grads: list[Tensor]) -> Gradients:
         """Take the gradient as it is, or add it to the one that an earlier micro-batch left."""
         if not self.accumulating:
-            rows, index = self.memory.rows, grads[0].storage.index
-            rows[index] = rows[index]._replace(
-                component="gradients", scope="", name=self.scope, layer=self.weight_layer
-            )
+            self.memory.relabel(grads[0].storage, self.shape, "gradients", self.scope, self.weight_layer)
             self.grad = grads[0]
         return []
 

@@ -68,6 +68,14 @@ class Memory:
             self.phase, self.layer = phase, layer
             self.segments.append((len(self.log), phase, layer))
 
+    def relabel(self, storage: Storage, shape: Shape, component: str, name: str, layer: int | None) -> None:
+        """The same bytes are something else from here on: in the log, one block goes and another comes."""
+        self.log.append(~storage.index)
+        dtype = self.rows[storage.index].dtype
+        storage.index = len(self.rows)
+        self.rows.append(StorageRow(shape, dtype, component, "", name, layer))
+        self.log.append(storage.index)
+
 
 class Storage:
     """A block of memory; it is freed when the last tensor that refers to it is gone."""

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families.module import Module, Run
+from collections.abc import Callable, Iterator, Mapping
+
+from memcalc.dims import Dim, divided, merge, plus
+from memcalc.dtypes import fp32, int64
+from memcalc.families.module import Buffer, Module, Run
 from memcalc.ops.attention import scaled_dot_product_attention
-from memcalc.ops.elementwise import activation, add, cast, dropout, like, mean, mul, of_two, power, rsqrt, scale, softmax, tanh
+from memcalc.ops.elementwise import (
+    activation,
+    cast,
+    dropout,
+    erf,
+    like,
+    mean,
+    mul,
+    power,
+    rsqrt,
+    scale,
+    sigmoid,
+    softmax,
+    tanh,
+)
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import cat, clone, contiguous, expand, reshape, rotate_half, transpose, unsqueeze, view
+from memcalc.ops.shape import cat, contiguous, expand, part, reshape, rotate_half, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
 
@@ -27,19 +43,43 @@ def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
     return m.weight() * cast(hidden_states, input_dtype)
 
 
-ONE_KERNEL = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
-ACTIVATIONS = (*ONE_KERNEL, "gelu_new", "gelu_fast", "tanh", "linear")
+ONE_KERNEL = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "relu6": "hardtanh",
+    "leaky_relu": "leaky_relu",
+    "hardswish": "hardswish",
+    "mish": "mish",
+}
 
 
 def act(x: Tensor, name: str) -> Tensor:
-    """An activation of transformers' ACT2FN by its name there."""
-    if name in ONE_KERNEL:
-        return activation(x, ONE_KERNEL[name])
-    if name == "tanh":
-        return tanh(x)
-    if name == "linear":
-        return x
-    return gelu_new(x) if name == "gelu_new" else gelu_fast(x)
+    """An activation of transformers' ACT2FN (activations.py) by its name there."""
+    return activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
+
+
+def linear_activation(x: Tensor) -> Tensor:
+    """LinearActivation: nothing."""
+    return x
+
+
+def relu2(x: Tensor) -> Tensor:
+    """ReLUSquaredActivation: square(relu(x))."""
+    relu_applied = activation(x, "relu")
+    return power(relu_applied, 2)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """QuickGELUActivation: x * sigmoid(1.702 * x)."""
+    return x * sigmoid(1.702 * x)
+
+
+def gelu_python(x: Tensor) -> Tensor:
+    """GELUActivation._gelu_python: x * 0.5 * (1 + erf(x / sqrt(2)))."""
+    return (x * 0.5) * (1.0 + erf(x / 1.41421))
 
 
 def gelu_new(x: Tensor) -> Tensor:
@@ -52,16 +92,34 @@ def gelu_fast(x: Tensor) -> Tensor:
     return (0.5 * x) * (1.0 + tanh((x * 0.79788) * (1.0 + (0.044715 * x) * x)))
 
 
+COMPOSED: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu_accurate": gelu_new,
+    "gelu_fast": gelu_fast,
+    "gelu_new": gelu_new,
+    "gelu_python": gelu_python,
+    "gelu_python_tanh": gelu_new,
+    "linear": linear_activation,
+    "quick_gelu": quick_gelu,
+    "relu2": relu2,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+}
+
+
 def position_ids(run: Run) -> Tensor:
     """arange(seq) + past_seen_tokens, with a batch dim of 1."""
     ids = new_tensor(run.memory, (run.seq,), int64, "position ids")
     return unsqueeze(like(ids, "position ids"), 0)
 
 
-def rotary_embedding(run: Run, inv_freq: Tensor, positions: Tensor, width: Dim) -> tuple[Tensor, Tensor]:
+def rotary_embedding(m: Module, positions: Tensor, width: Dim, kind: str) -> tuple[Tensor, Tensor]:
     """LlamaRotaryEmbedding: cos and sin of (1, seq, rotary dim) in the model's dtype; no gradient."""
-    run.memory.scope = "model.rotary_emb"
+    run = m.run
+    run.memory.scope = m.path
     grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
+    if kind == "longrope":
+        _longrope_frequency_update(m)
+    inv_freq = run.buffers[f"{m.path}.inv_freq"]
     freqs = mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
     emb = cat((freqs, freqs), width)
     cos = scale(like(emb, "cos"), "mul")
@@ -71,11 +129,38 @@ def rotary_embedding(run: Run, inv_freq: Tensor, positions: Tensor, width: Dim) 
     return cos, sin
 
 
+def rotary_buffers(path: str, width: Dim, kind: str) -> Iterator[Buffer]:
+    """The frequencies that LlamaRotaryEmbedding keeps. Those of longrope's long set are a plain attribute, made in fp32
+    by the first forward and kept (modeling_rope_utils.py)."""
+    half = divided(width, 2)
+    yield Buffer(f"{path}.inv_freq", (half,))
+    yield Buffer(f"{path}.original_inv_freq", (half,))
+    if kind == "longrope":
+        yield Buffer(f"{path}.long_inv_freq", (half,), fp32, registered=False)
+
+
+def _longrope_frequency_update(m: Module) -> None:
+    """Picks the long or the short set, then copies it into `inv_freq`."""
+    _picked = like(m.run.buffers[f"{m.path}.long_inv_freq"], "picked inv_freq")
+
+
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """(x * cos) + (rotate_half(x) * sin) for q and k."""
     cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
     q_embed = (q * cos) + (rotate_half(q) * sin)
     k_embed = (k * cos) + (rotate_half(k) * sin)
+    return q_embed, k_embed
+
+
+def apply_partial_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for the first dims of each head; the others pass (models/phi3/modeling_phi3.py)."""
+    cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
+    head_dim, rotary_dim = q.shape[3], cos.shape[3]
+    rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
+    q_rot, q_pass = part(q, rotary_dim), part(q, rest)
+    k_rot, k_pass = part(k, rotary_dim), part(k, rest)
+    q_embed = cat(((q_rot * cos) + (rotate_half(q_rot) * sin), q_pass), head_dim)
+    k_embed = cat(((k_rot * cos) + (rotate_half(k_rot) * sin), k_pass), head_dim)
     return q_embed, k_embed
 
 
@@ -89,9 +174,9 @@ def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
 
 
 def eager_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, softcap: bool = False, p: float = 0.0, upcast: bool = True
-) -> tuple[Tensor, Tensor]:
-    """eager_attention_forward, up to the product with v (batch, heads, seq, head_dim), and the attention weights."""
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
+) -> Attended:
+    """eager_attention_forward of Llama and most others: (batch, seq, heads, head_dim), contiguous, and the weights."""
     key_states = repeat_kv(k, q.shape[1])
     value_states = repeat_kv(v, q.shape[1])
     attn_weights = scale(matmul(q, transpose(key_states, 2, 3), "attention scores"), "mul")
@@ -101,45 +186,25 @@ def eager_attention(
         attn_weights = scale(attn_weights, "mul")
     if mask is not None:
         attn_weights = attn_weights + mask
-    attn_weights = cast(softmax(attn_weights, fp32 if upcast else None), q.dtype)
+    attn_weights = cast(softmax(attn_weights, fp32), q.dtype)
     attn_weights = dropout(attn_weights, p)
-    return matmul(attn_weights, value_states, "attention output"), attn_weights
+    attn_output = matmul(attn_weights, value_states, "attention output")
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, attn_weights
 
 
-def attention(
-    run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, softcap: bool = False, p: float = 0.0
-) -> Attended:
-    """The attention interface: q, k, v (batch, heads, seq, head_dim) -> (batch, seq, heads, head_dim), contiguous."""
-    if run.attention == "eager":
-        attn_output, attn_weights = eager_attention(q, k, v, mask, softcap=softcap, p=p)
-        return contiguous(transpose(attn_output, 1, 2)), attn_weights
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+    """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel."""
     if mask is not None or k.shape[3].size > 256:
-        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+        k = repeat_kv(k, q.shape[1])
+        v = repeat_kv(v, q.shape[1])
     attn_output = scaled_dot_product_attention(q, k, v, mask)
     return contiguous(transpose(attn_output, 1, 2)), None
 
 
-def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
-    """create_causal_mask / create_sliding_window_causal_mask (masking_utils.py): None where sdpa needs none."""
-    if run.attention != "eager" and (window is None or run.seq.size < window):
-        return None
-    memory, batch, seq = run.memory, run.batch, run.seq
-    memory.scope = "causal mask"
-    q_arange = new_tensor(memory, (seq,), int64, "query positions")
-    kv_arange = new_tensor(memory, (seq,), int64, "key positions")
-    shape = (ONE_DIM, ONE_DIM, seq, seq)
-    mask = new_tensor(memory, shape, boolean, "causal mask")
-    if window is not None:
-        mask = _within_window(mask, q_arange, kv_arange, window)
-    mask = expand(mask, batch, ONE_DIM, seq, seq)
-    if run.attention == "eager":
-        mask = new_tensor(memory, mask.shape, run.dtype, "additive mask")
-    return mask
-
-
-def _within_window(mask: Tensor, q_arange: Tensor, kv_arange: Tensor, window: int) -> Tensor:
-    inside = new_tensor(mask.memory, mask.shape, boolean, "sliding window")
-    return of_two(inside, mask, "and")
+def attention(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float = 0.0) -> Attended:
+    """The attention interface: q, k, v (batch, heads, seq, head_dim) -> (batch, seq, heads, head_dim), contiguous."""
+    return eager_attention(q, k, v, mask, p=p) if run.attention == "eager" else sdpa_attention(q, k, v, mask)
 
 
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,26 +8,26 @@ from typing import Any
 from pydantic import model_validator
 
 from memcalc.autograd import checkpoint
-from memcalc.dims import Dim, divided, merge
+from memcalc.dims import Dim, merge
 from memcalc.families.blocks import (
     Attended,
     act,
     apply_rotary_pos_emb,
     attention,
     causal_lm_loss,
-    causal_mask,
     position_ids,
     rms_norm,
+    rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.embedding import embedding
 from memcalc.ops.shape import reshape, transpose, view
 from memcalc.tensor import Tensor
 
 
-class LlamaConfig(FamilyConfig):
+class LlamaConfig(RotaryConfig):
     """models/llama/configuration_llama.py"""
 
     vocab_size: Count = 32000
@@ -64,9 +64,14 @@ class Llama:
         self.hidden = Dim("hidden", config.hidden_size)
         self.ffn = Dim("ffn", config.intermediate_size)
         self.heads = Dim("heads", config.num_attention_heads)
-        self.kv_heads = Dim("kv_heads", config.num_key_value_heads or config.num_attention_heads)
+        self.kv_heads = Dim("kv_heads", getattr(config, "num_key_value_heads", None) or self.heads.size)
         self.head_dim = Dim("head_dim", config.head_dim or config.hidden_size // config.num_attention_heads)
-        self.max_seq_len: int | None = config.max_position_embeddings
+        self.rotary_dim = self.head_dim
+        if config.rotary_width != self.head_dim.size:
+            self.rotary_dim = Dim("rotary_dim", config.rotary_width)
+        self.rope_type: str = config.rope["rope_type"]
+        self.max_seq_len: int = config.max_position_embeddings
+        self.positions_limit: int | None = None
 
     # --- weights and buffers
 
@@ -87,14 +92,10 @@ class Llama:
 
     def attention_weights(self) -> Iterator[Weight]:
         q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
-        bias = self.config.attention_bias
+        bias = getattr(self.config, "attention_bias", False)
         for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
             yield from linear_weights(f"self_attn.{name}", self.hidden, out, "attention", bias=bias)
-        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=self.output_bias)
-
-    @property
-    def output_bias(self) -> bool:
-        return self.config.attention_bias
+        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=bias)
 
     def mlp_weights(self) -> Iterator[Weight]:
         bias = getattr(self.config, "mlp_bias", False)
@@ -102,14 +103,8 @@ class Llama:
         yield from linear_weights("mlp.up_proj", self.hidden, self.ffn, "mlp", bias=bias)
         yield from linear_weights("mlp.down_proj", self.ffn, self.hidden, "mlp", bias=bias)
 
-    @property
-    def rotary_dim(self) -> Dim:
-        return self.head_dim
-
     def buffers(self) -> Iterator[Buffer]:
-        half = divided(self.rotary_dim, 2)
-        yield Buffer("model.rotary_emb.inv_freq", (half,))
-        yield Buffer("model.rotary_emb.original_inv_freq", (half,))
+        yield from rotary_buffers("model.rotary_emb", self.rotary_dim, self.rope_type)
 
     # --- forward
 
@@ -137,20 +132,20 @@ class Llama:
         positions = position_ids(run)
         masks = self.masks(run)
         hidden_states = inputs_embeds
-        position_embeddings = rotary_embedding(
-            run, run.buffers[f"{m.path}.rotary_emb.inv_freq"], positions, self.rotary_dim
-        )
+        position_embeddings = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
             mask = masks[self.layer_kind(i)]
             hidden_states = self.call_layer(layer, hidden_states, position_embeddings, mask, positions)
         run.memory.enter(run.memory.phase, None)
-        return rms_norm(m / "norm", hidden_states)
+        return self.norm(m / "norm", hidden_states)
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
-        m.run.memory.scope = f"{m.path}.embed_tokens"
-        return embedding((m / "embed_tokens").weight(), ids)
+        return (m / "embed_tokens").embedding(ids)
+
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        return rms_norm(m, hidden_states)
 
     def layer_kind(self, i: int) -> str:
         """Which of `masks()` layer `i` takes."""
@@ -170,11 +165,11 @@ class Llama:
         self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor
     ) -> Tensor:
         residual = hidden_states
-        hidden_states = rms_norm(m / "input_layernorm", hidden_states)
+        hidden_states = self.norm(m / "input_layernorm", hidden_states)
         hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
         hidden_states = residual + hidden_states
         residual = hidden_states
-        hidden_states = rms_norm(m / "post_attention_layernorm", hidden_states)
+        hidden_states = self.norm(m / "post_attention_layernorm", hidden_states)
         hidden_states = self.mlp(m / "mlp", hidden_states)
         hidden_states = residual + hidden_states
         return hidden_states

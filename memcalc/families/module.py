@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from memcalc.autograd import Leaf
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType
+from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import conv1d, linear
 from memcalc.ops.norm import layer_norm
 from memcalc.tensor import Memory, Tensor, new_tensor
@@ -33,11 +34,15 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`)."""
+    """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`).
+
+    One that is not `registered` is a plain attribute: it stays as it was made and `named_buffers()` does not list it.
+    """
 
     name: str
     shape: Shape
     dtype: DType | None = None
+    registered: bool = True
 
 
 @dataclass(slots=True)
@@ -58,8 +63,7 @@ class Run:
         """Allocate a parameter and give it its gradient accumulator."""
         tensor = new_tensor(self.memory, weight.shape, self.dtype, weight.name, component="parameters")
         tensor.name = weight.name
-        leaf = Leaf(self.memory, weight.name, layer, accumulating=self.accumulating)
-        tensor.node = leaf
+        tensor.node = Leaf(self.memory, weight.name, weight.shape, layer, accumulating=self.accumulating)
         self.weights[weight.name, layer] = tensor
 
     def add_buffer(self, buffer: Buffer) -> None:
@@ -96,6 +100,11 @@ class Module:
     def conv1d(self, x: Tensor) -> Tensor:
         """This module as transformers' Conv1D."""
         return conv1d(x, self.weight(), self.weight("bias"))
+
+    def embedding(self, ids: Tensor) -> Tensor:
+        """This module as nn.Embedding."""
+        self.run.memory.scope = self.path
+        return embedding(self.weight(), ids)
 
     def layer_norm(self, x: Tensor) -> Tensor:
         """This module as nn.LayerNorm."""

@@ -140,6 +140,26 @@ def tanh(a: Tensor) -> Tensor:
     return _record_result(out, _from_saved_backward, a)
 
 
+def sigmoid(a: Tensor) -> Tensor:
+    """sigmoid(a): saves its result."""
+    return _record_result(like(a, "sigmoid"), _from_saved_backward, a)
+
+
+def erf(a: Tensor) -> Tensor:
+    """erf(a): saves a."""
+    node = Node(a.memory, _erf_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, "erf")
+    out.node = node
+    return out
+
+
+def _erf_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (a,) = node.unpack()
+    # 2 / sqrt(pi) * exp(-(a.pow(2))) * grad: one C++ expression, whose temporaries live until its end.
+    _temporaries = [like(a, "erf gradient") for _ in ("pow", "neg", "exp", "mul")]
+    return [of_two(a, grads[0], "erf gradient")]
+
+
 def rsqrt(a: Tensor) -> Tensor:
     """1/sqrt(a): saves its result."""
     out = like(a, "rsqrt")
@@ -167,12 +187,20 @@ def _rsqrt_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def activation(a: Tensor, name: str) -> Tensor:
-    """silu, gelu, relu as one kernel: saves its input (relu its result); backward is one kernel."""
+    """silu, gelu, relu, mish … as one kernel: saves its input (relu its result); backward is one kernel."""
     if name == "relu":
         return _record_result(like(a, name), _from_saved_backward, a)
     node = Node(a.memory, _from_saved_backward, (a,), (a,)) if recording(a) else None
     out = like(a, name)
     out.node = node
+    return out
+
+
+def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
+    """torch.where(mask, value, scalar) without a gradient: the scalar becomes a tensor of `value`'s dtype first."""
+    scalar = new_tensor(mask.memory, (), value.dtype, name)
+    out = of_two(mask, value, name, value.dtype)
+    del scalar
     return out
 
 
@@ -252,5 +280,5 @@ def dropout(a: Tensor, p: float) -> Tensor:
 
 
 def _from_saved_backward_mask(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    node.unpack()
+    _mask = node.unpack()
     return [like(grads[0], "dropout gradient")]

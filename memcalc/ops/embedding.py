@@ -17,5 +17,5 @@ def embedding(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def _embedding_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    node.unpack()
+    _ids = node.unpack()
     return [new_tensor(node.memory, node.metadata[0][0], grads[0].dtype, f"{node.context} weight gradient")]

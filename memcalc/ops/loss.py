@@ -32,7 +32,7 @@ def _log_softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def _nll_loss(log_probabilities: Tensor, targets: Tensor) -> Tensor:
     dtype: DType = log_probabilities.dtype
-    loss = new_tensor(targets.memory, (), dtype, "loss", component="buffers")
+    loss = new_tensor(targets.memory, (), dtype, "loss")
     weight = new_tensor(targets.memory, (), dtype, "total weight of the targets")
     if recording(log_probabilities):
         loss.node = Node(loss.memory, _nll_loss_backward, (log_probabilities,), (log_probabilities, targets, weight))
@@ -40,5 +40,5 @@ def _nll_loss(log_probabilities: Tensor, targets: Tensor) -> Tensor:
 
 
 def _nll_loss_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    saved = node.unpack()[0]
-    return [new_tensor(node.memory, saved.shape, saved.dtype, "log-probabilities gradient")]
+    log_probabilities, _targets, _weight = node.unpack()
+    return [new_tensor(node.memory, log_probabilities.shape, log_probabilities.dtype, "log-probabilities gradient")]

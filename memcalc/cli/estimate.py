@@ -1,0 +1,82 @@
+"""`memcalc estimate`: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memcalc.cli import options as o
+
+EPILOG = """Examples:
+
+memcalc estimate --model llama-7b --zero 3 --gpus 8 --gpu a100-80gb
+
+memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --recompute full --rows
+
+memcalc estimate --params 7.5B --zero 2 --gpus 64 --json
+"""
+
+
+def estimate(
+    ctx: typer.Context,
+    model: o.Model = None,
+    params: o.Params = None,
+    precision: o.Precision = None,
+    grad_dtype: o.GradDtype = None,
+    gpus: o.Gpus = None,
+    gpus_per_node: o.GpusPerNode = None,
+    zero: o.Zero = None,
+    engine: o.Engine = None,
+    dp: o.Dp = None,
+    tp: o.Tp = None,
+    pp: o.Pp = None,
+    cp: o.Cp = None,
+    ep: o.Ep = None,
+    etp: o.Etp = None,
+    pp_rank: o.PpRank = None,
+    shard_group: o.ShardGroup = None,
+    sequence_parallel: o.SequenceParallel = None,
+    schedule: o.Schedule = None,
+    virtual_stages: o.VirtualStages = None,
+    micro_batch_size: o.MicroBatchSize = None,
+    seq_len: o.SeqLen = None,
+    global_batch_size: o.GlobalBatchSize = None,
+    padded: o.Padded = False,
+    expert_imbalance: o.ExpertImbalance = None,
+    optimizer: o.Optimizer = None,
+    optimizer_implementation: o.OptimizerImplementation = None,
+    recompute: o.Recompute = None,
+    attention: o.Attention = None,
+    cross_entropy: o.CrossEntropy = None,
+    kernels: o.Kernels = None,
+    gpu: o.Gpu = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel="Output")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel="Output")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
+    format: Annotated[str, typer.Option("--format", help="table, json, csv, markdown.", rich_help_panel="Output")] = "table",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", rich_help_panel="Output")] = None,
+) -> None:
+    """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
+    from memcalc.cli.output import choose_format, write
+    from memcalc.errors import InputError
+    from memcalc.estimate import estimate as run
+
+    kind = choose_format(json, format)
+    given = {
+        name: value
+        for name, value in ctx.params.items()
+        if name not in _NOT_SETUP and value is not None and value is not False
+    }
+    if sequence_parallel is False:
+        given["sequence_parallel"] = False
+    if check and gpu is None:
+        raise InputError("--check: needs --gpu, the GPU that it has to fit")
+    report = run(model, params=params, **given)
+    write(report, kind, rows=rows, output=output)
+    if check and report.fits is False:
+        raise typer.Exit(1)
+
+
+_NOT_SETUP = ("model", "params", "check", "rows", "json", "format", "output")

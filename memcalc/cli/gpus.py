@@ -1,0 +1,34 @@
+"""`memcalc gpus`: the GPUs that memcalc knows, with the source of every number."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+EPILOG = """Examples:
+
+memcalc gpus
+
+memcalc gpus h100-80gb --json
+"""
+
+
+def gpus(
+    name: Annotated[str | None, typer.Argument(help="One GPU, by name or alias.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """List the GPUs, or show one with its sources."""
+    from memcalc.inputs.gpu import all_gpus, load_gpu
+    from memcalc.report.gpus import print_gpu, print_list
+
+    if json:
+        import json as library
+
+        document = [gpu.model_dump() for gpu in all_gpus()] if name is None else load_gpu(name).model_dump()
+        print(library.dumps(document, indent=1, ensure_ascii=False))
+    elif name is None:
+        print_list(all_gpus(), sys.stdout)
+    else:
+        print_gpu(load_gpu(name), sys.stdout)

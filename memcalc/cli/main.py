@@ -1,0 +1,88 @@
+"""The `memcalc` command: builds the one sub-command that is called, and turns every error into one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+COMMANDS: Final[dict[str, str]] = {
+    "estimate": "memcalc.cli.estimate",
+    "models": "memcalc.cli.models",
+    "gpus": "memcalc.cli.gpus",
+}
+"""Command -> module with a function of that name and an EPILOG; only the called one is imported."""
+
+
+def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
+    """A typer app with these commands."""
+    import typer
+
+    app = typer.Typer(
+        name="memcalc",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_group)
+    for name in names:
+        module = import_module(COMMANDS[name])
+        app.command(name, epilog=module.EPILOG)(getattr(module, name))
+    return app
+
+
+def _group() -> None:
+    """What a transformer's training step needs, per GPU, before anyone books one."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if args[:1] == ["--version"]:
+        from memcalc import __version__
+
+        print(f"memcalc {__version__}")
+        return 0
+    named = args[0] if args and args[0] in COMMANDS else None
+    if args and named is None and not args[0].startswith("-"):
+        return _fail(_unknown_command(args[0]))
+    return _run([named] if named else list(COMMANDS), args)
+
+
+def _run(names: list[str], args: list[str]) -> int:
+    from typer import Abort, BadParameter, Exit
+
+    from memcalc.errors import InputError, one_line
+
+    try:
+        status = build(names)(args=args, standalone_mode=False, prog_name="memcalc")
+        return status if isinstance(status, int) else 0
+    except Exit as error:
+        return error.exit_code
+    except BadParameter.__mro__[1] as error:  # UsageError: typer does not export it
+        return _fail(one_line(error.format_message(), 300))
+    except InputError as error:
+        return _fail(str(error))
+    except (Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _unknown_command(name: str) -> str:
+    from memcalc.errors import nearest, one_line
+
+    close = nearest(name, COMMANDS)
+    hint = f"did you mean {', '.join(close)}?" if close else f"allowed: {', '.join(COMMANDS)}"
+    return f"{one_line(name)}: unknown command; {hint}"
+
+
+def _fail(message: str) -> int:
+    print(f"memcalc: {message}", file=sys.stderr)
+    return 2
+
+
+def entry_point() -> None:
+    """The console script."""
+    sys.exit(main())

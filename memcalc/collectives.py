@@ -1,0 +1,52 @@
+"""Collectives: payload is the full tensor, wire is what one GPU sends for it (nccl-tests, doc/PERFORMANCE.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from memcalc.rows import Basis
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast", "reduce"]
+
+# Bytes that one GPU sends for n ranks: factor · (n - 1) / n of the payload; None: the payload itself.
+_FACTOR: Final[dict[str, int | None]] = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "all_to_all": 1,
+    "send": None,
+    "broadcast": None,
+    "reduce": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """`calls` equal or unequal calls of one kind per optimizer step, `payload` bytes in all."""
+
+    axis: str
+    collective: Kind
+    name: str
+    phase: str
+    dtype: str
+    group_size: int
+    calls: int
+    payload: int
+    formula: str
+    layer: str | None = None
+    basis: Basis = "modelled"
+    source: str = ""
+
+    @property
+    def wire(self) -> int:
+        """Bytes that this rank sends."""
+        return wire_bytes(self.collective, self.group_size, self.payload)
+
+
+def wire_bytes(collective: str, group_size: int, payload: int) -> int:
+    """Bytes that one of `group_size` ranks sends for a payload (0 for a group of one)."""
+    if group_size == 1:
+        return 0
+    factor = _FACTOR[collective]
+    return payload if factor is None else factor * (group_size - 1) * payload // group_size

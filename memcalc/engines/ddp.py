@@ -1,0 +1,88 @@
+"""torch's DistributedDataParallel (torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp).
+
+Buckets are a second full copy of the gradients in their dtype, allocated when the reducer is built and kept. Gradients are
+copied in, all-reduced in place and copied back. The module's buffers are broadcast before the first forward of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from memcalc.collectives import Collective
+from memcalc.dims import Dim, numel
+from memcalc.engines import plain
+from memcalc.engines.holdings import Holdings
+from memcalc.profile import gradient_order
+from memcalc.rows import Row
+from memcalc.units import MIB
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+FIRST_BUCKET: Final = MIB  # kDefaultFirstBucketBytes, reducer.hpp
+BUCKET_CAP: Final = 25 * MIB  # bucket_cap_mb's default, distributed.py
+_SOURCE: Final = "torch/csrc/distributed/c10d/reducer.cpp"
+
+
+def gradient_sizes(model: Model, itemsize: int) -> list[int]:
+    """Bytes of every gradient in the order in which backward has it ready: the order of the rebuilt buckets."""
+    if "gradient order" not in model.profiles:
+        model.profiles["gradient order"] = gradient_order(model.program)
+    return [elements * itemsize for _, elements in model.profiles["gradient order"]]
+
+
+def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET, cap: int = BUCKET_CAP) -> list[int]:
+    """Bytes of every bucket: one closes with the gradient that reaches its limit (compute_bucket_assignment_by_size)."""
+    out: list[int] = []
+    current, limit = 0, first
+    for size in sizes:
+        current += size
+        if current >= limit:
+            out.append(current)
+            current, limit = 0, cap
+    return [*out, current] if current else out
+
+
+def holdings(model: Model, setup: Setup) -> Holdings:
+    held = plain.holdings(model, setup)
+    dtype = setup.compute_dtype
+    row = Row(
+        "buffers",
+        "DDP buckets (gradient_as_bucket_view=False)",
+        (Dim("parameters", model.num_parameters),),
+        dtype,
+        basis="modelled",
+        source=_SOURCE,
+    )
+    return replace(held, always=(*held.always, row))
+
+
+def collectives(model: Model, setup: Setup) -> list[Collective]:
+    if setup.dp == 1:
+        return []
+    dtype = setup.compute_dtype
+    sizes = buckets(gradient_sizes(model, dtype.itemsize))
+    out = [
+        Collective(
+            "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, len(sizes), sum(sizes),
+            f"parameters·{dtype.itemsize} B = {model.num_parameters}·{dtype.itemsize} B", source=_SOURCE,
+        )
+    ]  # fmt: skip
+    held = sum(
+        numel(b.shape)[0] * (dtype if b.dtype is None else b.dtype).itemsize for b in model.program.buffers()
+    )
+    if held:
+        out.append(
+            Collective(
+                "dp", "broadcast", "module buffers", "forward", dtype.name, setup.dp, 1, held,
+                f"buffers = {held} B", source="torch/nn/parallel/distributed.py _sync_buffers",
+            )
+        )  # fmt: skip
+    return out
+
+
+def textbook(model: Model, setup: Setup) -> list[Collective]:
+    return []

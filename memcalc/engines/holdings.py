@@ -1,0 +1,105 @@
+"""What an engine holds on one rank, by phase, and the rows that several engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from memcalc.dims import Dim, Poly, numel
+from memcalc.dtypes import DType, fp32, int64
+from memcalc.optimizers import Parameter, load_optimizer
+from memcalc.rows import Row
+from memcalc.tensor import Memory, StorageRow
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+_BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
+_SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
+_NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Blocks that come while gradients are being reduced: alive at moments with at least `after` bytes of gradients."""
+
+    after: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Rows by the time they are alive: always, or in one phase only (`step`: at the peak of the optimizer step)."""
+
+    always: tuple[Row, ...]
+    forward: tuple[Row, ...] = ()
+    backward: tuple[Row, ...] = ()
+    step: tuple[Row, ...] = ()
+    flush: Flush | None = None
+    after_backward: tuple[Row, ...] = ()
+    """Alive with all gradients and no activations, when backward has run: the last reduction."""
+    keeps_gradients: bool = True
+    """Whether the gradients that autograd produces stay as they are until the step."""
+
+
+def parameter_classes(model: Model) -> list[Parameter]:
+    """The model's weights as an optimizer sees them: equal tensors of all layers together."""
+    return [
+        Parameter(w.name, w.shape, model.copies(w), w.layered and len(w.shape) == 2) for w in model.weight_classes
+    ]
+
+
+def weight_rows(model: Model, dtype: DType, component: str, life: str, suffix: str = "", source: str = "") -> list[Row]:
+    """One row per weight class: parameters, gradients, master weights."""
+    return [
+        Row(component, w.name + suffix, w.shape, dtype, model.copies(w), life, source=source)  # type: ignore[arg-type]
+        for w in model.weight_classes
+    ]
+
+
+def input_rows(model: Model, dtype: DType) -> list[Row]:
+    """What the caller and the modules hold: the batch, the loss, the model's buffers."""
+    rows = [
+        Row("buffers", "input_ids (also the labels)", (_BATCH, _SEQ), int64, life="the step's batch"),
+        Row("buffers", "loss", (), fp32, life="until the next loss"),
+    ]
+    for buffer in model.program.buffers():
+        rows.append(Row("buffers", buffer.name, buffer.shape, dtype if buffer.dtype is None else buffer.dtype))
+    return rows
+
+
+def state_rows(setup: Setup, parameters: Sequence[Parameter], dtype: DType) -> list[Row]:
+    """The optimizer's state tensors on the GPU."""
+    optimizer = load_optimizer(setup.optimizer)
+    return [
+        Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype, s.count, source=s.source)
+        for s in optimizer.states(parameters, dtype, setup.optimizer_implementation)
+    ]
+
+
+def step_temporaries(setup: Setup, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType) -> list[Row]:
+    """What is alive at the peak of the optimizer's own step, from running it on paper."""
+    memory = Memory()
+    load_optimizer(setup.optimizer).step(memory, parameters, dtype, grad_dtype, setup.optimizer_implementation)
+    live = best = 0
+    peak: list[int] = []
+    alive: set[int] = set()
+    for event in memory.log:
+        i = event if event >= 0 else ~event
+        size = numel(memory.rows[i].shape)[0] * memory.rows[i].dtype.itemsize
+        if event >= 0:
+            alive.add(i)
+            live += size
+            if live > best:
+                best, peak = live, list(alive)
+        else:
+            alive.discard(i)
+            live -= size
+    return [_temporary(memory.rows[i]) for i in sorted(peak)]
+
+
+def _temporary(row: StorageRow) -> Row:
+    name = f"{row.scope}: {row.name}" if row.scope else row.name
+    return Row("temporaries", f"optimizer step: {name}", row.shape, row.dtype, life="within the step", basis="exact")

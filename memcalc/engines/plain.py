@@ -1,0 +1,55 @@
+"""No engine: one process, plain PyTorch and transformers, the contract's reference step.
+
+Under `bf16-mixed` and `fp16-mixed` the optimizer updates fp32 master weights: the 16-bit gradients are cast to fp32, the
+optimizer steps over the masters, and the result is copied back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.collectives import Collective
+from memcalc.dtypes import fp32
+from memcalc.engines.holdings import (
+    Holdings,
+    input_rows,
+    parameter_classes,
+    state_rows,
+    step_temporaries,
+    weight_rows,
+)
+from memcalc.rows import Row
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+
+def holdings(model: Model, setup: Setup) -> Holdings:
+    dtype = setup.compute_dtype
+    parameters = parameter_classes(model)
+    updated = fp32 if setup.has_master_weights else dtype
+    always = weight_rows(model, dtype, "parameters", "always")
+    step = weight_rows(model, dtype, "gradients", "backward to step")
+    accumulated: tuple[Row, ...] = tuple(step) if setup.micro_batches > 1 else ()
+    if setup.has_master_weights:
+        always += weight_rows(model, fp32, "optimizer_states", "always", ": fp32 master")
+        step += weight_rows(model, fp32, "temporaries", "within the step", ": gradient cast to fp32 for the master")
+    always += state_rows(setup, parameters, updated)
+    always += input_rows(model, dtype)
+    step += step_temporaries(setup, parameters, updated, updated)
+    return Holdings(
+        always=tuple(always),
+        forward=accumulated,
+        backward=accumulated,
+        step=tuple(step),
+        keeps_gradients=not accumulated,
+    )
+
+
+def collectives(model: Model, setup: Setup) -> list[Collective]:
+    return []
+
+
+def textbook(model: Model, setup: Setup) -> list[Collective]:
+    return []

@@ -1,0 +1,294 @@
+"""`memcalc.estimate`: one setup, its rows, and every total as a sum of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.collectives import Collective, wire_bytes
+from memcalc.dims import Poly, evaluate, numel
+from memcalc.engines import load_engine
+from memcalc.engines.holdings import Holdings
+from memcalc.errors import InputError
+from memcalc.inputs.model import Model, load_model
+from memcalc.profile import Choices, Moment, Profile, profile
+from memcalc.rows import COMPONENTS, Item, Row, named_sizes, row_formula
+from memcalc.setup import Setup, check_options, resolve
+
+if TYPE_CHECKING:
+    import os
+
+    from memcalc.inputs.gpu import GPU
+
+PHASES: Final = ("forward", "backward", "step")
+
+
+def estimate(
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model | None = None,
+    *,
+    params: int | str | None = None,
+    **options: Any,
+) -> Report:
+    """What one training step needs, per GPU.
+
+    `model` as for `load_model`; or `params`, a bare number of parameters ("7.5B"), for model states alone. `options` are
+    the command line's, with underscores. InputError (a ValueError) says in one line what is wrong.
+    """
+    checked = check_options(options)
+    if (model is None) == (params is None):
+        raise InputError("--model or --params: exactly one of them is needed")
+    if model is None:
+        from memcalc.sizing import SizeOnly, parse_params
+
+        size = SizeOnly(parse_params(params))
+        return Report(size, resolve(checked, None))
+    loaded = load_model(model)
+    return Report(loaded, resolve(checked, loaded))
+
+
+class _Sums(NamedTuple):
+    """What an engine holds, added up: polynomials in batch and seq."""
+
+    always: Poly
+    forward: Poly
+    backward: Poly
+    step: Poly
+    flush: Poly
+    after_backward: Poly | None
+
+
+def _sum(rows: Iterable[Row]) -> Poly:
+    total = [0] * 6
+    for row in rows:
+        for i, c in enumerate(numel(row.shape)[1]):
+            if c:
+                total[i] += c * row.count * row.dtype.itemsize
+    return tuple(total)  # type: ignore[return-value]
+
+
+class Report:
+    """The estimate of one setup. Numbers are bytes of the worst rank; rows are made when they are asked for."""
+
+    def __init__(self, model: Any, setup: Setup) -> None:
+        self.model = model
+        self.setup = setup
+        self.gpu: GPU | None = None
+        if setup.gpu is not None:
+            from memcalc.inputs.gpu import load_gpu
+
+            self.gpu = load_gpu(setup.gpu)
+        self._held, self._sums = _held(model, setup)
+        self._profile: Profile | None = _profile(model, setup)
+        self._batch, self._seq = setup.micro_batch_size, setup.seq_len or 1
+        self.phases: dict[str, int] = {}
+        self._at: dict[str, tuple[Moment | None, bool]] = {}
+        self._find_peaks()
+        self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
+        self.peak = self.phases[self.peak_phase]
+
+    def _find_peaks(self) -> None:
+        batch, seq, sums, held = self._batch, self._seq, self._sums, self._held
+        always = evaluate(sums.always, batch, seq)
+        best: Moment | None = None
+        most = 0
+        for moment in self._profile.forward if self._profile else ():
+            size = evaluate(moment.poly, batch, seq)
+            if size > most:
+                most, best = size, moment
+        self.phases["forward"] = always + evaluate(sums.forward, batch, seq) + most
+        self._at["forward"] = (best, False)
+        best, most, flushed = None, 0, False
+        flush = evaluate(sums.flush, batch, seq)
+        for moment in self._profile.backward if self._profile else ():
+            size = evaluate(moment.poly, batch, seq)
+            if held.keeps_gradients:
+                size += moment.gradients
+            flushes = held.flush is not None and moment.gradients >= held.flush.after
+            size += flush if flushes else 0
+            if size > most:
+                most, best, flushed = size, moment, flushes
+        backward = always + evaluate(sums.backward, batch, seq) + most
+        self._at["backward"] = (best, flushed)
+        if sums.after_backward is not None:
+            after = always + evaluate(sums.after_backward, batch, seq)
+            if after > backward:
+                backward, self._at["backward"] = after, (None, False)
+        self.phases["backward"] = backward
+        self.phases["step"] = always + evaluate(sums.step, batch, seq)
+        self._at["step"] = (None, False)
+
+    # --- rows
+
+    def rows_at(self, phase: str) -> list[Row]:
+        """Every row that is alive at the peak of a phase."""
+        held = self._held
+        moment, flushed = self._at[phase]
+        rows = list(held.always)
+        if phase == "backward" and moment is None and held.after_backward:
+            return rows + list(held.after_backward)
+        rows += {"forward": held.forward, "backward": held.backward, "step": held.step}[phase]
+        if flushed and held.flush is not None:
+            rows += held.flush.rows
+        if moment is not None:
+            assert self._profile is not None
+            keep = phase == "backward" and held.keeps_gradients
+            rows += [r for r in self._profile.rows(moment) if keep or r.component != "gradients"]
+        return rows
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """Every row, evaluated: with its part of its component's total and of the peak."""
+        at_peak = self._by_key(self.rows_at(self.peak_phase))
+        parts: dict[Any, tuple[Row, int]] = {}
+        by_phase = {phase: self._by_key(self.rows_at(phase)) for phase in PHASES}
+        if self._held.after_backward:
+            by_phase["after backward"] = self._by_key([*self._held.always, *self._held.after_backward])
+        for component in COMPONENTS[:-1]:
+            if component == "saved_activations":
+                saved = self._profile.rows(self._profile.saved) if self._profile else []
+                largest = self._by_key(r for r in saved if r.component == component)
+            else:
+                largest = max(
+                    ({k: v for k, v in rows.items() if k[0] == component} for rows in by_phase.values()),
+                    key=lambda rows: sum(size for _, size in rows.values()),
+                )
+            parts.update(largest)
+        keys = dict.fromkeys([*parts, *at_peak])
+        items = [self._item(key, parts.get(key), at_peak.get(key)) for key in keys]
+        order = {component: i for i, component in enumerate(COMPONENTS)}
+        items.sort(key=lambda item: (order[item.component], -item.nbytes, -item.at_peak))
+        return items
+
+    def _by_key(self, rows: Iterable[Row]) -> dict[Any, tuple[Row, int]]:
+        out: dict[Any, tuple[Row, int]] = {}
+        for row in rows:
+            key = (row.component, row.name, named_sizes(row.shape, self._batch, self._seq), row.dtype)
+            size = row.bytes_at(self._batch, self._seq)
+            if key in out:
+                size += out[key][1]
+            out[key] = (row, size)
+        return out
+
+    def _item(self, key: Any, part: tuple[Row, int] | None, peak: tuple[Row, int] | None) -> Item:
+        row = (part or peak)[0]  # type: ignore[index]
+        at_peak = peak[1] if peak else 0
+        nbytes = part[1] if part else at_peak if row.component == "temporaries" else 0
+        sizes = named_sizes(row.shape, self._batch, self._seq)
+        each = evaluate(numel(row.shape)[1], self._batch, self._seq) * row.dtype.itemsize
+        count = max(nbytes, at_peak) // each if each else 1
+        shape = (("layers", count), *sizes) if count > 1 else sizes
+        return Item(
+            row.component, row.name, nbytes, at_peak, shape, row.dtype.name, row.life,
+            row_formula(row.shape, row.dtype, count, self._batch, self._seq), row.basis, row.source,
+            blocks=at_peak // each if each and at_peak else 1,
+        )  # fmt: skip
+
+    # --- totals
+
+    def total(self, component: str) -> int:
+        """The most of a component that exists in a step (saved activations: at the end of forward)."""
+        return sum(item.nbytes for item in self.items if item.component == component)
+
+    @cached_property
+    def overheads(self) -> list[Item]:
+        """Rows of `allocated`, `reserved` and `device` that are not tensors."""
+        from memcalc.device import allocator_items, device_items, reserved_items
+
+        allocator = allocator_items(self.items, self.gpu)
+        allocated = self.peak + sum(item.nbytes for item in allocator)
+        return [*allocator, *reserved_items(allocated), *device_items(self.setup.gpus)]
+
+    def _with(self, *components: str) -> int:
+        return self.peak + sum(item.nbytes for item in self.overheads if item.component in components)
+
+    @property
+    def allocated(self) -> int:
+        """What torch.cuda.max_memory_allocated would show."""
+        return self._with("allocator")
+
+    @property
+    def reserved(self) -> int:
+        """What torch.cuda.max_memory_reserved would show without fragmentation."""
+        return self._with("allocator", "reserved")
+
+    @property
+    def device(self) -> int:
+        """What nvidia-smi would show without fragmentation."""
+        return self._with("allocator", "reserved", "device")
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether `device` is within the GPU's memory; None without a GPU."""
+        return None if self.gpu is None else self.device <= self.gpu.capacity
+
+    # --- communication
+
+    @cached_property
+    def collectives(self) -> list[Collective]:
+        """What this rank sends in one optimizer step, as the engine really does it."""
+        return load_engine(self.setup.engine).collectives(self.model, self.setup) if self._profile else []
+
+    @cached_property
+    def textbook(self) -> list[Collective]:
+        """The same step as the papers count it; empty where the engine does just that."""
+        return load_engine(self.setup.engine).textbook(self.model, self.setup) if self._profile else []
+
+    def per_layer(self) -> tuple[int, int]:
+        """Payload and wire of one transformer layer's share: its part of every collective over parameters."""
+        if not self.collectives:
+            return 0, 0
+        layer = sum(numel(w.shape)[0] for w in self.model.weight_classes if w.layered)
+        payload = wire = 0
+        for c in self.collectives:
+            if c.payload >= self.model.num_parameters:
+                part = c.payload * layer // self.model.num_parameters
+                payload += part
+                wire += wire_bytes(c.collective, c.group_size, part)
+        return payload, wire
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of the contract."""
+        from memcalc.report.document import document
+
+        return document(self)
+
+
+def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
+    key = (
+        "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
+        setup.optimizer_implementation, setup.micro_batches > 1,
+    )  # fmt: skip
+    if key not in model.profiles:
+        if isinstance(model, Model):
+            held = load_engine(setup.engine).holdings(model, setup)
+        else:
+            held = model.holdings(setup)
+        sums = _Sums(
+            _sum(held.always),
+            _sum(held.forward),
+            _sum(held.backward),
+            _sum(held.step),
+            _sum(held.flush.rows if held.flush else ()),
+            _sum(held.after_backward) if held.after_backward else None,
+        )
+        model.profiles[key] = (held, sums)
+    return model.profiles[key]
+
+
+def _profile(model: Any, setup: Setup) -> Profile | None:
+    if not isinstance(model, Model):
+        return None
+    assert setup.attention is not None and setup.seq_len is not None
+    program = model.program
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", setup.micro_batches > 1)
+    # Sizes of one take other branches (a dim of one merges with its neighbours), and so do sequences beyond a window.
+    branch = (
+        min(setup.micro_batch_size, 2),
+        min(setup.seq_len, 2),
+        setup.seq_len >= (getattr(program.config, "sliding_window", None) or 0),
+    )
+    key = ("profile", *choices, branch)
+    if key not in model.profiles:
+        model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)
+    return model.profiles[key]

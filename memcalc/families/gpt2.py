@@ -1,0 +1,196 @@
+"""GPT-2 (models/gpt2/modeling_gpt2.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from memcalc.autograd import checkpoint
+from memcalc.dims import Dim, merge
+from memcalc.families.blocks import Attended, act, causal_lm_loss, position_ids, sdpa_attention
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.ops.elementwise import dropout, scale, softmax
+from memcalc.ops.matmul import matmul
+from memcalc.ops.shape import contiguous, reshape, split, transpose, view
+from memcalc.tensor import Tensor
+
+
+class GPT2Config(FamilyConfig):
+    """models/gpt2/configuration_gpt2.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"add_cross_attention": (False, None)}
+
+    vocab_size: Count = 50257
+    n_positions: Count = 1024
+    n_embd: Count = 768
+    n_layer: Layers = 12
+    n_head: Count = 12
+    n_inner: Count | None = None
+    activation_function: Activation = "gelu_new"
+    resid_pdrop: Probability = 0.1
+    embd_pdrop: Probability = 0.1
+    attn_pdrop: Probability = 0.1
+    reorder_and_upcast_attn: bool = False
+    tie_word_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def check_heads(self) -> GPT2Config:
+        check_divides(self, "n_embd", "n_head")
+        return self
+
+
+class GPT2:
+    """The program of GPT2LMHeadModel."""
+
+    Config: type[FamilyConfig] = GPT2Config
+    attention_kinds: tuple[str, ...] = ("sdpa", "eager")
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        if config.reorder_and_upcast_attn:  # another eager attention, in fp32, that is not written out here
+            self.attention_kinds = ("sdpa",)
+        self.layers: int = config.n_layer
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.n_embd)
+        self.ffn = Dim("ffn", config.n_inner or 4 * config.n_embd)
+        self.heads = Dim("heads", config.n_head)
+        self.kv_heads = self.heads
+        self.head_dim = Dim("head_dim", config.n_embd // config.n_head)
+        self.positions = Dim("positions", config.n_positions)
+        self.max_seq_len: int = config.n_positions
+        self.positions_limit: int | None = config.n_positions
+
+    # --- weights and buffers
+
+    def weights(self) -> Iterator[Weight]:
+        """Parameters in the order of `model.named_parameters()`, tied ones once."""
+        yield Weight("transformer.wte.weight", (self.vocab, self.hidden), "embedding")
+        yield Weight("transformer.wpe.weight", (self.positions, self.hidden), "embedding")
+        for weight in self.layer_weights():
+            yield Weight(f"transformer.h.*.{weight.name}", weight.shape, weight.component, layered=True)
+        yield from norm_weights("transformer.ln_f", self.hidden)
+        if not self.config.tie_word_embeddings:
+            yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
+
+    def layer_weights(self) -> Iterator[Weight]:
+        qkv = Dim("3·hidden", 3 * self.hidden.size)
+        yield from norm_weights("ln_1", self.hidden)
+        yield from conv1d_weights("attn.c_attn", self.hidden, qkv, "attention")
+        yield from conv1d_weights("attn.c_proj", self.hidden, self.hidden, "attention")
+        yield from norm_weights("ln_2", self.hidden)
+        yield from conv1d_weights("mlp.c_fc", self.hidden, self.ffn, "mlp")
+        yield from conv1d_weights("mlp.c_proj", self.ffn, self.hidden, "mlp")
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield from ()
+
+    # --- forward
+
+    def period(self) -> int | None:
+        """After how many layers the stack repeats; None if it never does."""
+        return 1
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        """GPT2LMHeadModel.forward(input_ids=ids, labels=ids).loss"""
+        root = Module(run, "")
+        hidden_states = self.model(root / "transformer", ids)
+        run.memory.enter(run.memory.phase, None)
+        run.memory.scope = "lm_head"
+        tied = self.config.tie_word_embeddings
+        logits = (root / "transformer.wte" if tied else root / "lm_head").linear(hidden_states)
+        return causal_lm_loss(run, logits, ids)
+
+    @module
+    def model(self, m: Module, ids: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = (m / "wte").embedding(ids)
+        positions = position_ids(run)
+        position_embeds = (m / "wpe").embedding(positions)
+        run.memory.scope = m.path
+        hidden_states = inputs_embeds + position_embeds
+        mask = causal_mask(run)
+        hidden_states = dropout(hidden_states, self.config.embd_pdrop)
+        for i in range(self.layers):
+            run.memory.enter(run.memory.phase, i)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask)
+        run.memory.enter(run.memory.phase, None)
+        hidden_states = (m / "ln_f").layer_norm(hidden_states)
+        return view(hidden_states, *hidden_states.shape)
+
+    def call_layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        """GradientCheckpointingLayer (modeling_layers.py)."""
+        if m.run.recompute:
+            return checkpoint(m.run.memory, lambda x: self.layer(m, x, mask), hidden_states)
+        return self.layer(m, hidden_states, mask)
+
+    @module
+    def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        residual = hidden_states
+        hidden_states = (m / "ln_1").layer_norm(hidden_states)
+        attn_output, _weights = self.attention(m / "attn", hidden_states, mask)
+        hidden_states = attn_output + residual
+        residual = hidden_states
+        hidden_states = (m / "ln_2").layer_norm(hidden_states)
+        feed_forward_hidden_states = self.mlp(m / "mlp", hidden_states)
+        hidden_states = residual + feed_forward_hidden_states
+        return hidden_states
+
+    @module
+    def attention(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Attended:
+        batch, seq, hidden = hidden_states.shape
+        query_states, key_states, value_states = split((m / "c_attn").conv1d(hidden_states), hidden, hidden, hidden)
+        key_states = transpose(view(key_states, batch, seq, self.heads, self.head_dim), 1, 2)
+        value_states = transpose(view(value_states, batch, seq, self.heads, self.head_dim), 1, 2)
+        query_states = transpose(view(query_states, batch, seq, self.heads, self.head_dim), 1, 2)
+        attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
+        attn_output = contiguous(reshape(attn_output, batch, seq, merge(self.heads, self.head_dim)))
+        attn_output = (m / "c_proj").conv1d(attn_output)
+        attn_output = dropout(attn_output, self.config.resid_pdrop)
+        return attn_output, attn_weights
+
+    def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+        if m.run.attention == "eager":
+            return eager_attention(q, k, v, mask, p=self.config.attn_pdrop)
+        return sdpa_attention(q, k, v, mask)
+
+    @module
+    def mlp(self, m: Module, hidden_states: Tensor) -> Tensor:
+        hidden_states = (m / "c_fc").conv1d(hidden_states)
+        hidden_states = act(hidden_states, self.config.activation_function)
+        hidden_states = (m / "c_proj").conv1d(hidden_states)
+        hidden_states = dropout(hidden_states, self.config.resid_pdrop)
+        return hidden_states
+
+
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
+    """GPT-2's own eager_attention_forward: softmax in the model's dtype, the output a transposed view."""
+    attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
+    if mask is not None:
+        attn_weights = attn_weights + mask
+    attn_weights = softmax(attn_weights)
+    attn_weights = dropout(attn_weights, p)
+    attn_output = matmul(attn_weights, v, "attention output")
+    attn_output = transpose(attn_output, 1, 2)
+    return attn_output, attn_weights
+
+
+def norm_weights(name: str, dim: Dim) -> Iterator[Weight]:
+    """An nn.LayerNorm's parameters."""
+    yield Weight(f"{name}.weight", (dim,), "norm")
+    yield Weight(f"{name}.bias", (dim,), "norm")
+
+
+def conv1d_weights(name: str, fan_in: Dim, fan_out: Dim, component: str) -> Iterator[Weight]:
+    """A transformers Conv1D's parameters: a linear layer with its weight the other way round."""
+    yield Weight(f"{name}.weight", (fan_in, fan_out), component)
+    yield Weight(f"{name}.bias", (fan_out,), component)

@@ -1,0 +1,42 @@
+"""Mistral (models/mistral/modeling_mistral.py): Llama without biases and with one sliding window in all layers."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.llama import Llama
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Run
+from memcalc.tensor import Tensor
+
+
+class MistralConfig(RotaryConfig):
+    """models/mistral/configuration_mistral.py"""
+
+    vocab_size: Count = 32000
+    hidden_size: Count = 4096
+    intermediate_size: Count = 14336
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count | None = 8
+    head_dim: Count | None = None
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 4096 * 32
+    sliding_window: Count | None = 4096
+    attention_dropout: Probability = 0.0
+    tie_word_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def check(self) -> MistralConfig:
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        return self
+
+
+class Mistral(Llama):
+    """The program of MistralForCausalLM."""
+
+    Config = MistralConfig
+
+    def masks(self, run: Run) -> dict[str, Tensor | None]:
+        return {"full_attention": causal_mask(run, self.config.sliding_window)}

@@ -1,0 +1,112 @@
+"""Phi-3 (models/phi3/modeling_phi3.py): Llama with joined projections, rotating a part of each head, with dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from memcalc.dims import Dim, merge
+from memcalc.families.blocks import act, apply_partial_rotary_pos_emb, rms_norm
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.ops.elementwise import dropout
+from memcalc.ops.shape import chunk, part, transpose, view
+from memcalc.tensor import Tensor
+
+
+class Phi3Config(RotaryConfig):
+    """models/phi3/configuration_phi3.py"""
+
+    rotates_part: ClassVar[bool] = True
+
+    vocab_size: Count = 32064
+    hidden_size: Count = 3072
+    intermediate_size: Count = 8192
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    resid_pdrop: Probability = 0.0
+    embd_pdrop: Probability = 0.0
+    attention_dropout: Probability = 0.0
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 4096
+    original_max_position_embeddings: Count = 4096
+    tie_word_embeddings: bool = False
+    sliding_window: Count | None = None
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """`su` and `yarn` are older names of what is now `longrope`."""
+        rope = super().rope
+        return {**rope, "rope_type": "longrope"} if rope["rope_type"] in ("su", "yarn") else rope
+
+    @model_validator(mode="after")
+    def check(self) -> Phi3Config:
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        kind = self.rope["rope_type"]
+        if kind not in ("default", "longrope"):
+            raise ValueError(f"rope_parameters rope_type {kind!r} is not one of phi3's; allowed: 'default', 'longrope'")
+        return self
+
+
+class Phi3(Llama):
+    """The program of Phi3ForCausalLM. Its `embd_pdrop` is a field that no module reads."""
+
+    Config = Phi3Config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.q_width = merge(self.heads, self.head_dim)
+        self.kv_width = merge(self.kv_heads, self.head_dim)
+        self.qkv_width = Dim("(heads+2·kv_heads)·head_dim", self.q_width.size + 2 * self.kv_width.size)
+        self.gate_up = Dim("2·ffn", 2 * self.ffn.size)
+
+    def attention_weights(self) -> Iterator[Weight]:
+        yield from linear_weights("self_attn.o_proj", self.q_width, self.hidden, "attention", bias=False)
+        yield from linear_weights("self_attn.qkv_proj", self.hidden, self.qkv_width, "attention", bias=False)
+
+    def mlp_weights(self) -> Iterator[Weight]:
+        yield from linear_weights("mlp.gate_up_proj", self.hidden, self.gate_up, "mlp", bias=False)
+        yield from linear_weights("mlp.down_proj", self.ffn, self.hidden, "mlp", bias=False)
+
+    def masks(self, run: Run) -> dict[str, Tensor | None]:
+        return {"full_attention": causal_mask(run, self.config.sliding_window)}
+
+    @module
+    def layer(
+        self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        p = self.config.resid_pdrop
+        residual = hidden_states
+        hidden_states = rms_norm(m / "input_layernorm", hidden_states)
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
+        hidden_states = residual + dropout(hidden_states, p)
+        residual = hidden_states
+        hidden_states = rms_norm(m / "post_attention_layernorm", hidden_states)
+        hidden_states = self.mlp(m / "mlp", hidden_states)
+        hidden_states = residual + dropout(hidden_states, p)
+        return hidden_states
+
+    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, seq, _ = hidden_states.shape
+        qkv = (m / "qkv_proj").linear(hidden_states)
+        q, k, v = part(qkv, self.q_width), part(qkv, self.kv_width), part(qkv, self.kv_width)
+        q = transpose(view(q, batch, seq, self.heads, self.head_dim), 1, 2)
+        k = transpose(view(k, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        return q, k, v
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_partial_rotary_pos_emb(q, k, cos, sin)
+
+    @module
+    def mlp(self, m: Module, x: Tensor) -> Tensor:
+        up_states = (m / "gate_up_proj").linear(x)
+        gate, up_states = chunk(up_states, 2)
+        up_states = up_states * act(gate, self.config.hidden_act)
+        return (m / "down_proj").linear(up_states)

@@ -1,0 +1,45 @@
+"""Qwen3 (models/qwen3/modeling_qwen3.py): Qwen2 with a norm over each head of q and k, and biases by choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.dims import merge
+from memcalc.families.blocks import rms_norm
+from memcalc.families.config import Count
+from memcalc.families.llama import linear_weights
+from memcalc.families.module import Module, Weight
+from memcalc.families.qwen2 import Qwen2, Qwen2Config
+from memcalc.ops.shape import transpose, view
+from memcalc.tensor import Tensor
+
+
+class Qwen3Config(Qwen2Config):
+    """models/qwen3/configuration_qwen3.py"""
+
+    head_dim: Count = 128
+    attention_bias: bool = False
+
+
+class Qwen3(Qwen2):
+    """The program of Qwen3ForCausalLM."""
+
+    Config = Qwen3Config
+
+    def attention_weights(self) -> Iterator[Weight]:
+        q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
+        bias = self.config.attention_bias
+        for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield from linear_weights(f"self_attn.{name}", self.hidden, out, "attention", bias=bias)
+        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=bias)
+        yield Weight("self_attn.q_norm.weight", (self.head_dim,), "norm")
+        yield Weight("self_attn.k_norm.weight", (self.head_dim,), "norm")
+
+    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, seq, _ = hidden_states.shape
+        q = view((m / "q_proj").linear(hidden_states), batch, seq, self.heads, self.head_dim)
+        q = transpose(rms_norm(m / "q_norm", q), 1, 2)
+        k = view((m / "k_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
+        k = transpose(rms_norm(m / "k_norm", k), 1, 2)
+        v = transpose(view((m / "v_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        return q, k, v

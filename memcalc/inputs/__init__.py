@@ -1,0 +1,1 @@
+"""What comes from outside: model configurations, GPUs, options. pydantic checks it here, frozen dataclasses leave."""

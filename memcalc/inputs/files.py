@@ -1,0 +1,41 @@
+"""Reading the JSON files that ship with memcalc, and those that a user names."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import InputError, one_line
+
+
+@cache
+def specs_folder() -> Path:
+    """The bundled model specs: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "model_specs"
+    return inside if inside.is_dir() else package.parent / "model_specs"
+
+
+def hardware_folder() -> Path:
+    """The bundled GPU files."""
+    return Path(__file__).resolve().parent.parent / "hardware"
+
+
+def read_bundled(path: Path) -> dict[str, Any]:
+    """A JSON file that ships with memcalc."""
+    return json.loads(path.read_bytes())
+
+
+def read_json_object(path: Path, option: str) -> dict[str, Any]:
+    """A user's JSON file. InputError if it cannot be read or does not hold one JSON object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{option} {one_line(path)}: cannot be read ({error.strerror}); expected a config.json") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{option} {one_line(path)}: not valid JSON ({one_line(error)}); expected a config.json") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{option} {one_line(path)}: holds a JSON {type(content).__name__}; expected one object")
+    return content

@@ -1,0 +1,82 @@
+"""GPUs: one JSON file each in `memcalc/hardware/`, every quantity with its unit and source."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from memcalc.errors import InputError, nearest, one_line
+from memcalc.inputs.files import hardware_folder, read_bundled
+from memcalc.units import to_bytes
+
+
+class Quantity(BaseModel):
+    """A number with its unit and where it was published."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: Annotated[float, Field(gt=0)]
+    unit: str
+    source: str
+
+    @property
+    def nbytes(self) -> int:
+        return to_bytes(self.value, self.unit)
+
+
+class GPU(BaseModel):
+    """What memcalc knows of one GPU. FLOP/s are dense; links are bidirectional totals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    full_name: str
+    aliases: tuple[str, ...]
+    vendor: Literal["nvidia", "amd"]
+    architecture: str
+    compute_capability: str
+    memory: Quantity
+    nominal_memory: Quantity
+    memory_bandwidth: Quantity
+    dense_flops_per_second: dict[str, Quantity]
+    links: dict[str, Quantity]
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of device memory that software sees."""
+        return self.memory.nbytes
+
+
+@cache
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(hardware_folder().glob("*.json"))}
+
+
+@cache
+def _read(name: str) -> GPU:
+    return GPU(name=name, **read_bundled(_files()[name]))
+
+
+def all_gpus() -> list[GPU]:
+    """Every GPU, by name."""
+    return [_read(name) for name in _files()]
+
+
+@cache
+def load_gpu(name: str) -> GPU:
+    """A GPU by name or alias; InputError lists the nearest."""
+    wanted = name.strip().lower()
+    if wanted in _files():
+        return _read(wanted)
+    known: dict[str, str] = {}
+    for gpu in all_gpus():
+        known[gpu.name] = gpu.name
+        known.update((alias.lower(), gpu.name) for alias in gpu.aliases)
+    if wanted in known:
+        return _read(known[wanted])
+    close = nearest(wanted, known)
+    hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc gpus`"
+    raise InputError(f"--gpu {one_line(name) or repr(name)}: unknown GPU; {hint}")

@@ -1,0 +1,207 @@
+"""Models: a name, an architecture, and the weights that follow from it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memcalc.dims import numel
+from memcalc.errors import InputError, nearest, one_line
+from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from memcalc.families.llama import Llama
+    from memcalc.families.module import Weight
+
+
+class Model:
+    """A model to size. Made by `load_model`; never changes, but keeps the profiles that runs of it have made."""
+
+    __slots__ = ("_num_parameters", "model_type", "name", "profiles", "program", "weight_classes")
+
+    def __init__(self, name: str, model_type: str, program: Llama) -> None:
+        self.name = name
+        self.model_type = model_type
+        self.program = program
+        self.weight_classes: tuple[Weight, ...] = tuple(program.weights())
+        self.profiles: dict[Any, Any] = {}
+        self._num_parameters = sum(numel(w.shape)[0] * self.copies(w) for w in self.weight_classes)
+
+    @property
+    def layers(self) -> int:
+        return self.program.layers
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters; tied weights once."""
+        return self._num_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: of routed experts, those that the router picks."""
+        total = 0
+        for weight in self.weight_classes:
+            size = numel(weight.shape)[0] * self.copies(weight)
+            if weight.component == "experts":
+                size = size * self.program.experts_per_token // self.program.experts
+            total += size
+        return total
+
+    def copies(self, weight: Weight) -> int:
+        """How many tensors a weight class stands for."""
+        return self.layers if weight.layered else 1
+
+    def weights(self) -> list[tuple[str, tuple[int, ...], str | None]]:
+        """(name as in the checkpoint, shape, dtype or None) of every parameter, in transformers' order."""
+        out: list[tuple[str, tuple[int, ...], str | None]] = []
+        layered = [w for w in self.weight_classes if w.layered]
+        done = False
+        for weight in self.weight_classes:
+            if not weight.layered:
+                out.append((weight.name, tuple(d.size for d in weight.shape), None))
+            elif not done:
+                done = True
+                for i in range(self.layers):
+                    out += [(w.name.replace("*", str(i), 1), tuple(d.size for d in w.shape), None) for w in layered]
+        return out
+
+    def parameters_by_component(self) -> dict[str, int]:
+        """Parameter counts of "embedding", "attention", "mlp", ... in the order in which they first appear."""
+        out: dict[str, int] = {}
+        for weight in self.weight_classes:
+            out[weight.component] = out.get(weight.component, 0) + numel(weight.shape)[0] * self.copies(weight)
+        return out
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {self.model_type}, {self.num_parameters:,} parameters)"
+
+
+def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Model:
+    """A model by bundled name or alias, Hub id, path to a config.json or its folder, or the dict of a config.json.
+
+    InputError names what is wrong in one line.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, Mapping):
+        return from_config(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
+    if not isinstance(source, (str, os.PathLike)):
+        raise InputError(f"--model {one_line(repr(source))}: expected a name, a Hub id, a path or the dict of a config.json")
+    text = os.fspath(source)
+    spec = _find_spec(text) if isinstance(source, str) else None
+    if spec is not None:
+        return from_config(read_bundled(spec)["config"], spec.stem)
+    path = Path(text)
+    if _exists(path):
+        return from_path(path)
+    if _looks_like_a_path(text) or not isinstance(source, str):
+        raise InputError(f"--model {one_line(text)}: no such file or folder; expected a config.json or a folder that holds one")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text, re.ASCII):
+        from memcalc.inputs.hub import fetch_config
+
+        return from_config(read_json_object(fetch_config(text), f"--model {text}:"), text)
+    close = nearest(text, model_names())
+    hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc models`"
+    raise InputError(f"--model {one_line(text) or repr(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long or with a null byte is no file
+        return False
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return text.startswith((".", "/", "~", "\\")) or text.endswith((".json", "/")) or text.count("/") > 1
+
+
+def from_path(path: Path) -> Model:
+    """A config.json, or the folder that holds one."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        raise InputError(f"--model {one_line(path)}: this folder has no config.json")
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return from_config(read_json_object(file, "--model"), name)
+
+
+def from_config(config: Mapping[str, Any], name: str) -> Model:
+    """A model from the fields of a config.json."""
+    from memcalc.families import FAMILIES
+
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise InputError(
+            f"--model {one_line(name)}: field `model_type` is {_shown(config, 'model_type')}; allowed: {', '.join(FAMILIES)}"
+        )
+    if model_type not in FAMILIES:
+        close = nearest(model_type, FAMILIES)
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise InputError(
+            f"--model {one_line(name)}: field `model_type` is {one_line(repr(model_type))}, which is not supported{hint} "
+            f"(supported: {', '.join(FAMILIES)})"
+        )
+    if config.get("quantization_config") is not None:
+        raise InputError(
+            f"--model {one_line(name)}: field `quantization_config` is set; quantized weights are not modelled, allowed: null"
+        )
+    module, attribute = FAMILIES[model_type]
+    family: type[Llama] = getattr(import_module(module), attribute)
+    from pydantic import ValidationError
+
+    try:
+        checked = family.Config.model_validate(dict(config))
+    except ValidationError as error:
+        raise InputError(f"--model {one_line(name)}: {first_problem(error)}") from None
+    return Model(name, model_type, family(checked))
+
+
+def _shown(config: Mapping[str, Any], field: str) -> str:
+    return "missing" if field not in config else one_line(repr(config[field]))
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a validation as "field `x` is v; allowed: ..."."""
+    problem = error.errors(include_url=False)[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if not problem["loc"]:
+        return message
+    field = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
+    return f"field `{field}` is {one_line(repr(problem['input']))}; {message}"
+
+
+@cache
+def _aliases() -> dict[str, Path]:
+    """Every alias of a bundled model, in lower case."""
+    out: dict[str, Path] = {}
+    for path in sorted(specs_folder().glob("*.json")):
+        for alias in read_bundled(path)["aliases"]:
+            out[alias.lower()] = path
+    return out
+
+
+def model_names() -> list[str]:
+    """The bundled models, by name."""
+    return sorted(path.stem for path in specs_folder().glob("*.json"))
+
+
+def _find_spec(text: str) -> Path | None:
+    if re.fullmatch(r"[\w.-]+", text, re.ASCII) and text not in (".", ".."):
+        path = specs_folder() / f"{text.lower()}.json"
+        if path.is_file():
+            return path
+    return _aliases().get(text.lower())
+
+
+def bundled_spec(name: str) -> dict[str, Any] | None:
+    """The spec file of a bundled model by name or alias; None if there is none."""
+    path = _find_spec(name)
+    return None if path is None else read_bundled(path)

@@ -1,0 +1,58 @@
+"""AdamW with 8-bit states as bitsandbytes has it: bitsandbytes/optim/optimizer.py, Optimizer2State."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from memcalc.dims import Dim, Shape, numel
+from memcalc.dtypes import DType, fp32, uint8
+from memcalc.optimizers.optimizer import Optimizer, Parameter, State, like_parameter
+from memcalc.tensor import Memory
+
+_SOURCE: Final = "bitsandbytes/optim/optimizer.py: Optimizer2State.init_state"
+_BLOCK_SIZE: Final = 256
+_MIN_8BIT_SIZE: Final = 4096
+_CODES: Final = Dim("codes", 256)
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW8bit(Optimizer):
+    """Two moments of one byte, with an fp32 maximum for each block of 256; small tensors keep two fp32 moments."""
+
+    def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
+        self.check(implementation)
+        states: list[State] = []
+        has_maps = False
+        for parameter in parameters:
+            if numel(parameter.shape)[0] < _MIN_8BIT_SIZE:
+                states.append(like_parameter("state1", parameter, fp32, _SOURCE))
+                states.append(like_parameter("state2", parameter, fp32, _SOURCE))
+                continue
+            if not has_maps:
+                # The values of the 256 codes, signed and unsigned: `name2qmap`, one pair for all parameters.
+                states.append(State("qmap1", parameter, (_CODES,), fp32, 1, _SOURCE))
+                states.append(State("qmap2", parameter, (_CODES,), fp32, 1, _SOURCE))
+                has_maps = True
+            blocks = _blocks(parameter.shape)
+            states.append(like_parameter("state1", parameter, uint8, _SOURCE))
+            states.append(like_parameter("state2", parameter, uint8, _SOURCE))
+            states.append(State("absmax1", parameter, blocks, fp32, parameter.count, _SOURCE))
+            states.append(State("absmax2", parameter, blocks, fp32, parameter.count, _SOURCE))
+        return states
+
+    def step(
+        self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
+    ) -> None:
+        # One CUDA kernel a tensor, which works in place: bitsandbytes/backends/cuda/ops.py.
+        self.check(implementation)
+
+
+ADAMW_8BIT: Final = AdamW8bit("adamw-8bit", ("fused",))
+
+
+@lru_cache(maxsize=1024)
+def _blocks(shape: Shape) -> Shape:
+    return (Dim("blocks", -(-numel(shape)[0] // _BLOCK_SIZE)),)

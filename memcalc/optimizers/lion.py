@@ -1,0 +1,46 @@
+"""Lion as the lion-pytorch package has it: lion_pytorch/lion_pytorch.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memcalc.dtypes import DType
+from memcalc.optimizers.optimizer import (
+    Optimizer,
+    Parameter,
+    State,
+    like_parameter,
+    one_by_one,
+    temporary,
+    then,
+    wider,
+)
+from memcalc.tensor import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Lion(Optimizer):
+    """One moment of every parameter."""
+
+    def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
+        self.check(implementation)
+        return [like_parameter("exp_avg", p, dtype, "lion_pytorch/lion_pytorch.py: Lion.step") for p in parameters]
+
+    def step(
+        self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
+    ) -> None:
+        self.check(implementation)
+        for parameter in one_by_one(memory, parameters):
+            _update_fn(memory, parameter, dtype, grad_dtype)
+
+
+LION: Final = Lion("lion", ("for-loop",))
+
+
+def _update_fn(memory: Memory, parameter: Parameter, dtype: DType, grad_dtype: DType) -> None:
+    # exp_avg.clone().mul_(beta1).add(grad).sgn_(): `add` is not in place. Being a function of its own it holds nothing
+    # while the next parameter is updated.
+    update = then(temporary(memory, parameter.shape, dtype, "exp_avg.clone()"), "update", wider(dtype, grad_dtype))
+    del update

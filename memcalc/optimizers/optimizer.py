@@ -1,0 +1,133 @@
+"""What every optimizer is: the tensors that it keeps, and one step on paper.
+
+A step is written with the variables of the real one, bound and rebound at the same places, because that is what decides
+which temporaries are alive together: a name bound in a loop holds the tensor of one parameter while the next one's is
+being made. Ops that work in place do not appear. Bytes that a CUDA kernel borrows while it runs (the partial sums of a
+large reduction, a cuBLAS workspace) are not tensors, and not here.
+
+`parameters` are classes of equal tensors, in the order of the model. Neighbours with the same count are one stack of
+layers, which the real optimizer meets as a b a b …, not as a a b b.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from memcalc.dims import Dim, Shape
+from memcalc.dtypes import DType
+from memcalc.errors import InputError, one_line
+from memcalc.tensor import Memory, Storage, Tensor, contiguous_strides
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`count` equal parameters: one, or one per layer. `is_matrix`: a 2-D weight inside the layers."""
+
+    name: str
+    shape: Shape
+    count: int
+    is_matrix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor on the GPU that the optimizer keeps for each of the `count` tensors of a parameter."""
+
+    name: str
+    parameter: Parameter
+    shape: Shape
+    dtype: DType
+    count: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer(ABC):
+    """One optimizer and the implementations of its step. The first is what CUDA tensors get by default."""
+
+    name: str
+    implementations: tuple[str, ...]
+
+    def check(self, implementation: str) -> None:
+        """InputError for an implementation that this optimizer does not have."""
+        if implementation not in self.implementations:
+            allowed = ", ".join(self.implementations)
+            raise InputError(f"--optimizer-implementation {one_line(implementation)}: {self.name} has {allowed}")
+
+    @abstractmethod
+    def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
+        """The tensors that it keeps on the GPU between steps. `dtype` is that of the tensors it updates."""
+
+    @abstractmethod
+    def step(
+        self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
+    ) -> None:
+        """One step once the states exist: allocates and drops its temporaries as the real one does."""
+
+
+def like_parameter(name: str, parameter: Parameter, dtype: DType, source: str) -> State:
+    """A state made by `zeros_like(parameter)`."""
+    return State(name, parameter, parameter.shape, dtype, parameter.count, source)
+
+
+def one_by_one(memory: Memory, parameters: Sequence[Parameter]) -> Iterator[Parameter]:
+    """The parameters as a for-loop meets them, each stack of layers twice.
+
+    What the loop's variables hold after one pass over a stack no longer changes with another one, so the second pass is
+    like all later ones and two show every moment that many have.
+    """
+    outer = memory.scope
+    try:
+        for count, neighbours in groupby(parameters, lambda parameter: parameter.count):
+            stack = list(neighbours)
+            for _ in range(min(count, 2)):
+                for parameter in stack:
+                    memory.scope = parameter.name
+                    yield parameter
+    finally:
+        memory.scope = outer
+
+
+def temporary(memory: Memory, shape: Shape, dtype: DType, name: str) -> Tensor:
+    """Allocate what the step will drop."""
+    return Tensor(Storage(memory, shape, dtype, "temporaries", name), shape, contiguous_strides(shape), dtype)
+
+
+def then(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:
+    """The result of an elementwise op over `tensor`; `then(temporary(…), …)` has both alive, as a.sqrt() / b does."""
+    return temporary(tensor.memory, tensor.shape, dtype or tensor.dtype, name)
+
+
+def wider(left: DType, right: DType) -> DType:
+    """The dtype of an op over a state and a gradient."""
+    return left if left.itemsize >= right.itemsize else right
+
+
+def temporaries(
+    memory: Memory,
+    parameters: Sequence[Parameter],
+    dtype: DType,
+    name: str,
+    shape: Callable[[Shape], Shape] | None = None,
+) -> list[Tensor]:
+    """A list with a temporary for every parameter. A class is one tensor of it, with a leading dim for its count.
+
+    `shape` makes a temporary's shape from a parameter's, where they differ.
+    """
+    outer = memory.scope
+    out: list[Tensor] = []
+    for parameter in parameters:
+        memory.scope = parameter.name
+        stacked = parameter.shape if parameter.count == 1 else (_layers(parameter.count), *parameter.shape)
+        out.append(temporary(memory, shape(stacked) if shape else stacked, dtype, name))
+    memory.scope = outer
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _layers(count: int) -> Dim:
+    return Dim("layers", count)

@@ -1,0 +1,37 @@
+"""SGD without and with momentum: torch/optim/sgd.py.
+
+Every op of its step is in place (weight decay, dampening and nesterov are off by default), so it has no temporaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memcalc.dtypes import DType
+from memcalc.optimizers.optimizer import Optimizer, Parameter, State, like_parameter
+from memcalc.tensor import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd(Optimizer):
+    """One buffer of every parameter if it has momentum, nothing otherwise."""
+
+    momentum: bool
+
+    def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
+        self.check(implementation)
+        if not self.momentum:
+            return []
+        # The first step makes the buffer as a clone of the gradient.
+        return [like_parameter("momentum_buffer", p, dtype, "torch/optim/sgd.py: SGD.step") for p in parameters]
+
+    def step(
+        self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
+    ) -> None:
+        self.check(implementation)
+
+
+SGD: Final = Sgd("sgd", ("foreach", "fused", "for-loop"), momentum=False)
+SGD_MOMENTUM: Final = Sgd("sgd-momentum", ("foreach", "fused", "for-loop"), momentum=True)

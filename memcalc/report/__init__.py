@@ -1,0 +1,1 @@
+"""Views of a report: the JSON document, tables, advice. Rounding happens here alone."""

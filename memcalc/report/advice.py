@@ -1,0 +1,87 @@
+"""Which changes would lower the peak most: each is the same estimate with one option changed, computed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.setup import Setup, check_options, resolve
+
+if TYPE_CHECKING:
+    from memcalc.estimate import Report
+
+_MOST = 3
+_WORTH = 50  # a change that saves less than a fiftieth of the peak is not worth a line
+
+
+class Change(NamedTuple):
+    """One change on the command line, what it saves and the peak that it leaves."""
+
+    flags: str
+    saves: int
+    peak: int
+
+
+def advice(report: Report) -> list[Change]:
+    """The changes that save most, best first."""
+    changes: list[Change] = []
+    for options in _candidates(report.setup):
+        peak = _peak_with(report, options)
+        if peak is not None and (report.peak - peak) * _WORTH > report.peak:
+            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+            changes.append(Change(flags, report.peak - peak, peak))
+    changes.sort(key=lambda change: -change.saves)
+    return _one_of_a_kind(changes)[:_MOST]
+
+
+def _candidates(s: Setup) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    if s.seq_len is not None:
+        out.append({"recompute": "full"})
+        out.append({"attention": "sdpa"})
+        if s.micro_batch_size > 1:
+            out.append({"micro_batch_size": s.micro_batch_size // 2})
+    out += [{"zero": stage, "engine": "deepspeed"} for stage in range(s.zero + 1, 4) if s.gpus > 1]
+    if s.gpus == 1:
+        out.append({"gpus": 8, "zero": 3})
+    out += [{"optimizer_implementation": "fused"}, {"optimizer": "adamw-8bit"}]
+    return out
+
+
+def _one_of_a_kind(changes: list[Change]) -> list[Change]:
+    """Of several ZeRO stages the best one."""
+    out: list[Change] = []
+    for change in changes:
+        kind = change.flags.split()[0]
+        if all(other.flags.split()[0] != kind for other in out):
+            out.append(change)
+    return out
+
+
+def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
+    from memcalc.estimate import Report as Estimated
+
+    s = report.setup
+    if all(getattr(s, name) == value for name, value in changed.items()):
+        return None
+    keep: dict[str, Any] = {
+        f.name: getattr(s, f.name)
+        for f in fields(s)
+        if f.name not in ("dp", "etp", "shard_group", "kernels", "cross_entropy", "sequence_parallel", "grad_dtype")
+    }
+    if "gpus" in changed:
+        keep["engine"] = None
+        keep["optimizer_implementation"] = None
+        keep["global_batch_size"] = None
+    if "optimizer" in changed:
+        keep["optimizer_implementation"] = None
+    if "micro_batch_size" in changed and s.global_batch_size % (s.dp * changed["micro_batch_size"]):
+        return None
+    try:
+        options = check_options({name: value for name, value in {**keep, **changed}.items() if value is not None})
+        from memcalc.inputs.model import Model
+
+        return Estimated(report.model, resolve(options, report.model if isinstance(report.model, Model) else None)).peak
+    except InputError:
+        return None

@@ -1,0 +1,113 @@
+"""The JSON document, `schema_version` 1. Sizes are integer bytes of the worst rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from memcalc.rows import COMPONENTS, Item
+
+if TYPE_CHECKING:
+    from memcalc.collectives import Collective
+    from memcalc.estimate import Report
+
+SCHEMA_VERSION = 1
+
+
+def document(report: Report) -> dict[str, Any]:
+    """Every key of the contract, always."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": _model(report),
+        "setup": {f.name: getattr(report.setup, f.name) for f in fields(report.setup)},
+        "memory": _memory(report),
+        "communication": _communication(report),
+        "fit": _fit(report),
+    }
+
+
+def _model(report: Report) -> dict[str, Any]:
+    model = report.model
+    return {
+        "name": model.name,
+        "model_type": model.model_type,
+        "parameters": model.num_parameters,
+        "active_parameters": model.active_parameters,
+        "trainable_parameters": model.num_parameters,
+        "layers": model.layers,
+    }
+
+
+def _memory(report: Report) -> dict[str, Any]:
+    at_peak = dict.fromkeys(COMPONENTS, 0)
+    for item in report.items:
+        at_peak[item.component] += item.at_peak
+    return {
+        **{component: report.total(component) for component in COMPONENTS[:-1]},
+        "phases": dict(report.phases),
+        "peak_phase": report.peak_phase,
+        "peak": report.peak,
+        "allocated": report.allocated,
+        "reserved": report.reserved,
+        "device": report.device,
+        "at_peak": at_peak,
+        "rank": {"pp": report.setup.pp_rank},
+        "items": [_item(item) for item in [*report.items, *report.overheads]],
+    }
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {
+        "component": item.component,
+        "name": item.name,
+        "nbytes": item.nbytes,
+        "at_peak": item.at_peak,
+        "shape": [[dim, size] for dim, size in item.shape],
+        "dtype": item.dtype,
+        "life": item.life,
+        "formula": item.formula,
+        "basis": item.basis,
+        "source": item.source,
+    }
+
+
+def _communication(report: Report) -> dict[str, Any]:
+    layer_payload, layer_wire = report.per_layer()
+    return {
+        "per_step": {
+            "payload": sum(c.payload for c in report.collectives),
+            "wire": sum(c.wire for c in report.collectives),
+        },
+        "per_layer": {"payload": layer_payload, "wire": layer_wire},
+        "items": _collectives(report.collectives),
+        "textbook": _collectives(report.textbook),
+    }
+
+
+def _collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
+    return [
+        {
+            "axis": c.axis,
+            "collective": c.collective,
+            "name": c.name,
+            "phase": c.phase,
+            "layer": c.layer,
+            "dtype": c.dtype,
+            "group_size": c.group_size,
+            "calls": c.calls,
+            "payload": c.payload,
+            "wire": c.wire,
+            "formula": c.formula,
+            "basis": c.basis,
+            "source": c.source,
+        }
+        for c in collectives
+    ]
+
+
+def _fit(report: Report) -> dict[str, Any] | None:
+    if report.gpu is None:
+        return None
+    capacity = report.gpu.capacity
+    return {"gpu": report.gpu.name, "capacity": capacity, "fits": bool(report.fits), "headroom": capacity - report.device}

@@ -1,0 +1,55 @@
+"""Tables of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO
+
+from rich.table import Table
+
+from memcalc.inputs.gpu import GPU, Quantity
+from memcalc.report.models import plain_console
+from memcalc.units import show_bytes
+
+
+def _show(quantity: Quantity | None) -> str:
+    return "" if quantity is None else f"{quantity.value:g} {quantity.unit}"
+
+
+def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
+    """A line per GPU; FLOP/s are dense."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("full name", overflow="ellipsis", no_wrap=True)
+    for column in ("memory", "bandwidth", "bf16", "fp8", "link"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for gpu in gpus:
+        flops = gpu.dense_flops_per_second
+        link = next((gpu.links[k] for k in ("nvlink", "infinity_fabric", "pcie") if k in gpu.links), None)
+        table.add_row(
+            gpu.name, gpu.full_name, show_bytes(gpu.capacity), _show(gpu.memory_bandwidth),
+            _show(flops.get("bf16") or flops.get("fp16")), _show(flops.get("fp8")), _show(link),
+        )  # fmt: skip
+    plain_console(file).print(table)
+
+
+def print_gpu(gpu: GPU, file: IO[str]) -> None:
+    """Every number of one GPU with its source."""
+    console = plain_console(file)
+    console.print(f"[bold]{gpu.name}[/]  {gpu.full_name}, {gpu.architecture}, {gpu.compute_capability}")
+    if gpu.aliases:
+        console.print(f"also: {', '.join(gpu.aliases)}")
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("quantity", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("source", overflow="fold")
+    rows = {
+        "memory (as software sees it)": gpu.memory,
+        "memory (nominal)": gpu.nominal_memory,
+        "memory bandwidth": gpu.memory_bandwidth,
+        **{f"{dtype}, dense": q for dtype, q in gpu.dense_flops_per_second.items()},
+        **{f"{link}, both directions": q for link, q in gpu.links.items()},
+    }
+    for label, quantity in rows.items():
+        table.add_row(label, _show(quantity), quantity.source)
+    console.print(table)

@@ -1,0 +1,95 @@
+"""Tables and documents of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from memcalc.dims import formula, numel
+from memcalc.inputs.model import Model, bundled_spec
+from memcalc.units import show_count
+
+
+def plain_console(file: IO[str]) -> Console:
+    """Colour and width of the terminal; plain and 120 wide elsewhere."""
+    console = Console(file=file, highlight=False)
+    return console if console.is_terminal else Console(file=file, highlight=False, width=120, no_color=True)
+
+
+def list_document(models: Sequence[Model]) -> list[dict[str, Any]]:
+    """One object per model."""
+    return [_summary(model) for model in models]
+
+
+def _summary(model: Model) -> dict[str, Any]:
+    spec = bundled_spec(model.name)
+    return {
+        "name": model.name,
+        "model_type": model.model_type,
+        "parameters": model.num_parameters,
+        "active_parameters": model.active_parameters,
+        "layers": model.layers,
+        "aliases": [] if spec is None else spec["aliases"],
+        "published": None if spec is None else spec["published"],
+    }
+
+
+def show_document(model: Model) -> dict[str, Any]:
+    """One model with its weights."""
+    return {
+        **_summary(model),
+        "by_component": model.parameters_by_component(),
+        "weights": [
+            {"name": w.name, "shape": [[d.name, d.size] for dim in w.shape for d in dim.parts], "copies": model.copies(w)}
+            for w in model.weight_classes
+        ],
+    }
+
+
+def print_list(models: Sequence[Model], file: IO[str]) -> None:
+    """A line per model."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("type", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("layers", justify="right", no_wrap=True)
+    table.add_column("also", overflow="ellipsis", no_wrap=True)
+    for model in models:
+        spec = bundled_spec(model.name)
+        aliases = ", ".join(spec["aliases"]) if spec else ""
+        table.add_row(model.name, model.model_type, show_count(model.num_parameters), str(model.layers), aliases)
+    plain_console(file).print(table)
+
+
+def print_model(model: Model, file: IO[str]) -> None:
+    """Parameters by component, then every weight with its named dims."""
+    console = plain_console(file)
+    spec = bundled_spec(model.name)
+    console.print(f"[bold]{model.name}[/]  {model.model_type}, {model.layers} layers, {model.num_parameters:,} parameters")
+    if model.active_parameters != model.num_parameters:
+        console.print(f"active per token: {model.active_parameters:,}")
+    if spec is not None:
+        published = spec["published"]
+        console.print(f"published: {published['parameters']} ({published['source']})", markup=False)
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("component")
+    table.add_column("parameters", justify="right")
+    table.add_column("share", justify="right")
+    for component, count in model.parameters_by_component().items():
+        table.add_row(component, f"{count:,}", f"{100 * count / model.num_parameters:.2f} %")
+    console.print(table)
+    weights = Table(header_style="bold", box=None, pad_edge=False)
+    weights.add_column("weight", overflow="fold")
+    weights.add_column("shape", overflow="fold")
+    weights.add_column("copies", justify="right")
+    weights.add_column("parameters", justify="right", no_wrap=True)
+    for w in model.weight_classes:
+        sizes = "×".join(str(d.size) for d in w.shape)
+        weights.add_row(
+            w.name, f"{formula(w.shape)} = {sizes}", str(model.copies(w)), f"{model.copies(w) * numel(w.shape)[0]:,}"
+        )
+    console.print()
+    console.print(weights)

@@ -1,0 +1,81 @@
+"""A row: one named tensor, or one per layer, with what makes its bytes and when it lives. Every total is a sum of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from memcalc.dims import Dim, Shape, evaluate, formula, numel
+from memcalc.dtypes import DType
+
+Component = Literal[
+    "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "temporaries", "allocator", "device"
+]
+Basis = Literal["exact", "modelled", "measured", "assumed", "traced"]
+COMPONENTS: Final = ("parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "temporaries")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`count` equal blocks of `shape` and `dtype`. Sizes that vary are polynomials in batch and seq."""
+
+    component: Component
+    name: str
+    shape: Shape
+    dtype: DType
+    count: int = 1
+    life: str = "always"
+    basis: Basis = "exact"
+    source: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row whose dims do not vary."""
+        return self.count * numel(self.shape)[0] * self.dtype.itemsize
+
+    def bytes_at(self, batch: int, seq: int) -> int:
+        """Bytes at a micro-batch of `batch` sequences of `seq` tokens."""
+        return self.count * evaluate(numel(self.shape)[1], batch, seq) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row as reported: evaluated, with its share of its component and of the peak."""
+
+    component: Component
+    name: str
+    nbytes: int
+    at_peak: int
+    shape: tuple[tuple[str, int], ...]
+    dtype: str
+    life: str
+    formula: str
+    basis: Basis
+    source: str
+    blocks: int = 1
+
+
+def named_sizes(shape: Shape, batch: int, seq: int) -> tuple[tuple[str, int], ...]:
+    """The atomic dims of a shape, evaluated: (("batch", 1), ("seq", 2048), ("hidden", 4096))."""
+    return tuple((part.name, evaluate(part.poly, batch, seq)) for dim in shape for part in dim.parts if part.name != "1")
+
+
+def row_formula(shape: Shape, dtype: DType, count: int, batch: int, seq: int) -> str:
+    """The row's bytes twice, in named dims and in numbers: "layers·batch·seq·hidden·2 B = 32·1·2048·4096·2 B"."""
+    sizes = named_sizes(shape, batch, seq)
+    names = [name for name, _ in sizes]
+    numbers = [str(size) for _, size in sizes]
+    if count != 1:
+        names.insert(0, "layers")
+        numbers.insert(0, str(count))
+    unit = f"{dtype.itemsize} B"
+    return f"{'·'.join([*names, unit])} = {'·'.join([*numbers, unit])}"
+
+
+@lru_cache(maxsize=1024)
+def shard(shape: Shape, axis: str, degree: int) -> Shape:
+    """A flat 1/degree of a tensor, padded up: how ZeRO and FSDP cut one parameter."""
+    if degree == 1:
+        return shape
+    return (Dim(f"⌈{formula(shape)}/{axis}⌉", -(-numel(shape)[0] // degree)),)

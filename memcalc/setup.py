@@ -1,0 +1,285 @@
+"""A setup: every option resolved, and refused where the combination cannot run or is not modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.errors import InputError, nearest, one_line
+from memcalc.inputs.options import Options, option_name
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Every option of the contract as resolved. `attention`, `seq_len` and `cross_entropy` are None without a model."""
+
+    gpus: int
+    gpus_per_node: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    pp_rank: int
+    zero: int
+    shard_group: int
+    sequence_parallel: bool
+    schedule: str
+    virtual_stages: int
+    micro_batch_size: int
+    seq_len: int | None
+    global_batch_size: int
+    precision: str
+    grad_dtype: str
+    optimizer: str
+    optimizer_implementation: str
+    recompute: str
+    attention: str | None
+    cross_entropy: str | None
+    padded: bool
+    expert_imbalance: float
+    kernels: str
+    engine: str
+    gpu: str | None
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward and backward passes per optimizer step."""
+        return self.global_batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def shards(self) -> int:
+        """How many ranks share what ZeRO shards."""
+        return self.shard_group if self.zero else 1
+
+    @property
+    def compute_dtype(self) -> DType:
+        """The dtype that forward and backward run in."""
+        return DTYPES[self.precision.split("-")[0]]
+
+    @property
+    def has_master_weights(self) -> bool:
+        """Whether an fp32 copy of 16-bit weights is kept."""
+        return self.precision.endswith("-mixed")
+
+
+DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, "fp8": bf16}
+
+
+def refuse(field: str, value: object, allowed: str) -> NoReturn:
+    """InputError in the one form that all options have."""
+    raise InputError(f"{option_name(field)} {one_line(value)}: {allowed}")
+
+
+def check_options(given: Mapping[str, Any]) -> Options:
+    """`given` as Options. InputError names the option, the value and what is allowed."""
+    from pydantic import ValidationError
+
+    for name in given:
+        if name not in Options.model_fields:
+            close = nearest(name, Options.model_fields)
+            raise InputError(
+                f"{option_name(one_line(name))}: unknown option"
+                + (f"; did you mean {', '.join(map(option_name, close))}?" if close else "")
+            )
+    try:
+        return Options(**given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = str(problem["loc"][0])
+        message = problem["msg"].replace("Input should be", "allowed:")
+        raise InputError(f"{option_name(field)} {one_line(problem['input'])}: {message}") from None
+
+
+def resolve(options: Options, model: Model | None) -> Setup:
+    """The setup that `options` mean for `model` (None: for a bare number of parameters)."""
+    dp = _data_parallel_degree(options)
+    engine = _engine(options, dp, model)
+    precision = _precision(options, engine, model)
+    _refuse_what_is_not_modelled(options, model)
+    implementation = _implementation(options, engine)
+    shard_group = _shard_group(options, dp)
+    seq_len = None if model is None else _seq_len(options, model)
+    return Setup(
+        gpus=options.gpus,
+        gpus_per_node=options.gpus_per_node,
+        dp=dp,
+        tp=options.tp,
+        pp=options.pp,
+        cp=options.cp,
+        ep=options.ep,
+        etp=options.etp or options.tp,
+        pp_rank=_pp_rank(options),
+        zero=options.zero,
+        shard_group=shard_group,
+        sequence_parallel=False,
+        schedule=options.schedule,
+        virtual_stages=options.virtual_stages,
+        micro_batch_size=options.micro_batch_size,
+        seq_len=seq_len,
+        global_batch_size=_global_batch_size(options, dp),
+        precision=precision,
+        grad_dtype=_grad_dtype(options, precision, engine, model),
+        optimizer=options.optimizer,
+        optimizer_implementation=implementation,
+        recompute=options.recompute,
+        attention=None if model is None else _attention(options, model),
+        cross_entropy=None if model is None else "eager",
+        padded=options.padded,
+        expert_imbalance=options.expert_imbalance,
+        kernels="hf",
+        engine=engine,
+        gpu=options.gpu,
+    )
+
+
+def _data_parallel_degree(options: Options) -> int:
+    axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
+    product = options.tp * options.pp * options.cp
+    if options.gpus % product:
+        named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
+        refuse("gpus", options.gpus, f"does not divide by {named} = {product}; allowed: a multiple of {product}")
+    dp = options.gpus // product
+    if options.dp is not None and options.dp != dp:
+        refuse("dp", options.dp, f"{options.gpus} GPUs over tp·pp·cp = {product} leave dp = {dp}; allowed: {dp}")
+    return dp
+
+
+_NOT_YET: Final = "is not modelled by this version; allowed: "
+
+
+def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
+    for name in ("tp", "pp", "cp", "ep", "etp", "virtual_stages"):
+        degree: int | None = getattr(options, name)
+        if degree is not None and degree > 1:
+            refuse(name, degree, _NOT_YET + "1")
+    if options.sequence_parallel:
+        refuse("sequence_parallel", "on", "needs tp > 1, which " + _NOT_YET + "off")
+    if model is None:
+        return
+    only: tuple[tuple[str, tuple[object, ...]], ...] = (
+        ("recompute", ("none", "full")),
+        ("cross_entropy", (None, "eager")),
+        ("kernels", (None, "hf")),
+        ("padded", (False,)),
+        ("expert_imbalance", (1.0,)),
+    )
+    for name, values in only:
+        value = getattr(options, name)
+        if value not in values:
+            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values if v is not None))
+
+
+def _pp_rank(options: Options) -> int:
+    if options.pp_rank is not None and options.pp_rank >= options.pp:
+        refuse("pp_rank", options.pp_rank, f"allowed: 0 to {options.pp - 1} (pp is {options.pp})")
+    return options.pp_rank or 0
+
+
+def _engine(options: Options, dp: int, model: Model | None) -> str:
+    engine = options.engine
+    parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
+    if engine is None:
+        if options.gpus == 1:
+            engine = "none"
+        elif parallel:
+            engine = "megatron" if options.zero <= 1 else "fsdp2"
+        else:
+            engine = "deepspeed" if options.zero else "ddp"
+    if engine == "none" and options.gpus > 1:
+        refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: ddp, deepspeed")
+    if engine in ("none", "ddp") and options.zero and options.gpus > 1:
+        refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed")
+    if engine in ("fsdp2", "megatron") and not parallel:
+        refuse("engine", engine, _NOT_YET + "none, ddp, deepspeed")
+    if options.zero and options.optimizer == "sgd":
+        refuse(
+            "zero",
+            options.zero,
+            "optimizer sgd keeps no state to shard (DeepSpeed refuses it); allowed: 0, or another --optimizer",
+        )
+    return engine
+
+
+def _precision(options: Options, engine: str, model: Model | None) -> str:
+    precision = options.precision
+    if model is None:
+        return precision
+    if precision.endswith("-autocast") or precision == "fp8-mixed":
+        refuse("precision", precision, _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed (all of them with --params)")
+    if engine == "deepspeed" and precision in ("bf16", "fp16"):
+        refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: fp32, {precision}-mixed")
+    return precision
+
+
+def _grad_dtype(options: Options, precision: str, engine: str, model: Model | None) -> str:
+    natural = "fp32" if precision.endswith("-autocast") else {"fp8": "bf16"}.get(
+        precision.split("-")[0], precision.split("-")[0]
+    )
+    given = options.grad_dtype
+    if given is None or given == natural:
+        return natural
+    if model is not None:
+        refuse("grad_dtype", given, f"engine {engine} keeps gradients in {natural}; allowed: {natural} (any with --params)")
+    return given
+
+
+def _implementation(options: Options, engine: str) -> str:
+    from memcalc.optimizers import load_optimizer
+
+    allowed = load_optimizer(options.optimizer).implementations
+    given = options.optimizer_implementation
+    if given is None:
+        return "fused" if engine in ("deepspeed", "megatron") and "fused" in allowed else allowed[0]
+    if given not in allowed:
+        refuse("optimizer_implementation", given, f"{options.optimizer} has {', '.join(allowed)}")
+    return given
+
+
+def _shard_group(options: Options, dp: int) -> int:
+    group = options.shard_group
+    if group is None or group == dp * options.cp:
+        return dp * options.cp
+    if (dp * options.cp) % group:
+        refuse("shard_group", group, f"does not divide dp·cp = {dp * options.cp}; allowed: {dp * options.cp}")
+    refuse("shard_group", group, _NOT_YET + f"{dp * options.cp} (all of dp·cp)")
+
+
+def _seq_len(options: Options, model: Model) -> int:
+    program = model.program
+    if options.seq_len is None:
+        return min(2048, program.max_seq_len or 2048)
+    if program.positions_limit is not None and options.seq_len > program.positions_limit:
+        refuse("seq_len", options.seq_len, f"{model.name} has {program.positions_limit} positions; allowed: 1 to {program.positions_limit}")
+    return options.seq_len
+
+
+def _global_batch_size(options: Options, dp: int) -> int:
+    unit = dp * options.micro_batch_size
+    if options.global_batch_size is None:
+        return unit
+    if options.global_batch_size % unit:
+        refuse(
+            "global_batch_size",
+            options.global_batch_size,
+            f"does not divide by dp {dp} · micro-batch {options.micro_batch_size} = {unit}; allowed: a multiple of {unit}",
+        )
+    return options.global_batch_size
+
+
+def _attention(options: Options, model: Model) -> str:
+    kinds = model.program.attention_kinds
+    if options.attention is None:
+        return kinds[0]
+    if options.attention not in kinds:
+        why = _NOT_YET if options.attention == "flash" else f"transformers does not offer it for {model.model_type}; allowed: "
+        refuse("attention", options.attention, why + ", ".join(kinds))
+    return options.attention
+
+

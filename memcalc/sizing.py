@@ -1,0 +1,78 @@
+"""`--params 7.5B`: the model states of a bare number of parameters, as sizing questions ask for them.
+
+ZeRO's table (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1): K bytes of optimizer states, 2 of weights, 2 of
+gradients per parameter; stage 1 shards the states, stage 2 the gradients, stage 3 the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from memcalc.dims import Dim
+from memcalc.dtypes import DType, fp32
+from memcalc.engines.holdings import Holdings, state_rows
+from memcalc.errors import InputError, one_line
+from memcalc.optimizers import Parameter
+from memcalc.rows import Row
+from memcalc.setup import DTYPES, Setup, refuse
+from memcalc.units import parse_count
+
+_MOST: Final = 10**15
+_NEED_SHAPES: Final = ("adafactor", "muon")
+
+
+def parse_params(given: object) -> int:
+    """A parameter count from an int or "7.5B". InputError unless it is a whole number from 1 to 10**15."""
+    count = given if isinstance(given, int) and not isinstance(given, bool) else None
+    if isinstance(given, str):
+        count = parse_count(given)
+    if count is None or not 1 <= count <= _MOST:
+        raise InputError(f"--params {one_line(repr(given))}: allowed: a whole number up to 10^15, or one like 350M, 7.5B, 1T")
+    return count
+
+
+class SizeOnly:
+    """A number of parameters in the place of a model."""
+
+    name = None
+    model_type = None
+    layers = None
+
+    def __init__(self, num_parameters: int) -> None:
+        self.num_parameters = num_parameters
+        self.active_parameters = num_parameters
+        self.profiles: dict[Any, Any] = {}
+
+    def holdings(self, setup: Setup) -> Holdings:
+        """The model states of one rank."""
+        if setup.optimizer in _NEED_SHAPES:
+            refuse("optimizer", setup.optimizer, "its states depend on the shapes of the weights; allowed with --params: "
+                   "adamw, adam, sgd, sgd-momentum, lion, adamw-8bit")  # fmt: skip
+        zero, ranks, total = setup.zero, setup.shards, self.num_parameters
+        dtype = fp32 if setup.precision.endswith("-autocast") else setup.compute_dtype
+        if setup.engine == "fsdp2":  # pragma: no cover - refused by setup until the engine is there
+            raise AssertionError
+        always = [
+            _part("parameters", "weights", dtype, total, ranks if zero == 3 else 1),
+            *self._states(setup, dtype, -(-total // ranks)),
+        ]
+        if setup.engine == "ddp":
+            always.append(_part("buffers", "DDP buckets (gradient_as_bucket_view=False)", dtype, total, 1))
+        gradients = _part("gradients", "gradients", DTYPES[setup.grad_dtype], total, ranks if zero >= 2 else 1)
+        return Holdings(tuple(always), backward=(gradients,), step=(gradients,), keeps_gradients=False)
+
+    def _states(self, setup: Setup, dtype: DType, elements: int) -> list[Row]:
+        rows: list[Row] = []
+        updated = dtype
+        if setup.has_master_weights:
+            updated = fp32
+            rows.append(_part("optimizer_states", "fp32 master", fp32, self.num_parameters, setup.shards))
+        name = "weights" if setup.shards == 1 else "weights of the shard"
+        dim = "parameters" if setup.shards == 1 else "⌈parameters/dp⌉"
+        states = state_rows(setup, [Parameter(name, (Dim(dim, elements),), 1, False)], updated)
+        return rows + [row for row in states if row.shape]  # step counters are no matter of size
+
+
+def _part(component: str, name: str, dtype: DType, total: int, ranks: int) -> Row:
+    dim = Dim("parameters", total) if ranks == 1 else Dim("⌈parameters/dp⌉", -(-total // ranks))
+    return Row(component, name, (dim,), dtype, source="arXiv 1910.02054")  # type: ignore[arg-type]

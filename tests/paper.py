@@ -1,0 +1,109 @@
+"""A training step on paper, measured as `oracle.py` measures the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from memcalc.autograd import backward
+from memcalc.dims import numel, workload_size
+from memcalc.dtypes import DType, int64
+from memcalc.families import FAMILIES
+from memcalc.families.module import Run
+from memcalc.tensor import Memory, StorageRow, new_tensor
+
+DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout")
+LOSS_BYTES = 4
+
+
+class PaperStep(NamedTuple):
+    """Bytes of one forward and backward: what is there before, what is kept between, and the two peaks."""
+
+    start: int
+    saved: int
+    forward: int
+    backward: int
+
+
+def program_of(fields: Mapping[str, Any], *, dropout: bool = False) -> Any:
+    """The program of a config.json's fields; without dropout, as the oracle runs."""
+    module_name, class_name = FAMILIES[fields["model_type"]]
+    family = getattr(import_module(module_name), class_name)
+    kept = {name: value for name, value in fields.items() if name != "model_type"}
+    if not dropout:
+        kept |= {name: 0.0 for name in DROPOUTS if name in family.Config.model_fields}
+    return family(family.Config(**kept))
+
+
+class PaperRun:
+    """One program with its weights, buffers and token ids in memory."""
+
+    def __init__(
+        self, program: Any, batch: int, seq: int, dtype: DType, attention: str = "sdpa", *, recompute: bool = False
+    ) -> None:
+        self.program = program
+        self.memory = Memory()
+        size = workload_size(batch, seq)
+        self.run = Run(self.memory, dtype, attention, recompute, size.batch, size.seq)
+        for weight in program.weights():
+            for layer in range(program.layers) if weight.layered else (None,):
+                self.run.add_weight(weight, layer)
+        for buffer in program.buffers():
+            self.run.add_buffer(buffer)
+        self.ids = new_tensor(self.memory, (size.batch, size.seq), int64, "input ids", component="buffers")
+
+    def step(self) -> PaperStep:
+        """Run forward and backward and read the bytes off the log."""
+        log = self.memory.log
+        marks = [len(log)]
+        self.memory.enter("forward", None)
+        loss = self.program.forward(self.run, self.ids)
+        marks.append(len(log))
+        self.memory.enter("backward", None)
+        backward(loss)
+        marks.append(len(log))
+        start, _ = self._replay(0, marks[0], 0)
+        end_of_forward, forward = self._replay(marks[0], marks[1], start)
+        _, backward_peak = self._replay(marks[1], marks[2], end_of_forward)
+        return PaperStep(start, end_of_forward - start - LOSS_BYTES, forward, backward_peak)
+
+    def _replay(self, first: int, last: int, now: int) -> tuple[int, int]:
+        highest = now
+        for event in self.memory.log[first:last]:
+            now += self.bytes_of(event) if event >= 0 else -self.bytes_of(~event)
+            highest = max(highest, now)
+        return now, highest
+
+    def bytes_of(self, index: int) -> int:
+        row = self.memory.rows[index]
+        return numel(row.shape)[0] * row.dtype.itemsize
+
+    def alive_at_peak(self, phase: str) -> list[StorageRow]:
+        """What is alive where the bytes of a phase are highest; for a failing test to print."""
+        alive: set[int] = set()
+        best: tuple[int, set[int]] = (0, set())
+        now, current = 0, ""
+        segments = {position: name for position, name, _ in self.memory.segments}
+        for position, event in enumerate(self.memory.log):
+            current = segments.get(position, current)
+            index = event if event >= 0 else ~event
+            (alive.add if event >= 0 else alive.discard)(index)
+            now += self.bytes_of(index) if event >= 0 else -self.bytes_of(index)
+            if current == phase and now > best[0]:
+                best = (now, set(alive))
+        return [self.memory.rows[index] for index in sorted(best[1])]
+
+
+def paper_step(
+    fields: Mapping[str, Any],
+    *,
+    micro_batch_size: int,
+    seq_len: int,
+    dtype: DType,
+    attention: str = "sdpa",
+    recompute: bool = False,
+) -> PaperStep:
+    """The paper's counterpart of `oracle.training_step`."""
+    program = program_of(fields)
+    return PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute).step()
