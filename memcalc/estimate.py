@@ -12,9 +12,10 @@ from memcalc.engines import load_engine
 from memcalc.engines.holdings import Holdings
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
+from memcalc.inputs.options import check_options
 from memcalc.profile import Choices, Moment, Profile, profile
 from memcalc.rows import COMPONENTS, Item, Row, named_sizes, row_formula
-from memcalc.setup import Setup, check_options, resolve
+from memcalc.setup import Setup, resolve
 
 if TYPE_CHECKING:
     import os

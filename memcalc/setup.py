@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
-from memcalc.errors import InputError, nearest, one_line
+from memcalc.errors import InputError, one_line
 from memcalc.inputs.options import Options, option_name
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(NamedTuple):
     """Every option of the contract as resolved. `attention`, `seq_len` and `cross_entropy` are None without a model."""
 
     gpus: int
@@ -75,26 +73,6 @@ DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, 
 def refuse(field: str, value: object, allowed: str) -> NoReturn:
     """InputError in the one form that all options have."""
     raise InputError(f"{option_name(field)} {one_line(value)}: {allowed}")
-
-
-def check_options(given: Mapping[str, Any]) -> Options:
-    """`given` as Options. InputError names the option, the value and what is allowed."""
-    from pydantic import ValidationError
-
-    for name in given:
-        if name not in Options.model_fields:
-            close = nearest(name, Options.model_fields)
-            raise InputError(
-                f"{option_name(one_line(name))}: unknown option"
-                + (f"; did you mean {', '.join(map(option_name, close))}?" if close else "")
-            )
-    try:
-        return Options(**given)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = str(problem["loc"][0])
-        message = problem["msg"].replace("Input should be", "allowed:")
-        raise InputError(f"{option_name(field)} {one_line(problem['input'])}: {message}") from None
 
 
 def resolve(options: Options, model: Model | None) -> Setup:

@@ -21,12 +21,12 @@ def gpus(
 ) -> None:
     """List the GPUs, or show one with its sources."""
     from memcalc.inputs.gpu import all_gpus, load_gpu
-    from memcalc.report.gpus import print_gpu, print_list
+    from memcalc.report.gpus import as_document, print_gpu, print_list
 
     if json:
         import json as library
 
-        document = [gpu.model_dump() for gpu in all_gpus()] if name is None else load_gpu(name).model_dump()
+        document = [as_document(gpu) for gpu in all_gpus()] if name is None else as_document(load_gpu(name))
         print(library.dumps(document, indent=1, ensure_ascii=False))
     elif name is None:
         print_list(all_gpus(), sys.stdout)

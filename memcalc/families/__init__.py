@@ -14,5 +14,6 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "gpt2": ("memcalc.families.gpt2", "GPT2"),
     "gpt_neox": ("memcalc.families.gpt_neox", "GPTNeoX"),
     "opt": ("memcalc.families.opt", "OPT"),
+    "mixtral": ("memcalc.families.mixtral", "Mixtral"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, NamedTuple
 
 from memcalc.errors import InputError, nearest, one_line
 from memcalc.inputs.files import hardware_folder, read_bundled
 from memcalc.units import to_bytes
 
 
-class Quantity(BaseModel):
+class Quantity(NamedTuple):
     """A number with its unit and where it was published."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    value: Annotated[float, Field(gt=0)]
+    value: float
     unit: str
     source: str
 
@@ -27,15 +23,13 @@ class Quantity(BaseModel):
         return to_bytes(self.value, self.unit)
 
 
-class GPU(BaseModel):
+class GPU(NamedTuple):
     """What memcalc knows of one GPU. FLOP/s are dense; links are bidirectional totals."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     full_name: str
-    aliases: tuple[str, ...]
-    vendor: Literal["nvidia", "amd"]
+    aliases: list[str]
+    vendor: str
     architecture: str
     compute_capability: str
     memory: Quantity
@@ -50,6 +44,15 @@ class GPU(BaseModel):
         return self.memory.nbytes
 
 
+def from_file(name: str, content: dict[str, Any]) -> GPU:
+    """A GPU from the content of its file (TypeError for a key too many or too few)."""
+    quantities = {key: Quantity(**content[key]) for key in ("memory", "nominal_memory", "memory_bandwidth")}
+    tables = {
+        key: {name: Quantity(**q) for name, q in content[key].items()} for key in ("dense_flops_per_second", "links")
+    }
+    return GPU(name=name, **{**content, **quantities, **tables})
+
+
 @cache
 def _files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(hardware_folder().glob("*.json"))}
@@ -57,7 +60,7 @@ def _files() -> dict[str, Path]:
 
 @cache
 def _read(name: str) -> GPU:
-    return GPU(name=name, **read_bundled(_files()[name]))
+    return from_file(name, read_bundled(_files()[name]))
 
 
 def all_gpus() -> list[GPU]:

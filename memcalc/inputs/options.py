@@ -1,65 +1,113 @@
-"""The options of a setup, as given: types and ranges, checked by pydantic. What they mean together is `memcalc.setup`."""
+"""The options of a setup, as given, and the values that each may have. What they mean together is `memcalc.setup`.
+
+Checked by hand, not with pydantic: these few kinds are all there is, and a planner resolves thousands of setups a second.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
-
-Degree = Annotated[int, Field(ge=1, le=10**6)]
-Batch = Annotated[int, Field(ge=1, le=10**7)]
-Length = Annotated[int, Field(ge=1, le=10**8)]
-
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
-Precision = Literal[
-    "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed"
-]
-GradDtype = Literal["fp32", "bf16", "fp16"]
-OptimizerName = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"]
-Implementation = Literal["foreach", "fused", "for-loop"]
-Recompute = Literal["none", "selective", "op", "full"]
-Attention = Literal["eager", "sdpa", "flash"]
-CrossEntropy = Literal["eager", "vocab-parallel", "fused", "chunked"]
-Kernels = Literal["hf", "fused", "megatron"]
-Engine = Literal["none", "ddp", "fsdp2", "deepspeed", "megatron"]
+from memcalc.errors import InputError, nearest, one_line
 
 
-class Options(BaseModel):
+class Options(NamedTuple):
     """Every setup option of the contract. None means: the default, which may depend on the others."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    gpus: Degree = 1
-    gpus_per_node: Degree = 8
-    dp: Degree | None = None
-    tp: Degree = 1
-    pp: Degree = 1
-    cp: Degree = 1
-    ep: Degree = 1
-    etp: Degree | None = None
-    pp_rank: Annotated[int, Field(ge=0, le=10**6)] | None = None
-    zero: Annotated[int, Field(ge=0, le=3)] = 0
-    shard_group: Degree | None = None
+    gpus: int = 1
+    gpus_per_node: int = 8
+    dp: int | None = None
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    pp_rank: int | None = None
+    zero: int = 0
+    shard_group: int | None = None
     sequence_parallel: bool | None = None
-    schedule: Schedule = "1f1b"
-    virtual_stages: Degree = 1
-    micro_batch_size: Batch = 1
-    seq_len: Length | None = None
-    global_batch_size: Batch | None = None
-    precision: Precision = "bf16-mixed"
-    grad_dtype: GradDtype | None = None
-    optimizer: OptimizerName = "adamw"
-    optimizer_implementation: Implementation | None = None
-    recompute: Recompute = "none"
-    attention: Attention | None = None
-    cross_entropy: CrossEntropy | None = None
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    micro_batch_size: int = 1
+    seq_len: int | None = None
+    global_batch_size: int | None = None
+    precision: str = "bf16-mixed"
+    grad_dtype: str | None = None
+    optimizer: str = "adamw"
+    optimizer_implementation: str | None = None
+    recompute: str = "none"
+    attention: str | None = None
+    cross_entropy: str | None = None
     padded: bool = False
-    expert_imbalance: Annotated[float, Field(ge=1, le=10**6, allow_inf_nan=False)] = 1.0
-    kernels: Kernels | None = None
-    engine: Engine | None = None
+    expert_imbalance: float = 1.0
+    kernels: str | None = None
+    engine: str | None = None
     gpu: str | None = None
+
+
+_DEGREE: Final = (1, 10**6)
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble"),
+    "precision": (
+        "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
+    ),
+    "grad_dtype": ("fp32", "bf16", "fp16"),
+    "optimizer": ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"),
+    "optimizer_implementation": ("foreach", "fused", "for-loop"),
+    "recompute": ("none", "selective", "op", "full"),
+    "attention": ("eager", "sdpa", "flash"),
+    "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked"),
+    "kernels": ("hf", "fused", "megatron"),
+    "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),
+}  # fmt: skip
+_WHOLE: Final[dict[str, tuple[int, int]]] = {
+    **dict.fromkeys(
+        ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages"), _DEGREE
+    ),
+    "pp_rank": (0, 10**6),
+    "zero": (0, 3),
+    "micro_batch_size": (1, 10**7),
+    "seq_len": (1, 10**8),
+    "global_batch_size": (1, 10**10),
+}
+_FLAGS: Final = ("sequence_parallel", "padded")
 
 
 def option_name(field: str) -> str:
     """The command-line spelling of a field."""
     return "--" + field.replace("_", "-")
+
+
+def check_options(given: Mapping[str, Any]) -> Options:
+    """`given` as Options; a None is as good as leaving it out. InputError names the option, the value, what is allowed."""
+    for name, value in given.items():
+        if name not in Options._fields:
+            close = nearest(name, Options._fields)
+            hint = f"; did you mean {', '.join(map(option_name, close))}?" if close else ""
+            raise InputError(f"{option_name(one_line(name))}: unknown option{hint}")
+        if value is None:
+            continue
+        allowed = _what_is_allowed(name, value)
+        if allowed is not None:
+            raise InputError(f"{option_name(name)} {one_line(value) or repr(value)}: {allowed}")
+    return Options(**{name: value for name, value in given.items() if value is not None})
+
+
+def _what_is_allowed(name: str, value: object) -> str | None:
+    """What the option allows, if `value` is not among it."""
+    if name in _CHOICES:
+        choices = _CHOICES[name]
+        if value in choices:
+            return None
+        close = nearest(value, choices, most=1) if isinstance(value, str) else []
+        return f"allowed: {', '.join(choices)}" + (f" (did you mean {close[0]}?)" if close else "")
+    if name in _WHOLE:
+        low, high = _WHOLE[name]
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return None if is_whole and low <= value <= high else f"allowed: a whole number from {low} to {high}"
+    if name in _FLAGS:
+        return None if isinstance(value, bool) else "allowed: true, false"
+    if name == "expert_imbalance":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number and 1 <= value <= 10**6 else "allowed: a number from 1 up"
+    return None if isinstance(value, str) else "allowed: a name of `memcalc gpus`"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.errors import InputError
-from memcalc.setup import Setup, check_options, resolve
+from memcalc.inputs.options import check_options
+from memcalc.setup import Setup, resolve
 
 if TYPE_CHECKING:
     from memcalc.estimate import Report
@@ -66,9 +66,9 @@ def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
     if all(getattr(s, name) == value for name, value in changed.items()):
         return None
     keep: dict[str, Any] = {
-        f.name: getattr(s, f.name)
-        for f in fields(s)
-        if f.name not in ("dp", "etp", "shard_group", "kernels", "cross_entropy", "sequence_parallel", "grad_dtype")
+        name: value
+        for name, value in s._asdict().items()
+        if name not in ("dp", "etp", "shard_group", "kernels", "cross_entropy", "sequence_parallel", "grad_dtype")
     }
     if "gpus" in changed:
         keep["engine"] = None

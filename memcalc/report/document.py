@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from memcalc.rows import COMPONENTS, Item
@@ -20,7 +19,7 @@ def document(report: Report) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "model": _model(report),
-        "setup": {f.name: getattr(report.setup, f.name) for f in fields(report.setup)},
+        "setup": report.setup._asdict(),
         "memory": _memory(report),
         "communication": _communication(report),
         "fit": _fit(report),

@@ -16,6 +16,16 @@ def _show(quantity: Quantity | None) -> str:
     return "" if quantity is None else f"{quantity.value:g} {quantity.unit}"
 
 
+def as_document(gpu: GPU) -> dict[str, object]:
+    """A GPU as its file has it, with its name."""
+    return {
+        key: value._asdict() if isinstance(value, Quantity)
+        else {name: q._asdict() for name, q in value.items()} if isinstance(value, dict)
+        else value
+        for key, value in gpu._asdict().items()
+    }  # fmt: skip
+
+
 def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
     """A line per GPU; FLOP/s are dense."""
     table = Table(header_style="bold", box=None, pad_edge=False)

@@ -1,0 +1,46 @@
+"""CPU time of `memcalc estimate` over that of importing the libraries it is made of, same interpreter.
+
+    python benchmarks/command_line.py [runs]
+
+The aim is at most 1.5.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+BASE = [sys.executable, "-c", "import typer, rich.table, pydantic"]
+ESTIMATES = (
+    "--model llama-7b --zero 3 --gpus 8",
+    "--model gpt2 --recompute full --json",
+    "--model gemma-2-27b --gpus 16 --zero 2",
+    "--model qwen3-32b --gpus 64 --zero 3 --gpu h100-80gb",
+)
+
+
+def cpu_seconds(command: list[str], runs: int) -> float:
+    """The least CPU time (user and system) of several runs."""
+    best = float("inf")
+    for _ in range(runs):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return best
+
+
+def main() -> None:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    base = cpu_seconds(BASE, runs)
+    print(f"importing typer, rich.table and pydantic: {1000 * base:.0f} ms of CPU")
+    entry = "from memcalc.cli.main import entry_point; entry_point()"
+    for options in ESTIMATES:
+        seconds = cpu_seconds([sys.executable, "-c", entry, "estimate", *options.split()], runs)
+        print(f"memcalc estimate {options}: {1000 * seconds:.0f} ms of CPU, {seconds / base:.2f} times that")
+
+
+if __name__ == "__main__":
+    main()

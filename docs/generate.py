@@ -1,0 +1,74 @@
+"""Writes what the documents take from the code: the README's output, its count of models, and docs/options.md.
+
+    python docs/generate.py            writes them
+    python docs/generate.py --check    exits with 1 if one of them is stale
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from memcalc.cli.main import COMMANDS, build, main
+from memcalc.inputs.model import model_names
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def readme() -> str:
+    """README.md with fresh output and counts."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(<!-- models -->)\d+(<!-- /models -->)", rf"\g<1>{len(model_names())}\g<2>", text)
+    return re.sub(
+        r"(<!-- output of: memcalc (.+?) -->\n```text\n).*?(```\n<!-- end of output -->)",
+        lambda match: match[1] + _output(match[2].split()) + match[3],
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def _output(arguments: list[str]) -> str:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(arguments) == 0
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
+
+
+def options() -> str:
+    """docs/options.md: every command with its options."""
+    import typer.main
+
+    lines = ["# Commands and options", "", "Written by `docs/generate.py` from the commands themselves.", ""]
+    group = typer.main.get_command(build(list(COMMANDS)))
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        lines += [f"## memcalc {name}", "", command.help or "", "", "| option | what |", "|---|---|"]
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            names = ", ".join(f"`{n}`" for n in [*parameter.opts, *parameter.secondary_opts])
+            lines.append(f"| {names} | {parameter.help} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def run(check: bool) -> int:
+    """Write the documents, or say which are stale."""
+    stale = 0
+    for path, fresh in ((ROOT / "README.md", readme()), (ROOT / "docs" / "options.md", options())):
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        if old == fresh:
+            continue
+        if check:
+            print(f"{path.relative_to(ROOT)} is stale: run python docs/generate.py")
+            stale = 1
+        else:
+            path.write_text(fresh, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(run("--check" in sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""Each family's configuration: transformers' defaults, its other names, and what is refused."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import paper
+from memcalc.families import FAMILIES
+from memcalc.families.config import repeats_after
+
+TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8}
+
+
+def family_of(model_type: str) -> Any:
+    module_name, class_name = FAMILIES[model_type]
+    return getattr(import_module(module_name), class_name)
+
+
+DERIVED = {"head_dim", "num_key_value_heads", "layer_types", "sliding_window", "rope_parameters", "word_embed_proj_dim"}
+"""Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
+
+ELSEWHERE: dict[str, Any] = {"rope_scaling": None, "partial_rotary_factor": None, "rotary_pct": 0.25, "head_dim": None}
+"""What transformers reads from a config.json although its class has no such field."""
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_defaults_are_transformers_own(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model(model_type)
+    for name, field in family_of(model_type).Config.model_fields.items():
+        key = field.alias or name
+        if key in DERIVED and hasattr(type(theirs), key):
+            expected = getattr(type(theirs), key)
+        elif key in ELSEWHERE:
+            expected = ELSEWHERE[key]
+        else:
+            expected = getattr(theirs, key)
+        assert field.default == expected, name
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_other_names_are_transformers_own(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    assert dict(family_of(model_type).Config.attribute_map) == type(AutoConfig.for_model(model_type)).attribute_map
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "llama", "hidden_act": "prelu"}, "hidden_act"),
+    ({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 7}, "hidden_size 100"),
+    ({"model_type": "llama", "num_key_value_heads": 5}, "num_key_value_heads 5"),
+    ({"model_type": "llama", "head_dim": 9}, "head_dim 9"),
+    ({"model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers"),
+    ({"model_type": "llama", "vocab_size": "32000"}, "vocab_size"),
+    ({"model_type": "llama", "is_causal": False}, "is_causal False"),
+    ({"model_type": "llama", "output_hidden_states": True}, "output_hidden_states True"),
+    ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "'spiral'"),
+    ({"model_type": "llama", "rope_scaling": {"rope_type": "linear"}}, "'factor'"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+    ({"model_type": "qwen2", "num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "layer_types"),
+    ({"model_type": "qwen2", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "use_sliding_window"),
+    ({"model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
+    ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ({"model_type": "gemma2", "sliding_window": None}, "sliding_window"),
+    ({"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'linear'"),
+    (
+        {"model_type": "phi3", "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+        "short_factor has to be a list of 48 numbers",
+    ),
+    ({"model_type": "phi3", "partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
+    ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention True"),
+    ({"model_type": "gpt2", "n_head": 7}, "n_head 7"),
+    ({"model_type": "gpt2", "n_embd": 64, "hidden_size": 128}, "hidden_size 128"),
+    ({"model_type": "gpt_neox", "head_dim": 64}, "head_dim 64"),
+    ({"model_type": "gpt_neox", "rotary_pct": 0.0}, "partial_rotary_factor 0.0"),
+    ({"model_type": "opt", "layerdrop": 0.1}, "layerdrop 0.1"),
+    ({"model_type": "opt", "dropout": 1.0}, "dropout"),
+    ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits True"),
+    ({"model_type": "mixtral", "router_jitter_noise": 0.01}, "router_jitter_noise 0.01"),
+    ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9"),
+    ({"model_type": "mixtral", "intermediate_size": 100}, "intermediate_size 100"),
+    ({"model_type": "mixtral", "experts_implementation": "eager"}, "experts_implementation 'eager'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSED, ids=[f"{f['model_type']}-{n}" for f, n in REFUSED])
+def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        paper.program_of(fields, dropout=True)
+    errors = caught.value.errors()
+    assert len(errors) == 1
+    message = f"{'.'.join(str(part) for part in errors[0]['loc'])}: {errors[0]['msg']}"
+    assert named in message
+    assert "\n" not in message
+
+
+def test_upcast_attention_of_gpt2_is_not_offered() -> None:
+    assert paper.program_of({"model_type": "gpt2", "reorder_and_upcast_attn": True}).attention_kinds == ("sdpa",)
+    assert paper.program_of({"model_type": "gpt2"}).attention_kinds == ("sdpa", "eager")
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [({"model_type": "gpt2", "n_positions": 77}, 77), ({"model_type": "opt"}, 2048), ({"model_type": "llama"}, None)],
+)
+def test_positions_limit(fields: dict[str, Any], limit: int | None) -> None:
+    program = paper.program_of(fields)
+    assert program.positions_limit == limit
+    assert limit is None or program.max_seq_len == limit
+
+
+@pytest.mark.parametrize(
+    ("fields", "period"),
+    [
+        ({"model_type": "llama"}, 1),
+        ({"model_type": "gemma2"}, 2),
+        ({"model_type": "qwen2"}, 1),
+        ({"model_type": "qwen2", "use_sliding_window": True}, None),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, 1),
+        (TINY | {"model_type": "qwen3", "num_key_value_heads": 4, "layer_types": ["full_attention"] * 4}, 1),
+    ],
+)
+def test_period(fields: dict[str, Any], period: int | None) -> None:
+    assert paper.program_of(fields).period() == period
+
+
+@pytest.mark.parametrize(
+    ("kinds", "period"), [("a", 1), ("ab", None), ("aba", 2), ("aab", None), ("aabaabaa", 3), ("abab", 2), ("aaab", None)]
+)
+def test_repeats_after(kinds: str, period: int | None) -> None:
+    assert repeats_after(kinds) == period

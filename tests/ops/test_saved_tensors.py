@@ -1,0 +1,225 @@
+"""What each op keeps for backward, against torch's own `saved_tensors_hooks` on small tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from memcalc.autograd import Node, backward
+from memcalc.dims import Dim, numel
+from memcalc.dtypes import DType, bf16, boolean, fp32, int32, int64
+from memcalc.families import blocks
+from memcalc.ops import attention, elementwise, embedding, loss, matmul, norm, routing, shape
+from memcalc.tensor import Memory, Tensor, new_tensor
+
+DTYPES: dict[DType, torch.dtype] = {
+    bf16: torch.bfloat16,
+    fp32: torch.float32,
+    int32: torch.int32,
+    int64: torch.int64,
+    boolean: torch.bool,
+}
+TOKENS, FOUR, SIX, EIGHT, TEN = (Dim(name, n) for name, n in (("t", 5), ("a", 4), ("b", 6), ("c", 8), ("d", 10)))
+
+
+class Arg(NamedTuple):
+    """An operand: its dims, dtype, and whether it wants a gradient."""
+
+    dims: tuple[Dim, ...]
+    dtype: DType = fp32
+    grad: bool = True
+
+
+class Op(NamedTuple):
+    """One op, here and in torch, over the same operands."""
+
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+    args: list[Arg]
+
+
+def dense(*dims: Dim, dtype: DType = fp32, grad: bool = True) -> Arg:
+    return Arg(dims, dtype, grad)
+
+
+HEADS = (Dim("batch", 2), FOUR, SIX, EIGHT)
+GROUPED = (Dim("batch", 2), Dim("kv_heads", 2), SIX, EIGHT)
+TWO = Dim("k", 2)
+THREE = Dim("e", 3)
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def masked_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def torch_div_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.mul(a, 1).div_(b)
+
+
+def our_div_(a: Tensor, b: Tensor) -> Tensor:
+    return routing.div_(a * 1.0, b)
+
+
+OPS: dict[str, Op] = {
+    "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
+    "mul": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(SIX)]),
+    "mul-half": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)]),
+    "mul-bf16-fp32": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX, dtype=bf16), dense(FOUR, Dim("1", 1))]),
+    "scale": Op(lambda a: a * 2.0, lambda a: a * 2.0, [dense(FOUR, SIX)]),
+    "neg": Op(elementwise.neg, torch.neg, [dense(FOUR, SIX)]),
+    "tanh": Op(elementwise.tanh, torch.tanh, [dense(FOUR, SIX)]),
+    "sigmoid": Op(elementwise.sigmoid, torch.sigmoid, [dense(FOUR, SIX)]),
+    "erf": Op(elementwise.erf, torch.erf, [dense(FOUR, SIX)]),
+    "rsqrt": Op(elementwise.rsqrt, torch.rsqrt, [dense(FOUR, SIX)]),
+    "power": Op(lambda a: elementwise.power(a, 3), lambda a: torch.pow(a, 3), [dense(FOUR, SIX)]),
+    "cast": Op(lambda a: elementwise.cast(a, fp32), torch.Tensor.float, [dense(FOUR, SIX, dtype=bf16)]),
+    "mean": Op(elementwise.mean, lambda a: a.mean(-1, keepdim=True), [dense(FOUR, SIX)]),
+    "sum": Op(elementwise.sum_last, lambda a: a.sum(-1, keepdim=True), [dense(FOUR, SIX)]),
+    "softmax": Op(
+        lambda a: elementwise.softmax(a, fp32),
+        lambda a: torch.softmax(a, -1, dtype=torch.float32),
+        [dense(FOUR, SIX, dtype=bf16)],
+    ),
+    "embedding": Op(
+        embedding.embedding, lambda table, ids: F.embedding(ids, table), [dense(TEN, SIX), dense(FOUR, dtype=int64)]
+    ),
+    "linear": Op(matmul.linear, F.linear, [dense(TWO, FOUR, SIX), dense(EIGHT, SIX), dense(EIGHT)]),
+    "linear-frozen": Op(matmul.linear, F.linear, [dense(FOUR, SIX), dense(EIGHT, SIX, grad=False)]),
+    "conv1d": Op(
+        matmul.conv1d,
+        lambda x, w, b: torch.addmm(b, x.view(-1, x.shape[-1]), w),
+        [dense(TWO, FOUR, SIX), dense(SIX, EIGHT), dense(EIGHT)],
+    ),
+    "matmul": Op(
+        lambda a, b: matmul.matmul(a, shape.transpose(b, 2, 3), "product"),
+        lambda a, b: torch.matmul(a, b.transpose(2, 3)),
+        [Arg(HEADS), Arg(HEADS)],
+    ),
+    "layer_norm": Op(
+        norm.layer_norm, lambda x, w, b: F.layer_norm(x, (6,), w, b), [dense(FOUR, SIX), dense(SIX), dense(SIX)]
+    ),
+    "layer_norm-plain": Op(
+        lambda x: norm.layer_norm(x, None, None), lambda x: F.layer_norm(x, (6,)), [dense(FOUR, SIX)]
+    ),
+    "sdpa": Op(
+        lambda q, k, v: attention.scaled_dot_product_attention(q, k, v, None),
+        sdpa,
+        [Arg(HEADS, bf16), Arg(GROUPED, bf16), Arg(GROUPED, bf16)],
+    ),
+    "sdpa-masked": Op(
+        attention.scaled_dot_product_attention,
+        masked_sdpa,
+        [Arg(HEADS, bf16)] * 3 + [Arg((HEADS[0], Dim("1", 1), SIX, SIX), boolean)],
+    ),
+    "cross_entropy": Op(loss.cross_entropy, F.cross_entropy, [dense(TOKENS, TEN), dense(TOKENS, dtype=int64)]),
+    "cat": Op(
+        lambda a, b: shape.cat((a, b), TEN), lambda a, b: torch.cat((a, b), -1), [dense(FOUR, SIX), dense(FOUR, FOUR)]
+    ),
+    "chunk": Op(lambda a: shape.chunk(a, 2)[0], lambda a: a.chunk(2, -1)[0], [dense(FOUR, SIX)]),
+    "slice": Op(lambda a: shape.part(a, FOUR), lambda a: a[..., :4], [dense(FOUR, SIX)]),
+    "copying-reshape": Op(
+        lambda a: shape.reshape(shape.transpose(a, 0, 1), Dim("all", 24)),
+        lambda a: a.transpose(0, 1).reshape(24),
+        [dense(FOUR, SIX)],
+    ),
+    "topk": Op(lambda a: routing.topk(a, TWO)[0], lambda a: torch.topk(a, 2)[0], [dense(FOUR, SIX)]),
+    "div_": Op(our_div_, torch_div_, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
+    "index": Op(
+        lambda a, where: routing.index(a, where, "rows"), lambda a, w: a[w], [dense(FOUR, SIX), dense(EIGHT, dtype=int64)]
+    ),
+    "sum_middle": Op(routing.sum_middle, lambda a: a.sum(1), [dense(FOUR, TWO, SIX)]),
+    "grouped_mm": Op(
+        lambda a, b, offsets: routing.grouped_mm(a, shape.transpose(b, 1, 2), offsets, "experts"),
+        lambda a, b, offsets: F.grouped_mm(a, b.transpose(1, 2), offs=offsets),
+        [dense(FOUR, EIGHT, dtype=bf16), dense(THREE, Dim("n", 16), EIGHT, dtype=bf16), dense(THREE, dtype=int32)],
+    ),
+    "rms_norm-like": Op(
+        lambda a, w: w * elementwise.cast(a * elementwise.rsqrt(elementwise.mean(elementwise.power(a, 2))), bf16),
+        lambda a, w: w * (a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True))).to(torch.bfloat16),
+        [dense(FOUR, SIX), dense(SIX, dtype=bf16)],
+    ),
+}
+
+
+def our_args(memory: Memory, args: list[Arg]) -> list[Tensor]:
+    tensors = [new_tensor(memory, arg.dims, arg.dtype, "operand") for arg in args]
+    for tensor, arg in zip(tensors, args, strict=True):
+        if arg.grad and arg.dtype.is_floating_point:
+            tensor.node = Node(memory, lambda node, grads: [], ())  # noqa: ARG005
+    return tensors
+
+
+def our_bytes(op: Op) -> Counter[int]:
+    """Bytes of each storage that is saved somewhere in the graph."""
+    out = op.ours(*our_args(Memory(), op.args))
+    storages = {}
+    stack, seen = [out.node], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack += [following for following, _ in node.edges]
+        storages |= {tensor.storage.index: tensor.storage for tensor in node.saved}
+    rows = [storage.memory.rows[index] for index, storage in storages.items()]
+    return Counter(numel(row.shape)[0] * row.dtype.itemsize for row in rows)
+
+
+def torch_args(args: list[Arg]) -> list[torch.Tensor]:
+    made = []
+    for arg in args:
+        sizes = [dim.size for dim in arg.dims]
+        tensor = torch.zeros(sizes, dtype=DTYPES[arg.dtype])
+        made.append(tensor.requires_grad_(arg.grad) if arg.dtype.is_floating_point else tensor)
+    return made
+
+
+def torch_bytes(op: Op) -> Counter[int]:
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage
+        return tensor
+
+    args = torch_args(op.args)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        op.theirs(*args)
+    return Counter(storage.nbytes() for storage in saved.values())
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_saves_what_torch_saves(name: str) -> None:
+    assert our_bytes(OPS[name]) == torch_bytes(OPS[name])
+
+
+@pytest.mark.parametrize("name", [*blocks.ONE_KERNEL, *blocks.COMPOSED])
+def test_an_activation_saves_what_torch_saves(name: str) -> None:
+    from transformers.activations import ACT2FN
+
+    op = Op(lambda x: blocks.act(x, name), ACT2FN[name], [dense(FOUR, SIX)])
+    assert our_bytes(op) == torch_bytes(op)
+
+
+def test_dropout_saves_a_bool_mask_as_on_cuda() -> None:
+    op = Op(lambda a: elementwise.dropout(a, 0.1), lambda a: torch.native_dropout(a, 0.1, True)[0], [dense(FOUR, SIX)])
+    assert our_bytes(op) == torch_bytes(op) == Counter({24: 1})
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_backward_frees_all_but_the_operands(name: str) -> None:
+    """After a backward nothing is alive but the operands and their gradients' accumulators."""
+    memory = Memory()
+    args = our_args(memory, OPS[name].args)
+    before = sum(1 if event >= 0 else -1 for event in memory.log)
+    backward(OPS[name].ours(*args))
+    assert sum(1 if event >= 0 else -1 for event in memory.log) == before

@@ -1,0 +1,341 @@
+"""Every optimizer against the real one: its state tensors, and the transient peak of its step.
+
+The real step runs over fake tensors on a fake CUDA device, so that what torch keeps on the CPU (the step counters of the
+for-loop and foreach implementations) is told apart from what it keeps on the GPU, and nothing needs a tolerance.
+`test_real_tensors` runs the same over real tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import bitsandbytes
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lion_pytorch import Lion
+from oracle import LiveBytes
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memcalc.dims import Dim, numel
+from memcalc.dtypes import DType, bf16, fp32, uint8
+from memcalc.errors import InputError
+from memcalc.optimizers import OPTIMIZERS, Parameter, State, load_optimizer
+from memcalc.tensor import Memory
+
+DTYPES = {fp32: torch.float32, bf16: torch.bfloat16, uint8: torch.uint8}
+PAPER_DTYPES = {real: paper for paper, real in DTYPES.items()}
+ALL = [(name, implementation) for name in OPTIMIZERS for implementation in load_optimizer(name).implementations]
+
+
+def parameter(name: str, *sizes: int, count: int = 1, matrix: bool = False) -> Parameter:
+    return Parameter(name, tuple(Dim(f"d{i}", size) for i, size in enumerate(sizes)), count, matrix)
+
+
+LAYOUTS: dict[str, list[Parameter]] = {
+    "decoder": [
+        parameter("embed", 97, 64),
+        parameter("layers.*.norm", 64, count=3),
+        parameter("layers.*.q", 128, 64, count=3, matrix=True),
+        parameter("layers.*.bias", 128, count=3),
+        parameter("layers.*.k", 32, 64, count=3, matrix=True),
+        parameter("layers.*.experts", 4, 48, 64, count=3),
+        parameter("layers.*.down", 64, 161, count=3, matrix=True),
+        parameter("norm", 64),
+        parameter("head", 97, 64),
+    ],
+    "large last": [parameter("scale"), parameter("vector", 5000), parameter("square", 70, 70, matrix=True)],
+    "large first": [parameter("square", 70, 70, matrix=True), parameter("vector", 5000), parameter("small", 3)],
+    "one stack": [parameter("layers.*.w", 65, 64, count=4, matrix=True)],
+    "vectors": [parameter("a", 4095), parameter("layers.*.b", 4096, count=2), parameter("c", 4097)],
+    "four dims": [parameter("conv", 2, 3, 4, 5), parameter("column", 7, 1), parameter("row", 1, 7, matrix=True)],
+    "scalars": [parameter("layers.*.scale", count=2)],
+}
+
+
+# --- the real optimizer
+
+
+class CudaBytes(LiveBytes):
+    """LiveBytes of the CUDA device alone. What leaves for the CPU by `item()` is 1.0, as fake tensors have no data."""
+
+    def register(self, tensor: torch.Tensor) -> int:
+        return super().register(tensor) if tensor.device.type == "cuda" else 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0
+        if func is torch.ops.aten._fused_sgd_.default:
+            return None  # one in-place kernel, for which torch 2.13 has no fake; `test_real_tensors` runs it
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Both:
+    """torch's Muon and the AdamW that takes what Muon does not."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+        self.state = {k: v for o in optimizers for k, v in o.state.items()}
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.state = {k: v for o in self.optimizers for k, v in o.state.items()}
+
+
+class Kept(NamedTuple):
+    """A state tensor as both sides see it."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: str
+
+
+class Measured(NamedTuple):
+    states: Counter[Kept]
+    state_bytes: int
+    peak: int
+
+
+def tensors_of(parameters: Sequence[Parameter]) -> Iterator[Parameter]:
+    """The parameters of the model one by one: neighbours with the same count are a stack of layers."""
+    for count, stack in groupby(parameters, lambda p: p.count):
+        yield from list(stack) * count
+
+
+def build(name: str, implementation: str, tensors: Sequence[torch.nn.Parameter], matrices: Sequence[bool]) -> Any:
+    foreach = {"foreach": implementation == "foreach"}
+    flags = {**foreach, "fused": implementation == "fused"}
+    if name == "muon":
+        muon = [t for t, is_matrix in zip(tensors, matrices, strict=True) if is_matrix]
+        rest = [t for t, is_matrix in zip(tensors, matrices, strict=True) if not is_matrix]
+        optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(muon)] if muon else []
+        return Both([*optimizers, torch.optim.AdamW(rest, **flags)] if rest else optimizers)
+    make: dict[str, Callable[[], Any]] = {
+        "adamw": lambda: torch.optim.AdamW(tensors, **flags),
+        "adam": lambda: torch.optim.Adam(tensors, **flags),
+        "sgd": lambda: torch.optim.SGD(tensors, **flags),
+        "sgd-momentum": lambda: torch.optim.SGD(tensors, momentum=0.9, **flags),
+        "adafactor": lambda: torch.optim.Adafactor(tensors, **foreach),
+        "lion": lambda: Lion(tensors),
+        "adamw-8bit": lambda: bitsandbytes.optim.AdamW8bit(tensors),
+    }
+    return make[name]()
+
+
+def measure(
+    name: str, implementation: str, parameters: Sequence[Parameter], dtype: DType, mode: LiveBytes, device: str
+) -> Measured:
+    """Two steps; the states after the first, the peak of the second over what is there before it."""
+    expanded = list(tensors_of(parameters))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    tensors: list[torch.nn.Parameter] = []
+    with fake if device == "cuda" else torch.no_grad():
+        for p in expanded:
+            data = torch.ones([d.size for d in p.shape], dtype=DTYPES[dtype], device=device)
+            tensors.append(torch.nn.Parameter(data))
+            tensors[-1].grad = torch.ones_like(data)
+    # Outside the fake mode: bitsandbytes computes its quantization maps here, on the CPU.
+    optimizer = build(name, implementation, tensors, [p.is_matrix for p in expanded])
+    for tensor in tensors:
+        mode.register(tensor)
+        mode.register(tensor.grad)  # type: ignore[arg-type]
+    with fake if device == "cuda" else torch.no_grad(), mode:
+        before = mode.now
+        optimizer.step()
+        gc.collect()
+        state_bytes = mode.now - before
+        mode.begin()
+        optimizer.step()
+        peak = mode.highest - before - state_bytes
+        assert mode.now == before + state_bytes
+    seen: set[int] = set()
+    states: Counter[Kept] = Counter()
+    for tensor in tensors:
+        for key, value in optimizer.state[tensor].items() if tensor in optimizer.state else ():
+            if isinstance(value, torch.Tensor) and value.device.type == device and id(value) not in seen:
+                seen.add(id(value))
+                states[Kept(key, tuple(value.shape), PAPER_DTYPES[value.dtype].name)] += 1
+    return Measured(states, state_bytes, peak)
+
+
+def real(name: str, implementation: str, parameters: Sequence[Parameter], dtype: DType) -> Measured:
+    """The real optimizer on the fake GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "synchronize", lambda *_: None)  # bitsandbytes waits for its kernels
+        return measure(name, implementation, parameters, dtype, CudaBytes(), "cuda")
+
+
+# --- the one on paper
+
+
+def nbytes(states: Sequence[State]) -> int:
+    return sum(s.count * numel(s.shape)[0] * s.dtype.itemsize for s in states)
+
+
+def on_paper(name: str, implementation: str, parameters: Sequence[Parameter], dtype: DType) -> Measured:
+    optimizer = load_optimizer(name)
+    states = optimizer.states(parameters, dtype, implementation)
+    kept: Counter[Kept] = Counter()
+    for s in states:
+        kept[Kept(s.name, tuple(d.size for d in s.shape), s.dtype.name)] += s.count
+    memory = Memory()
+    optimizer.step(memory, parameters, dtype, dtype, implementation)
+    return Measured(kept, nbytes(states), peak_of(memory))
+
+
+def peak_of(memory: Memory) -> int:
+    now = highest = 0
+    for event in memory.log:
+        row = memory.rows[event if event >= 0 else ~event]
+        size = numel(row.shape)[0] * row.dtype.itemsize
+        now += size if event >= 0 else -size
+        highest = max(highest, now)
+    assert now == 0, "a step left a temporary behind"
+    return highest
+
+
+# --- exact
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+@pytest.mark.parametrize(("name", "implementation"), ALL)
+def test_states_and_peak_are_the_real_ones(name: str, implementation: str, dtype: DType, layout: str) -> None:
+    expected = real(name, implementation, LAYOUTS[layout], dtype)
+    assert on_paper(name, implementation, LAYOUTS[layout], dtype) == expected
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+@pytest.mark.parametrize(("name", "implementation"), [pair for pair in ALL if pair[0] != "adamw-8bit"])
+def test_real_tensors(name: str, implementation: str, dtype: DType) -> None:
+    """The same over real tensors on the CPU, where the step counters count: 4 bytes a tensor, and fused has them anyway.
+
+    The 1.0 that foreach adds to them is gone before anything larger is allocated. bitsandbytes has another kernel on the
+    CPU, one that does allocate.
+    """
+    parameters = LAYOUTS["decoder"]
+    expected = measure(name, implementation, parameters, dtype, LiveBytes(), "cpu")
+    paper = on_paper(name, implementation, parameters, dtype)
+    counters = expected.states.total() - paper.states.total()
+    assert {kept.name for kept in expected.states - paper.states} <= {"step"}
+    assert expected.state_bytes == paper.state_bytes + 4 * counters
+    assert max(expected.peak, 4) == max(paper.peak, 4)
+
+
+def test_bitsandbytes_really_keeps_these_states() -> None:
+    """On real CPU tensors too, where its step can run: sizes, the limit of 4096 elements, one pair of maps."""
+    parameters = LAYOUTS["vectors"]
+    expected = measure("adamw-8bit", "fused", parameters, bf16, LiveBytes(), "cpu")
+    paper = on_paper("adamw-8bit", "fused", parameters, bf16)
+    assert paper.states == expected.states
+    assert paper.states[Kept("qmap1", (256,), "fp32")] == 1
+    assert paper.states[Kept("state1", (4095,), "fp32")] == 1
+    assert paper.states[Kept("absmax2", (17,), "fp32")] == 1
+
+
+SIZES = st.lists(st.integers(1, 90), max_size=3)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> list[Parameter]:
+    """Some parameters with some counts, matrices or not."""
+    out: list[Parameter] = []
+    for i, (sizes, count, matrix) in enumerate(
+        draw(st.lists(st.tuples(SIZES, st.integers(1, 3), st.booleans()), min_size=1, max_size=4))
+    ):
+        out.append(parameter(f"p{i}", *sizes, count=count, matrix=matrix and len(sizes) == 2))
+    return out
+
+
+@pytest.mark.parametrize(("name", "implementation"), ALL)
+@settings(max_examples=8, deadline=None)
+@given(parameters=layouts(), dtype=st.sampled_from([fp32, bf16]))
+def test_any_layout_is_exact(name: str, implementation: str, parameters: list[Parameter], dtype: DType) -> None:
+    assert on_paper(name, implementation, parameters, dtype) == real(name, implementation, parameters, dtype)
+
+
+# --- properties
+
+
+@pytest.mark.parametrize(("name", "implementation"), ALL)
+@settings(max_examples=50, deadline=None)
+@given(parameters=layouts(), dtype=st.sampled_from([fp32, bf16]))
+def test_a_count_of_n_is_n_classes(name: str, implementation: str, parameters: list[Parameter], dtype: DType) -> None:
+    """Stated once more without the real optimizer, so that many counts are tried."""
+    optimizer = load_optimizer(name)
+    alone = [Parameter(p.name, p.shape, 1, p.is_matrix) for p in tensors_of(parameters)]
+    together = on_paper(name, implementation, parameters, dtype)
+    assert together == on_paper(name, implementation, alone, dtype)
+    assert all(s.count >= 1 for s in optimizer.states(parameters, dtype, implementation))
+
+
+@pytest.mark.parametrize(("name", "implementation"), ALL)
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=3), data=st.data())
+def test_states_grow_with_the_parameter(name: str, implementation: str, sizes: list[int], data: st.DataObject) -> None:
+    """Except where bitsandbytes turns to 8 bits: 4095 elements take more than 4096."""
+    grown = list(sizes)
+    grown[data.draw(st.integers(0, len(sizes) - 1))] += data.draw(st.integers(1, 100))
+    small, large = (parameter("p", *s, matrix=len(s) == 2) for s in (sizes, grown))
+    if name == "adamw-8bit" and numel(small.shape)[0] < 4096 <= numel(large.shape)[0]:
+        return
+    optimizer = load_optimizer(name)
+    before = nbytes(optimizer.states([small], bf16, implementation))
+    after = nbytes(optimizer.states([large], bf16, implementation))
+    assert before <= after if name in ("sgd", "adamw-8bit", "adafactor") else before < after
+
+
+def test_a_wider_gradient_widens_what_is_made_from_it() -> None:
+    matrix = [parameter("w", 8, 4, matrix=True)]
+
+    def peak(name: str, implementation: str, grad_dtype: DType) -> int:
+        memory = Memory()
+        load_optimizer(name).step(memory, matrix, bf16, grad_dtype, implementation)
+        return peak_of(memory)
+
+    assert peak("lion", "for-loop", fp32) == 32 * (2 + 4)
+    assert peak("adamw", "foreach", fp32) == peak("adamw", "foreach", bf16) == 32 * 2
+    assert peak("muon", "foreach", fp32) > peak("muon", "foreach", bf16)
+
+
+# --- names
+
+
+def test_temporaries_are_rows_that_can_be_reported() -> None:
+    memory = Memory()
+    memory.scope = "outside"
+    load_optimizer("adamw").step(memory, LAYOUTS["decoder"], bf16, bf16, "foreach")
+    assert memory.scope == "outside"
+    assert {row.component for row in memory.rows} == {"temporaries"}
+    assert [row.scope for row in memory.rows] == [p.name for p in LAYOUTS["decoder"]]
+    assert [d.name for d in memory.rows[1].shape] == ["layers", "d0"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_has_the_name_it_is_found_by(name: str) -> None:
+    optimizer = load_optimizer(name)
+    assert optimizer.name == name
+    assert all(s.source for s in optimizer.states(LAYOUTS["decoder"], bf16, optimizer.implementations[0]))
+    with pytest.raises(InputError, match=f"--optimizer-implementation eager: {name} has "):
+        optimizer.states([], bf16, "eager")
+    with pytest.raises(InputError, match=f"--optimizer-implementation eager: {name} has "):
+        optimizer.step(Memory(), [], bf16, bf16, "eager")
+
+
+def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InputError) as error:
+        load_optimizer("adanw\n")
+    assert "\n" not in str(error.value)
+    assert "did you mean adamw?" in str(error.value)
+    assert all(name in str(error.value) for name in OPTIMIZERS)
+
+
+def test_no_parameters_no_bytes() -> None:
+    for name, implementation in ALL:
+        assert on_paper(name, implementation, [], bf16) == Measured(Counter(), 0, 0)

@@ -1,0 +1,78 @@
+"""The whole estimate against the whole step: transformers, autograd and torch's optimizers under fake tensors.
+
+`forward`, `backward` and `step` are absolute: parameters, gradients, optimizer states, buffers, the batch and the loss
+included. The optimizer's `step` counters of the for-loop and foreach implementations are CPU tensors on a GPU machine;
+here everything is on the CPU, so the oracle counts them: 4 bytes a parameter tensor are taken off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import training_step
+
+import memcalc
+
+LLAMA = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 7,
+         "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 700, "head_dim": 24}  # fmt: skip
+QWEN3 = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6, "vocab_size": 500,
+         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
+GEMMA2 = {"model_type": "gemma2", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 9, "head_dim": 16,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "sliding_window": 32}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 128, "vocab_size": 500,
+        "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}  # fmt: skip
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+
+
+def counters(config: dict[str, Any], optimizer: str, implementation: str) -> int:
+    """Bytes of `step` tensors that are on the CPU in a run on a GPU."""
+    if optimizer.startswith("sgd") or implementation == "fused":
+        return 0
+    return 4 * len(memcalc.load_model(config).weights())
+
+
+def check(config: dict[str, Any], *, precision: str = "bf16", b: int = 2, s: int = 48, attention: str = "sdpa",
+          recompute: str = "none", optimizer: str = "adamw", implementation: str = "foreach") -> None:  # fmt: skip
+    real = training_step(
+        config, micro_batch_size=b, seq_len=s, attention=attention, dtype=DTYPES[precision],
+        recompute=recompute == "full", optimizer=optimizer, implementation=implementation,
+    )  # fmt: skip
+    report = memcalc.estimate(
+        config, precision=precision, micro_batch_size=b, seq_len=s, attention=attention, recompute=recompute,
+        optimizer=optimizer, optimizer_implementation=implementation,
+    )  # fmt: skip
+    extra = counters(config, optimizer, implementation)
+    assert report.total("saved_activations") == real.saved
+    assert report.phases["forward"] == real.forward - extra
+    assert report.phases["backward"] == real.backward - extra
+    assert report.phases["step"] == real.step - extra
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_every_phase_of_llama(precision: str, attention: str, recompute: str) -> None:
+    check(LLAMA, precision=precision, attention=attention, recompute=recompute)
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "b", "s"),
+    [(QWEN3, "sdpa", 1, 40), (QWEN3, "eager", 3, 17), (GEMMA2, "eager", 2, 24), (GEMMA2, "eager", 2, 64),
+     (GPT2, "sdpa", 2, 128), (GPT2, "eager", 1, 64)],
+)  # fmt: skip
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_every_phase_of_its_relatives(config: dict[str, Any], attention: str, b: int, s: int, recompute: str) -> None:
+    check(config, attention=attention, b=b, s=s, recompute=recompute)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "implementation"),
+    [("adamw", "for-loop"), ("adamw", "fused"), ("adam", "foreach"), ("sgd", "foreach"), ("sgd", "for-loop"),
+     ("sgd", "fused"), ("sgd-momentum", "foreach"), ("sgd-momentum", "fused"), ("adafactor", "for-loop"),
+     ("adafactor", "foreach")],
+)  # fmt: skip
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_every_phase_with_every_torch_optimizer(optimizer: str, implementation: str, precision: str) -> None:
+    check(LLAMA, precision=precision, optimizer=optimizer, implementation=implementation, s=16)
