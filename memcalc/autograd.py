@@ -110,9 +110,8 @@ def backward(loss: Tensor) -> None:
     memory.grad_enabled = False
     memory.scope = "loss"
     waiting = _dependencies(root)
-    inbox: dict[Node, list[Tensor | None]] = {
-        root: [new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")]
-    }
+    root_gradient = new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")  # the caller's frame holds it
+    inbox: dict[Node, list[Tensor | None]] = {root: [root_gradient]}
     ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
     del root
     ticket = 0
@@ -133,6 +132,7 @@ def backward(loss: Tensor) -> None:
                 if following in inbox:
                     heappush(ready, (-following.sequence, ticket, following))
     memory.grad_enabled = True
+    del root_gradient
 
 
 def _call(node: Node, inbox: dict[Node, list[Tensor | None]]) -> Gradients:

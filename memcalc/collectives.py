@@ -35,6 +35,8 @@ class Collective:
     payload: int
     formula: str
     layer: str | None = None
+    by_layer: bool = False
+    """Whether the payload is parameters or gradients, of which every layer has its share."""
     basis: Basis = "modelled"
     source: str = ""
 

@@ -236,17 +236,14 @@ class Report:
         return load_engine(self.setup.engine).textbook(self.model, self.setup) if self._profile else []
 
     def per_layer(self) -> tuple[int, int]:
-        """Payload and wire of one transformer layer's share: its part of every collective over parameters."""
-        if not self.collectives:
+        """Payload and wire of one transformer layer: its parameters' share of every collective over parameters."""
+        shared = [c for c in self.collectives if c.by_layer]
+        if not shared:
             return 0, 0
         layer = sum(numel(w.shape)[0] for w in self.model.weight_classes if w.layered)
-        payload = wire = 0
-        for c in self.collectives:
-            if c.payload >= self.model.num_parameters:
-                part = c.payload * layer // self.model.num_parameters
-                payload += part
-                wire += wire_bytes(c.collective, c.group_size, part)
-        return payload, wire
+        parts = [c.payload * layer // self.model.num_parameters for c in shared]
+        wires = [wire_bytes(c.collective, c.group_size, part) for c, part in zip(shared, parts, strict=True)]
+        return sum(parts), sum(wires)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of the contract."""

@@ -176,6 +176,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed")
     if engine in ("fsdp2", "megatron") and not parallel:
         refuse("engine", engine, _NOT_YET + "none, ddp, deepspeed")
+    if engine == "deepspeed" and options.optimizer == "muon":
+        refuse("optimizer", "muon", "needs whole matrices, and deepspeed's partitions are flat; " + _NOT_YET + "another one")
     if options.zero and options.optimizer == "sgd":
         refuse(
             "zero",

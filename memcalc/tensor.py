@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from memcalc.dims import Dim, Shape, numel
+from memcalc.dims import Shape, numel
 from memcalc.dtypes import DType
 
 if TYPE_CHECKING:

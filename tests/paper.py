@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import fields as fields_of
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import backward
 from memcalc.dims import numel, workload_size
@@ -12,6 +12,9 @@ from memcalc.dtypes import DType, int64
 from memcalc.families import FAMILIES
 from memcalc.families.module import Run
 from memcalc.tensor import Memory, StorageRow, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout")
 LOSS_BYTES = 4
@@ -26,14 +29,18 @@ class PaperStep(NamedTuple):
     backward: int
 
 
+def _field_names(config: type[Any]) -> set[str]:
+    return {field.name for field in fields_of(config)}
+
+
 def program_of(fields: Mapping[str, Any], *, dropout: bool = False) -> Any:
     """The program of a config.json's fields; without dropout, as the oracle runs."""
     module_name, class_name = FAMILIES[fields["model_type"]]
     family = getattr(import_module(module_name), class_name)
     kept = {name: value for name, value in fields.items() if name != "model_type"}
     if not dropout:
-        kept |= {name: 0.0 for name in DROPOUTS if name in family.Config.model_fields}
-    return family(family.Config(**kept))
+        kept |= {name: 0.0 for name in DROPOUTS if name in _field_names(family.Config)}
+    return family(family.Config.read(kept))
 
 
 class PaperRun:
@@ -66,7 +73,8 @@ class PaperRun:
         start, _ = self._replay(0, marks[0], 0)
         end_of_forward, forward = self._replay(marks[0], marks[1], start)
         _, backward_peak = self._replay(marks[1], marks[2], end_of_forward)
-        return PaperStep(start, end_of_forward - start - LOSS_BYTES, forward, backward_peak)
+        # In a steady state the loss of the step before is part of what is there at the start, and gone in backward.
+        return PaperStep(start, end_of_forward - start - LOSS_BYTES, forward, backward_peak - LOSS_BYTES)
 
     def _replay(self, first: int, last: int, now: int) -> tuple[int, int]:
         highest = now

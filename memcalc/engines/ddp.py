@@ -68,7 +68,8 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     out = [
         Collective(
             "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, len(sizes), sum(sizes),
-            f"parameters·{dtype.itemsize} B = {model.num_parameters}·{dtype.itemsize} B", source=_SOURCE,
+            f"parameters·{dtype.itemsize} B = {model.num_parameters}·{dtype.itemsize} B",
+            by_layer=True, source=_SOURCE,
         )
     ]  # fmt: skip
     held = sum(

@@ -247,12 +247,12 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     return [
         _all_reduce("gradient buckets (whole, not reduced to their owners)", dtype, dp, reductions * calls, reductions * total * e, formula, _STAGE_12),
         *_scalars(setup, _STAGE_12),
-        Collective("dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, flat * e, f"padded parameters·{e} B", source=_STAGE_12),
+        Collective("dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, flat * e, f"padded parameters·{e} B = {flat * e} B", by_layer=True, source=_STAGE_12),
     ]  # fmt: skip
 
 
 def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, formula: str, source: str) -> Collective:
-    return Collective("dp", "all_reduce", name, "backward", dtype.name, dp, calls, payload, f"{formula} = {payload} B", source=source)
+    return Collective("dp", "all_reduce", name, "backward", dtype.name, dp, calls, payload, f"{formula} = {payload} B", by_layer=True, source=source)
 
 
 def _scalars(setup: Setup, source: str) -> list[Collective]:
@@ -292,17 +292,17 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     small = [p for n, p in zip(sizes, padded, strict=True) if n <= PERSISTENCE]
     out = [
         Collective("dp", "all_gather", "parameters", "forward", dtype.name, dp, m * len(large), m * sum(large) * e,
-                   f"{m}·{sum(large)}·{e} B", source=_STAGE_3),
+                   f"{m}·{sum(large)}·{e} B", by_layer=True, source=_STAGE_3),
     ]  # fmt: skip
     if again:
         out.append(
             Collective("dp", "all_gather", "parameters released since forward", "backward", dtype.name, dp,
-                       m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", source=_STAGE_3)
+                       m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", by_layer=True, source=_STAGE_3)
         )  # fmt: skip
     flushes = len(_buckets_before_exceeding(sizes))
     out.append(
         Collective("dp", "reduce_scatter", "gradient buckets", "backward", dtype.name, dp, m * flushes,
-                   m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", source=_STAGE_3)
+                   m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=_STAGE_3)
     )  # fmt: skip
     groups = len(_sub_groups([p // dp for p in padded]))
     out.append(Collective("dp", "all_reduce", "gradient norm", "step", "fp64", dp, groups, 8 * groups, f"{groups}·8 B", source=_STAGE_3))

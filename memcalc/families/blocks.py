@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from memcalc.dims import Dim, divided, merge, plus
 from memcalc.dtypes import fp32, int64
@@ -28,6 +28,8 @@ from memcalc.ops.matmul import matmul
 from memcalc.ops.shape import cat, contiguous, expand, part, reshape, rotate_half, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 Attended = tuple[Tensor, Tensor | None]
 """What an attention returns: its output and, when eager, the weights, which the caller's frame keeps alive."""
@@ -217,5 +219,3 @@ def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
     shift_labels = view(shift_labels, merge(*labels.shape))
     return cross_entropy(logits, shift_labels)
-
-

@@ -6,16 +6,32 @@ ignored, as transformers does, unless it would change what is computed: those ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from memcalc.errors import one_line
 
-Count = Annotated[int, Field(ge=1, le=10**7)]
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+
+class Bounds(NamedTuple):
+    """The range of a field, as pydantic's core takes it."""
+
+    ge: float
+    le: float | None = None
+    lt: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {**handler(source), **{key: bound for key, bound in self._asdict().items() if bound is not None}}
+
+
+Count = Annotated[int, Bounds(ge=1, le=10**7)]
 """A dim of the architecture. The bound only catches nonsense: no published model has a dim of ten million."""
 
-Layers = Annotated[int, Field(ge=1, le=10**4)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
+Layers = Annotated[int, Bounds(ge=1, le=10**4)]
+Probability = Annotated[float, Bounds(ge=0, lt=1)]
 
 Activation = Literal[
     "gelu", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
@@ -37,10 +53,13 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
 """Fields that change the program of every family, each with the values that leave it as it is written here."""
 
 
-class FamilyConfig(BaseModel):
-    """Fields of one `model_type`. pydantic's ValidationError names the field, its value and what is allowed."""
+@dataclass(frozen=True, kw_only=True)
+class FamilyConfig:
+    """Fields of one `model_type`, with transformers' defaults.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
+    `read` checks what a user gives; a bundled model's fields are checked by the tests and go straight in, so that an
+    estimate of one does not have to import pydantic.
+    """
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Fields that would change this family's program, each with the values that do not."""
@@ -48,16 +67,41 @@ class FamilyConfig(BaseModel):
     attribute_map: ClassVar[Mapping[str, str]] = {}
     """Other names that transformers takes for a field, as its configuration class has them."""
 
-    @model_validator(mode="before")
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """What has to hold between fields. ValueError says what does not."""
+
     @classmethod
-    def refuse(cls, fields: Any) -> Any:
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """A configuration from a user's fields. ValueError names the field, its value and what is allowed."""
+        from pydantic import ConfigDict, ValidationError, create_model
+
+        hints = get_type_hints(cls, localns={"Mapping": Mapping, "Sequence": Sequence}, include_extras=True)
+        known: dict[str, Any] = {
+            f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(cls)
+        }
+        model = create_model(cls.__name__, __config__=ConfigDict(strict=True, extra="ignore"), **known)
+        try:
+            checked = model.model_validate(cls.renamed(config))
+        except ValidationError as error:
+            raise ValueError(first_problem(error)) from None
+        return cls(**{name: getattr(checked, name) for name in known})
+
+    @classmethod
+    def trusted(cls, config: Mapping[str, Any]) -> Self:
+        """A configuration from fields that are known to be right."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: value for name, value in cls.renamed(config).items() if name in known})
+
+    @classmethod
+    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Refuse what is not modelled, and give each field the name that it has here."""
-        if not isinstance(fields, Mapping):
-            return fields
         for name, allowed in {**_REFUSED, **cls.refused}.items():
-            if name in fields and fields[name] not in allowed:
-                raise ValueError(f"{name} {fields[name]!r} is not modelled; allowed: {_listed(allowed)}")
-        named = dict(fields)
+            if name in config and config[name] not in allowed:
+                raise ValueError(f"field `{name}` is {config[name]!r}, which is not modelled; allowed: {_listed(allowed)}")
+        named = dict(config)
         for other, name in cls.attribute_map.items():
             if other in named:
                 value = named.pop(other)
@@ -66,11 +110,19 @@ class FamilyConfig(BaseModel):
         return named
 
 
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a validation as "field `x` is v; should be ..."."""
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    given = "missing" if problem["type"] == "missing" else repr(problem["input"])
+    return f"field `{field}` is {one_line(given)}; {problem['msg'].replace('Input should', 'it should')}"
+
+
 def _listed(values: Sequence[Any]) -> str:
     return ", ".join(repr(value) for value in values)
 
 
-def check_divides(config: BaseModel, whole: str, part: str) -> None:
+def check_divides(config: FamilyConfig, whole: str, part: str) -> None:
     """ValueError unless field `part` (if given) divides field `whole`."""
     total, divisor = getattr(config, whole), getattr(config, part)
     if divisor is not None and total % divisor:
@@ -90,12 +142,15 @@ _ROPE_KEYS: Mapping[str, Sequence[str]] = {
 """What each kind of rotary scaling has to be given, beside what transformers fills in."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class RotaryConfig(FamilyConfig):
     """A family with rotary positions. `rope_scaling` is the name of `rope_parameters` before transformers 5."""
 
     rotates_part: ClassVar[bool] = False
     """Whether the program leaves the rest of a head alone where `partial_rotary_factor` is below 1."""
 
+    hidden_size: Count
+    num_attention_heads: Count
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
@@ -115,19 +170,19 @@ class RotaryConfig(FamilyConfig):
     @property
     def width_of_head(self) -> int:
         head_dim: int | None = getattr(self, "head_dim", None)
-        return head_dim or getattr(self, "hidden_size") // getattr(self, "num_attention_heads")
+        return head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def rotary_width(self) -> int:
         """How many dims of a head are rotated."""
         return int(self.width_of_head * self.rope["partial_rotary_factor"]) if self.rotates_part else self.width_of_head
 
-    @model_validator(mode="after")
-    def check_rope(self) -> RotaryConfig:
+    def check(self) -> None:
+        super().check()
         rope = self.rope
         nested = [key for key in rope if isinstance(rope[key], dict)]
         if nested:
-            raise ValueError(f"rope_parameters by layer type ({nested[0]}) are not what this family reads; allowed: one set")
+            raise ValueError(f"rope_parameters by layer type ({nested[0]}) are not read here; allowed: one set for all")
         kind, factor = rope["rope_type"], rope["partial_rotary_factor"]
         if kind not in _ROPE_KEYS:
             raise ValueError(f"rope_parameters rope_type {kind!r} is not known; allowed: {_listed(tuple(_ROPE_KEYS))}")
@@ -137,45 +192,49 @@ class RotaryConfig(FamilyConfig):
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
             raise ValueError(f"partial_rotary_factor {factor!r} is not a number above 0 and up to 1")
         if factor != 1 and kind != "default" and not self.rotates_part:
-            raise ValueError(f"partial_rotary_factor {factor!r} with rope_type {kind!r} fails in transformers; allowed: 1.0")
+            raise ValueError(f"partial_rotary_factor {factor!r} fails with rope_type {kind!r}; allowed: 1.0")
         width = self.rotary_width
         if width < 2 or width % 2:
-            raise ValueError(f"the rotated part of a head is {width} wide (head_dim {self.width_of_head}): it must be even")
+            raise ValueError(f"{width} rotated dims of a head (head_dim {self.width_of_head}) are not an even number")
         if kind == "longrope":
             _check_factors(rope, width // 2)
-        return self
 
 
 def _check_factors(rope: Mapping[str, Any], count: int) -> None:
     for key in ("short_factor", "long_factor"):
-        factors = rope[key]
-        if not isinstance(factors, list) or len(factors) != count:
-            given = f"{len(factors)} numbers" if isinstance(factors, list) else repr(factors)
-            raise ValueError(f"rope_parameters {key} has to be a list of {count} numbers, not {given}")
+        if not isinstance(rope[key], list):
+            raise ValueError(f"rope_parameters {key} {rope[key]!r} has to be a list of {count} numbers")
+        factors = cast("list[Any]", rope[key])
+        if len(factors) != count:
+            raise ValueError(f"rope_parameters {key} has to be a list of {count} numbers, not {len(factors)}")
 
 
 # --- layers that differ
 
 
+@dataclass(frozen=True, kw_only=True)
 class LayerTypesConfig(RotaryConfig):
     """A family whose layers differ in what they attend to, one name each in `layer_types`."""
 
+    num_hidden_layers: Layers
     layer_types: list[LayerType] | None = None
 
-    @field_validator("layer_types", mode="before")
     @classmethod
-    def rename(cls, layer_types: Any) -> Any:
+    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """`attention` is what transformers 4 called `full_attention` (configuration_utils.py)."""
-        if not isinstance(layer_types, list):
-            return layer_types
-        return ["full_attention" if kind == "attention" else kind for kind in layer_types]
+        named = super().renamed(config)
+        kinds = named.get("layer_types")
+        if isinstance(kinds, list):
+            named["layer_types"] = [
+                "full_attention" if kind == "attention" else kind for kind in cast("list[Any]", kinds)
+            ]
+        return named
 
-    @model_validator(mode="after")
-    def check_layer_types(self) -> LayerTypesConfig:
-        layers: int = getattr(self, "num_hidden_layers")
+    def check(self) -> None:
+        super().check()
+        layers = self.num_hidden_layers
         if self.layer_types is not None and len(self.layer_types) != layers:
             raise ValueError(f"layer_types has {len(self.layer_types)} entries, num_hidden_layers is {layers}")
-        return self
 
 
 def repeats_after(kinds: Sequence[str]) -> int | None:

@@ -1,25 +1,36 @@
-"""Gemma 2 (models/gemma2/modeling_gemma2.py): four norms a layer, capped scores and logits, a window in every second layer.
+"""Gemma 2 (models/gemma2/modeling_gemma2.py): four norms a layer, capped scores and logits, windows in half the layers.
 
 transformers offers no sdpa for it (`_supports_sdpa = False`): the kernel could not cap the scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import model_validator
-
+from memcalc.dtypes import fp32
 from memcalc.families.blocks import Attended, eager_attention
-from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides, repeats_after
+from memcalc.families.config import (
+    Activation,
+    Count,
+    Layers,
+    LayerTypesConfig,
+    Probability,
+    check_divides,
+    repeats_after,
+)
 from memcalc.families.llama import Llama
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.elementwise import cast, mean, power, rsqrt, scale, tanh
-from memcalc.dtypes import fp32
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class Gemma2Config(LayerTypesConfig):
     """models/gemma2/configuration_gemma2.py"""
 
@@ -52,11 +63,10 @@ class Gemma2Config(LayerTypesConfig):
             return list(self.layer_types)
         return ["full_attention" if i % 2 else "sliding_attention" for i in range(self.num_hidden_layers)]
 
-    @model_validator(mode="after")
-    def check(self) -> Gemma2Config:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
         check_divides(self, "num_attention_heads", "num_key_value_heads")
-        return self
 
 
 class Gemma2(Llama):
@@ -91,12 +101,12 @@ class Gemma2(Llama):
     def embed(self, m: Module, ids: Tensor) -> Tensor:
         return super().embed(m, ids) * m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
 
-    def norm(self, m: Module, x: Tensor) -> Tensor:
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         """Gemma2RMSNorm: the weight is an offset from 1, multiplied in fp32."""
         m.run.memory.scope = m.path
-        output = _norm(cast(x, fp32))
+        output = _norm(cast(hidden_states, fp32))
         output = output * (1.0 + cast(m.weight(), fp32))
-        return cast(output, x.dtype)
+        return cast(output, hidden_states.dtype)
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         logits = super().head(root, hidden_states)
@@ -119,8 +129,7 @@ class Gemma2(Llama):
         hidden_states = self.norm(m / "pre_feedforward_layernorm", hidden_states)
         hidden_states = self.mlp(m / "mlp", hidden_states)
         hidden_states = self.norm(m / "post_feedforward_layernorm", hidden_states)
-        hidden_states = residual + hidden_states
-        return hidden_states
+        return residual + hidden_states
 
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
         softcap = self.config.attn_logit_softcapping is not None

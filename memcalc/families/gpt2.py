@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
-
-from pydantic import model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.autograd import checkpoint
 from memcalc.dims import Dim, merge
@@ -16,9 +14,14 @@ from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.elementwise import dropout, scale, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.shape import contiguous, reshape, split, transpose, view
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class GPT2Config(FamilyConfig):
     """models/gpt2/configuration_gpt2.py"""
 
@@ -43,10 +46,9 @@ class GPT2Config(FamilyConfig):
     reorder_and_upcast_attn: bool = False
     tie_word_embeddings: bool = True
 
-    @model_validator(mode="after")
-    def check_heads(self) -> GPT2Config:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "n_embd", "n_head")
-        return self
 
 
 class GPT2:
@@ -130,7 +132,7 @@ class GPT2:
     def call_layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """GradientCheckpointingLayer (modeling_layers.py)."""
         if m.run.recompute:
-            return checkpoint(m.run.memory, lambda x: self.layer(m, x, mask), hidden_states)
+            return checkpoint(m.run.memory, self.layer, m, hidden_states, mask)
         return self.layer(m, hidden_states, mask)
 
     @module
@@ -142,8 +144,7 @@ class GPT2:
         residual = hidden_states
         hidden_states = (m / "ln_2").layer_norm(hidden_states)
         feed_forward_hidden_states = self.mlp(m / "mlp", hidden_states)
-        hidden_states = residual + feed_forward_hidden_states
-        return hidden_states
+        return residual + feed_forward_hidden_states
 
     @module
     def attention(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Attended:
@@ -168,8 +169,7 @@ class GPT2:
         hidden_states = (m / "c_fc").conv1d(hidden_states)
         hidden_states = act(hidden_states, self.config.activation_function)
         hidden_states = (m / "c_proj").conv1d(hidden_states)
-        hidden_states = dropout(hidden_states, self.config.resid_pdrop)
-        return hidden_states
+        return dropout(hidden_states, self.config.resid_pdrop)
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:

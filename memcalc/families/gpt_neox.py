@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
-
-from pydantic import model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import (
@@ -25,9 +23,14 @@ from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.elementwise import dropout
 from memcalc.ops.shape import chunk, reshape, transpose, view
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class GPTNeoXConfig(RotaryConfig):
     """models/gpt_neox/configuration_gpt_neox.py"""
 
@@ -53,13 +56,12 @@ class GPTNeoXConfig(RotaryConfig):
         """Here `rotary_pct` is the name outside `rope_parameters`; `partial_rotary_factor` is only read inside."""
         return self.rotary_pct
 
-    @model_validator(mode="after")
-    def check_heads(self) -> GPTNeoXConfig:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
         width = self.hidden_size // self.num_attention_heads
         if self.head_dim not in (None, width):
             raise ValueError(f"head_dim {self.head_dim} fails in transformers; allowed: {width}, or leave it out")
-        return self
 
 
 class GPTNeoX(Llama):
@@ -164,5 +166,4 @@ class GPTNeoX(Llama):
     def mlp(self, m: Module, x: Tensor) -> Tensor:
         hidden_states = (m / "dense_h_to_4h").linear(x)
         hidden_states = act(hidden_states, self.config.hidden_act)
-        hidden_states = (m / "dense_4h_to_h").linear(hidden_states)
-        return hidden_states
+        return (m / "dense_4h_to_h").linear(hidden_states)

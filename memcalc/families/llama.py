@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from pydantic import model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from memcalc.autograd import checkpoint
 from memcalc.dims import Dim, merge
@@ -24,9 +22,14 @@ from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Pro
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.shape import reshape, transpose, view
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class LlamaConfig(RotaryConfig):
     """models/llama/configuration_llama.py"""
 
@@ -44,11 +47,10 @@ class LlamaConfig(RotaryConfig):
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
 
-    @model_validator(mode="after")
-    def check_heads(self) -> LlamaConfig:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
         check_divides(self, "num_attention_heads", "num_key_value_heads")
-        return self
 
 
 class Llama:
@@ -157,7 +159,7 @@ class Llama:
     def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Tensor:
         """GradientCheckpointingLayer (modeling_layers.py)."""
         if m.run.recompute:
-            return checkpoint(m.run.memory, lambda x: self.layer(m, x, *rest), hidden_states)
+            return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest)
         return self.layer(m, hidden_states, *rest)
 
     @module
@@ -171,8 +173,7 @@ class Llama:
         residual = hidden_states
         hidden_states = self.norm(m / "post_attention_layernorm", hidden_states)
         hidden_states = self.mlp(m / "mlp", hidden_states)
-        hidden_states = residual + hidden_states
-        return hidden_states
+        return residual + hidden_states
 
     @module
     def attention(

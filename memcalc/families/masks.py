@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import boolean, int64
-from memcalc.families.module import Run
 from memcalc.ops.elementwise import like, of_two, where
 from memcalc.ops.shape import expand, unsqueeze
 from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.families.module import Run
 
 
 def causal_mask(run: Run, window: int | None = None) -> Tensor | None:

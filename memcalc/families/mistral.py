@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from dataclasses import dataclass
+
+from typing import TYPE_CHECKING
 
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.llama import Llama
 from memcalc.families.masks import causal_mask
-from memcalc.families.module import Run
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from memcalc.families.module import Run
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class MistralConfig(RotaryConfig):
     """models/mistral/configuration_mistral.py"""
 
@@ -27,10 +32,9 @@ class MistralConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     tie_word_embeddings: bool = False
 
-    @model_validator(mode="after")
-    def check(self) -> MistralConfig:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
-        return self
 
 
 class Mistral(Llama):

@@ -5,10 +5,8 @@ Routing is taken to be balanced; the bytes on one rank are the same however toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
-
-from pydantic import Field, model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32, int32
@@ -22,7 +20,11 @@ from memcalc.ops.routing import div_, grouped_mm, index, sort, sum_middle, topk
 from memcalc.ops.shape import chunk, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
+
+@dataclass(frozen=True, kw_only=True)
 class MixtralConfig(RotaryConfig):
     """models/mixtral/configuration_mixtral.py"""
 
@@ -48,20 +50,21 @@ class MixtralConfig(RotaryConfig):
     num_experts_per_tok: Count = 2
     num_local_experts: Count = 8
     output_router_logits: bool = False
-    router_jitter_noise: float = Field(default=0.0)
+    router_jitter_noise: float | None = 0.0
 
-    @model_validator(mode="after")
-    def check(self) -> MixtralConfig:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
         if self.num_experts_per_tok > self.num_local_experts:
             raise ValueError(
-                f"num_experts_per_tok {self.num_experts_per_tok} is more than num_local_experts {self.num_local_experts}"
+                f"num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts {self.num_local_experts}"
             )
         for name in ("hidden_size", "intermediate_size"):
             width: int = getattr(self, name)
             if width % 8:
-                raise ValueError(f"{name} {width} does not divide by 8: rows of grouped_mm have to be multiples of 16 bytes")
-        return self
+                raise ValueError(
+                    f"{name} {width} does not divide by 8: rows of grouped_mm have to be multiples of 16 bytes"
+                )
 
 
 class Mixtral(Mistral):

@@ -1,19 +1,22 @@
-"""What a family's program is written with: modules that know their path, hold their arguments and find their weights."""
+"""What a program is written with: modules that know their path, hold their arguments and find their weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from memcalc.autograd import Leaf
-from memcalc.dims import Dim, Shape
-from memcalc.dtypes import DType
 from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import conv1d, linear
 from memcalc.ops.norm import layer_norm
 from memcalc.tensor import Memory, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memcalc.dims import Dim, Shape
+    from memcalc.dtypes import DType
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,8 +59,8 @@ class Run:
     batch: Dim
     seq: Dim
     accumulating: bool = False
-    weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
+    buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def add_weight(self, weight: Weight, layer: int | None) -> None:
         """Allocate a parameter and give it its gradient accumulator."""

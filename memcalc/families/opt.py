@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
-
-from pydantic import Field, model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.autograd import checkpoint
 from memcalc.dims import Dim, merge
@@ -20,13 +18,18 @@ from memcalc.ops.elementwise import cast, dropout, like, scale
 from memcalc.ops.shape import contiguous, reshape, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
 _OFFSET = 2
 """OPTLearnedPositionalEmbedding has two more rows than positions."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class OPTConfig(FamilyConfig):
     """models/opt/configuration_opt.py"""
 
+    attribute_map: ClassVar[Mapping[str, str]] = {"_remove_final_layer_norm": "remove_final_layer_norm"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"layerdrop": (0, 0.0)}
 
     vocab_size: Count = 50272
@@ -35,7 +38,7 @@ class OPTConfig(FamilyConfig):
     ffn_dim: Count = 3072
     max_position_embeddings: Count = 2048
     do_layer_norm_before: bool = True
-    remove_final_layer_norm: bool = Field(default=False, alias="_remove_final_layer_norm")
+    remove_final_layer_norm: bool = False
     word_embed_proj_dim: Count | None = None
     dropout: Probability = 0.1
     attention_dropout: Probability = 0.0
@@ -46,10 +49,9 @@ class OPTConfig(FamilyConfig):
     layer_norm_elementwise_affine: bool = True
     tie_word_embeddings: bool = True
 
-    @model_validator(mode="after")
-    def check_heads(self) -> OPTConfig:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
-        return self
 
 
 class OPT:
@@ -150,7 +152,7 @@ class OPT:
     def call_layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
         """GradientCheckpointingLayer (modeling_layers.py)."""
         if m.run.recompute:
-            return checkpoint(m.run.memory, lambda x: self.layer(m, x, mask, positions), hidden_states)
+            return checkpoint(m.run.memory, self.layer, m, hidden_states, mask, positions)
         return self.layer(m, hidden_states, mask, positions)
 
     @module

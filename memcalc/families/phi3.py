@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
-
-from pydantic import model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import act, apply_partial_rotary_pos_emb, rms_norm
@@ -15,9 +13,14 @@ from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.ops.elementwise import dropout
 from memcalc.ops.shape import chunk, part, transpose, view
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class Phi3Config(RotaryConfig):
     """models/phi3/configuration_phi3.py"""
 
@@ -45,13 +48,12 @@ class Phi3Config(RotaryConfig):
         rope = super().rope
         return {**rope, "rope_type": "longrope"} if rope["rope_type"] in ("su", "yarn") else rope
 
-    @model_validator(mode="after")
-    def check(self) -> Phi3Config:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
         kind = self.rope["rope_type"]
         if kind not in ("default", "longrope"):
             raise ValueError(f"rope_parameters rope_type {kind!r} is not one of phi3's; allowed: 'default', 'longrope'")
-        return self
 
 
 class Phi3(Llama):
@@ -89,8 +91,7 @@ class Phi3(Llama):
         residual = hidden_states
         hidden_states = rms_norm(m / "post_attention_layernorm", hidden_states)
         hidden_states = self.mlp(m / "mlp", hidden_states)
-        hidden_states = residual + dropout(hidden_states, p)
-        return hidden_states
+        return residual + dropout(hidden_states, p)
 
     def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, seq, _ = hidden_states.shape

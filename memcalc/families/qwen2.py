@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from pydantic import model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from memcalc.dims import merge
-from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides, repeats_after
+from memcalc.families.config import (
+    Activation,
+    Count,
+    Layers,
+    LayerTypesConfig,
+    Probability,
+    check_divides,
+    repeats_after,
+)
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
-from memcalc.families.module import Run, Weight
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.families.module import Run, Weight
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class Qwen2Config(LayerTypesConfig):
     """models/qwen2/configuration_qwen2.py"""
 
@@ -45,12 +56,11 @@ class Qwen2Config(LayerTypesConfig):
         sliding_from = self.num_hidden_layers if self.window is None else self.max_window_layers
         return ["sliding_attention" if i >= sliding_from else "full_attention" for i in range(self.num_hidden_layers)]
 
-    @model_validator(mode="after")
-    def check(self) -> Qwen2Config:
+    def check(self) -> None:
+        super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
         if "sliding_attention" in self.kinds and self.window is None:
             raise ValueError("layer_types has sliding_attention: it needs use_sliding_window true and a sliding_window")
-        return self
 
 
 class Qwen2(Llama):

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memcalc.dims import merge
 from memcalc.families.blocks import rms_norm
-from memcalc.families.config import Count
+from memcalc.families.config import Count  # noqa: TC001  (pydantic reads it)
 from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Weight
 from memcalc.families.qwen2 import Qwen2, Qwen2Config
 from memcalc.ops.shape import transpose, view
-from memcalc.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
 class Qwen3Config(Qwen2Config):
     """models/qwen3/configuration_qwen3.py"""
 
-    head_dim: Count = 128
+    head_dim: Count = 128  # pyright: ignore[reportIncompatibleVariableOverride]
     attention_bias: bool = False
 
 

@@ -15,8 +15,6 @@ from memcalc.errors import InputError, nearest, one_line
 from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from memcalc.families.llama import Llama
     from memcalc.families.module import Weight
 
@@ -50,7 +48,7 @@ class Model:
         for weight in self.weight_classes:
             size = numel(weight.shape)[0] * self.copies(weight)
             if weight.component == "experts":
-                size = size * self.program.experts_per_token // self.program.experts
+                size = size * self.program.experts_per_token.size // self.program.experts.size
             total += size
         return total
 
@@ -97,7 +95,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
     text = os.fspath(source)
     spec = _find_spec(text) if isinstance(source, str) else None
     if spec is not None:
-        return from_config(read_bundled(spec)["config"], spec.stem)
+        return from_config(read_bundled(spec)["config"], spec.stem, bundled=True)
     path = Path(text)
     if _exists(path):
         return from_path(path)
@@ -132,7 +130,7 @@ def from_path(path: Path) -> Model:
     return from_config(read_json_object(file, "--model"), name)
 
 
-def from_config(config: Mapping[str, Any], name: str) -> Model:
+def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) -> Model:
     """A model from the fields of a config.json."""
     from memcalc.families import FAMILIES
 
@@ -154,28 +152,15 @@ def from_config(config: Mapping[str, Any], name: str) -> Model:
         )
     module, attribute = FAMILIES[model_type]
     family: type[Llama] = getattr(import_module(module), attribute)
-    from pydantic import ValidationError
-
     try:
-        checked = family.Config.model_validate(dict(config))
-    except ValidationError as error:
-        raise InputError(f"--model {one_line(name)}: {first_problem(error)}") from None
+        checked = family.Config.trusted(config) if bundled else family.Config.read(config)
+    except ValueError as error:
+        raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
     return Model(name, model_type, family(checked))
 
 
 def _shown(config: Mapping[str, Any], field: str) -> str:
     return "missing" if field not in config else one_line(repr(config[field]))
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation as "field `x` is v; allowed: ..."."""
-    problem = error.errors(include_url=False)[0]
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if not problem["loc"]:
-        return message
-    field = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
-    return f"field `{field}` is {one_line(repr(problem['input']))}; {message}"
 
 
 @cache

@@ -9,11 +9,15 @@ would pad it besides. The output is laid out as q is; the three gradients as (ba
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.autograd import Node
-from memcalc.dims import Shape
 from memcalc.dtypes import boolean, fp32
 from memcalc.ops.elementwise import like, recording, where
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.dims import Shape
 
 
 def _heads_inside(shape: Shape) -> Strides:

@@ -5,14 +5,17 @@ What each saves and what its backward allocates: tools/autograd/derivatives.yaml
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, Shape
 from memcalc.dtypes import DType, fp32
 from memcalc.ops.strides import elementwise_strides
 from memcalc.tensor import Tensor, contiguous_strides, is_dense, new_tensor, same_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @lru_cache(maxsize=8192)
@@ -22,9 +25,7 @@ def broadcast(left: Shape, right: Shape) -> Shape:
         return left
     long, short = (left, right) if len(left) >= len(right) else (right, left)
     lead = len(long) - len(short)
-    return long[:lead] + tuple(
-        _wider(a, b) for a, b in zip(long[lead:], short, strict=True)
-    )
+    return long[:lead] + tuple(_wider(a, b) for a, b in zip(long[lead:], short, strict=True))
 
 
 def _wider(a: Dim, b: Dim) -> Dim:
@@ -73,7 +74,7 @@ def record(
     saved: Sequence[Tensor] = (),
     context: object = None,
 ) -> Tensor:
-    """Give `out` a grad_fn that saves `saved`. For ops that save their result: others make the node before the result."""
+    """Give `out` a grad_fn that saves `saved`."""
     if recording(*inputs):
         out.node = Node(out.memory, backward, inputs, saved, context)  # type: ignore[arg-type]
     return out

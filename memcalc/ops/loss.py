@@ -6,10 +6,14 @@ log_softmax saves its result, nll_loss the same result, the targets and a total 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.autograd import Node
-from memcalc.dtypes import DType
 from memcalc.ops.elementwise import recording
 from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.dtypes import DType
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

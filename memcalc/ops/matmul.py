@@ -90,5 +90,3 @@ def matmul(a: Tensor, b: Tensor, name: str) -> Tensor:
     right = reshape(expand(b, *lead, *b.shape[2:]), flat, *b.shape[2:])
     out = bmm(left, right, name)
     return view(out, *lead, a.shape[2], b.shape[3])
-
-

@@ -6,12 +6,16 @@ dispatch mode (areAnyTensorSubclassLike in FunctionsManual.cpp), so the oracle s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.autograd import Node
-from memcalc.dims import Dim
 from memcalc.dtypes import int64
 from memcalc.ops.elementwise import like, of_two, recording
 from memcalc.ops.shape import transpose
 from memcalc.tensor import Strides, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.dims import Dim
 
 
 def topk(a: Tensor, k: Dim) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,16 @@ zeros with the gradient in it (slice_backward); backward of `cat` is narrow view
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node, sum_to
 from memcalc.dims import ONE_DIM, Dim, Shape, divided
 from memcalc.ops.elementwise import recording
 from memcalc.ops.strides import view_strides
 from memcalc.tensor import Strides, Tensor, contiguous_strides, is_contiguous, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def _view(a: Tensor, shape: Shape, strides: Strides, backward: object, context: object = None) -> Tensor:

@@ -5,14 +5,18 @@ Sources: aten/src/ATen/TensorUtils.cpp (computeStride), aten/src/ATen/TensorIter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from memcalc.dims import Shape
 from memcalc.tensor import Strides, Tensor, contiguous_strides, is_contiguous, is_dense, same_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memcalc.dims import Shape
 
 
 def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | None:
-    """Strides of `target` as a view of a tensor of `shape` and `strides`; None where only a copy can have that shape."""
+    """Strides of `target` as a view of a tensor of `shape` and `strides`; None where only a copy can have it."""
     new = [0] * len(target)
     j = len(target) - 1
     chunk_base = strides[-1] if strides else 1
@@ -33,7 +37,7 @@ def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | Non
 
 
 def elementwise_strides(shape: Shape, operands: Sequence[Tensor]) -> Strides:
-    """The layout of an elementwise result: that of the operands where they agree, else as the first one orders its dims."""
+    """The layout of an elementwise result: the operands' where they agree, else as the first one orders its dims."""
     full = [t for t in operands if same_sizes(t.shape, shape)]
     if len(full) == len(operands):
         if all(is_contiguous(t) for t in full):

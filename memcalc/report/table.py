@@ -52,8 +52,9 @@ def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
 
 def _title(report: Report) -> Text:
     model, s = report.model, report.setup
-    name = model.name or "a model"
-    parts = [f"{show_count(model.num_parameters)} parameters", f"{s.gpus} GPU{'s' if s.gpus > 1 else ''}"]
+    count = f"{show_count(model.num_parameters)} parameters"
+    parts = [count] if model.name else []
+    parts.append(f"{s.gpus} GPU{'s' if s.gpus > 1 else ''}")
     engine = s.engine if s.engine != "none" else "plain PyTorch"
     parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
@@ -64,7 +65,7 @@ def _title(report: Report) -> Text:
             parts.append(f"recompute {s.recompute}")
     else:
         parts.append("model states only")
-    text = Text(name, style="bold")
+    text = Text(model.name or count, style="bold")
     text.append("  " + " · ".join(parts), style="not bold")
     return text
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-import pytest
-from pydantic import ValidationError
-
 import paper
+import pytest
+
 from memcalc.families import FAMILIES
 from memcalc.families.config import repeats_after
 
@@ -32,8 +32,10 @@ def test_defaults_are_transformers_own(model_type: str) -> None:
     from transformers import AutoConfig
 
     theirs = AutoConfig.for_model(model_type)
-    for name, field in family_of(model_type).Config.model_fields.items():
-        key = field.alias or name
+    config = family_of(model_type).Config
+    other = {name: key for key, name in config.attribute_map.items() if key.startswith("_")}
+    for field in fields(config):
+        name, key = field.name, other.get(field.name, field.name)
         if key in DERIVED and hasattr(type(theirs), key):
             expected = getattr(type(theirs), key)
         elif key in ELSEWHERE:
@@ -47,7 +49,8 @@ def test_defaults_are_transformers_own(model_type: str) -> None:
 def test_other_names_are_transformers_own(model_type: str) -> None:
     from transformers import AutoConfig
 
-    assert dict(family_of(model_type).Config.attribute_map) == type(AutoConfig.for_model(model_type)).attribute_map
+    ours = {key: name for key, name in family_of(model_type).Config.attribute_map.items() if not key.startswith("_")}
+    assert ours == type(AutoConfig.for_model(model_type)).attribute_map
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -90,11 +93,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "named"), REFUSED, ids=[f"{f['model_type']}-{n}" for f, n in REFUSED])
 def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ValueError, match=".") as caught:
         paper.program_of(fields, dropout=True)
-    errors = caught.value.errors()
-    assert len(errors) == 1
-    message = f"{'.'.join(str(part) for part in errors[0]['loc'])}: {errors[0]['msg']}"
+    message = str(caught.value).replace("field `", "").replace("` is ", " ")
     assert named in message
     assert "\n" not in message
 
@@ -130,7 +131,8 @@ def test_period(fields: dict[str, Any], period: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "period"), [("a", 1), ("ab", None), ("aba", 2), ("aab", None), ("aabaabaa", 3), ("abab", 2), ("aaab", None)]
+    ("kinds", "period"),
+    [("a", 1), ("ab", None), ("aba", 2), ("aab", None), ("aabaabaa", 3), ("abab", 2), ("aaab", None)],
 )
 def test_repeats_after(kinds: str, period: int | None) -> None:
     assert repeats_after(kinds) == period

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any, NamedTuple
-
-import pytest
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import oracle
 import paper
+import pytest
+import torch
+
 from memcalc.dtypes import DType, bf16, fp32
 from memcalc.families import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Case(NamedTuple):
@@ -73,7 +75,10 @@ CASES = [
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
     Case(
-        "mistral-inside-window", 2, 16, SMALL | {"model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 17}
+        "mistral-inside-window",
+        2,
+        16,
+        SMALL | {"model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 17},
     ),
     Case(
         "mistral-beyond-window",
@@ -165,7 +170,13 @@ CASES = [
         1,
         24,
         SMALL
-        | {"model_type": "mixtral", "num_key_value_heads": 2, "head_dim": 12, "num_experts": 5, "num_experts_per_tok": 3}
+        | {
+            "model_type": "mixtral",
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+        }
         | {"num_hidden_layers": 2, "sliding_window": 20, "tie_word_embeddings": True, "hidden_act": "mish"},
     ),
 ]
@@ -189,7 +200,7 @@ RUNS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def little_garbage() -> Iterator[None]:
-    """The oracle collects garbage before each step; half of a run would go into walking torch's and transformers' objects."""
+    """The oracle collects garbage before each step; half a run would go into walking what torch has imported."""
     oracle.training_step(deepcopy(CASES[0].fields), micro_batch_size=1, seq_len=4)
     gc.collect()
     gc.freeze()

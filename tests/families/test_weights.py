@@ -7,10 +7,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import paper
 import pytest
 import torch
 
-import paper
 from memcalc.families import FAMILIES
 
 SPECS = Path(__file__).resolve().parents[2] / "model_specs"
@@ -32,11 +32,18 @@ ODD: dict[str, list[dict[str, Any]]] = {
         {"hidden_size": 48, "num_attention_heads": 3, "tie_word_embeddings": True}
         | {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}},
     ],
-    "gpt2": [{"n_embd": 48, "n_head": 6, "n_inner": 50}, {"hidden_size": 48, "n_head": 3, "tie_word_embeddings": False}],
+    "gpt2": [
+        {"n_embd": 48, "n_head": 6, "n_inner": 50},
+        {"hidden_size": 48, "n_head": 3, "tie_word_embeddings": False},
+    ],
     "gpt_neox": [
         {"hidden_size": 48, "num_attention_heads": 6, "attention_bias": False, "tie_word_embeddings": True},
         {"hidden_size": 48, "num_attention_heads": 6, "rotary_pct": 0.5},
-        {"hidden_size": 48, "num_attention_heads": 6, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+        {
+            "hidden_size": 48,
+            "num_attention_heads": 6,
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
     ],
     "opt": [
         {"hidden_size": 48, "num_attention_heads": 6, "word_embed_proj_dim": 20, "do_layer_norm_before": False},
@@ -61,7 +68,9 @@ def configs() -> list[Any]:
     for family, odd in ODD.items():
         layers = LAYERS.get(family, "num_hidden_layers")
         params += [
-            pytest.param({"model_type": family, "vocab_size": 90, "pad_token_id": 0, layers: 2} | fields, id=f"{family}-{i}")
+            pytest.param(
+                {"model_type": family, "vocab_size": 90, "pad_token_id": 0, layers: 2} | fields, id=f"{family}-{i}"
+            )
             for i, fields in enumerate(odd)
         ]
     for name in SAMPLE:

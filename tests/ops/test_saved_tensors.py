@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -16,6 +16,9 @@ from memcalc.dtypes import DType, bf16, boolean, fp32, int32, int64
 from memcalc.families import blocks
 from memcalc.ops import attention, elementwise, embedding, loss, matmul, norm, routing, shape
 from memcalc.tensor import Memory, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DTYPES: dict[DType, torch.dtype] = {
     bf16: torch.bfloat16,
@@ -134,7 +137,9 @@ OPS: dict[str, Op] = {
     "topk": Op(lambda a: routing.topk(a, TWO)[0], lambda a: torch.topk(a, 2)[0], [dense(FOUR, SIX)]),
     "div_": Op(our_div_, torch_div_, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "index": Op(
-        lambda a, where: routing.index(a, where, "rows"), lambda a, w: a[w], [dense(FOUR, SIX), dense(EIGHT, dtype=int64)]
+        lambda a, where: routing.index(a, where, "rows"),
+        lambda a, w: a[w],
+        [dense(FOUR, SIX), dense(EIGHT, dtype=int64)],
     ),
     "sum_middle": Op(routing.sum_middle, lambda a: a.sum(1), [dense(FOUR, TWO, SIX)]),
     "grouped_mm": Op(
@@ -154,7 +159,7 @@ def our_args(memory: Memory, args: list[Arg]) -> list[Tensor]:
     tensors = [new_tensor(memory, arg.dims, arg.dtype, "operand") for arg in args]
     for tensor, arg in zip(tensors, args, strict=True):
         if arg.grad and arg.dtype.is_floating_point:
-            tensor.node = Node(memory, lambda node, grads: [], ())  # noqa: ARG005
+            tensor.node = Node(memory, lambda node, grads: [], ())
     return tensors
 
 
@@ -215,11 +220,25 @@ def test_dropout_saves_a_bool_mask_as_on_cuda() -> None:
     assert our_bytes(op) == torch_bytes(op) == Counter({24: 1})
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", OPS)
-def test_backward_frees_all_but_the_operands(name: str) -> None:
-    """After a backward nothing is alive but the operands and their gradients' accumulators."""
+def test_a_graph_goes_with_its_output(name: str, back: bool) -> None:
+    """No node keeps itself alive, and a backward leaves nothing behind: storages are freed by counting references."""
     memory = Memory()
     args = our_args(memory, OPS[name].args)
-    before = sum(1 if event >= 0 else -1 for event in memory.log)
-    backward(OPS[name].ours(*args))
-    assert sum(1 if event >= 0 else -1 for event in memory.log) == before
+    before = alive(memory)
+    gc.disable()
+    try:
+        out = OPS[name].ours(*args)
+        assert alive(memory) != before or out.storage is args[0].storage
+        if back:
+            backward(out)
+        del out
+        assert alive(memory) == before
+    finally:
+        gc.enable()
+
+
+def alive(memory: Memory) -> int:
+    """How many storages there are."""
+    return sum(1 if event >= 0 else -1 for event in memory.log)

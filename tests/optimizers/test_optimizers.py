@@ -1,6 +1,6 @@
 """Every optimizer against the real one: its state tensors, and the transient peak of its step.
 
-The real step runs over fake tensors on a fake CUDA device, so that what torch keeps on the CPU (the step counters of the
+The real step runs over fake tensors on a fake CUDA device. So what torch keeps on the CPU (the step counters of the
 for-loop and foreach implementations) is told apart from what it keeps on the GPU, and nothing needs a tolerance.
 `test_real_tensors` runs the same over real tensors on the CPU.
 """
@@ -214,10 +214,10 @@ def test_states_and_peak_are_the_real_ones(name: str, implementation: str, dtype
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
 @pytest.mark.parametrize(("name", "implementation"), [pair for pair in ALL if pair[0] != "adamw-8bit"])
 def test_real_tensors(name: str, implementation: str, dtype: DType) -> None:
-    """The same over real tensors on the CPU, where the step counters count: 4 bytes a tensor, and fused has them anyway.
+    """The same over real tensors on the CPU, where all step counters are seen: 4 bytes a tensor.
 
-    The 1.0 that foreach adds to them is gone before anything larger is allocated. bitsandbytes has another kernel on the
-    CPU, one that does allocate.
+    The 1.0 that foreach adds to them, 4 bytes too, is gone before anything larger is allocated. bitsandbytes is left
+    out: its kernel for the CPU is another one, which does allocate.
     """
     parameters = LAYOUTS["decoder"]
     expected = measure(name, implementation, parameters, dtype, LiveBytes(), "cpu")
