@@ -4,11 +4,33 @@
     model = memcalc.load_model("llama-7b")
     report = memcalc.estimate(model, gpus=8, zero=3)
     report.to_dict()
+
+The names are imported when they are first used, so that the command line starts fast.
 """
 
-from memcalc.errors import InputError
-from memcalc.estimate import Report, estimate
-from memcalc.inputs.model import Model, load_model
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memcalc.errors import InputError
+    from memcalc.estimation import Report, estimate
+    from memcalc.inputs.model import Model, load_model
 
 __version__ = "0.1.0"
 __all__ = ["InputError", "Model", "Report", "__version__", "estimate", "load_model"]
+
+_HOMES = {
+    "InputError": "memcalc.errors",
+    "Model": "memcalc.inputs.model",
+    "Report": "memcalc.estimation",
+    "estimate": "memcalc.estimation",
+    "load_model": "memcalc.inputs.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value

@@ -72,7 +72,8 @@ DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, 
 
 def refuse(field: str, value: object, allowed: str) -> NoReturn:
     """InputError in the one form that all options have."""
-    raise InputError(f"{option_name(field)} {one_line(value)}: {allowed}")
+    shown = "on" if value is True else one_line(value)
+    raise InputError(f"{option_name(field)} {shown}: {allowed}")
 
 
 def resolve(options: Options, model: Model | None) -> Setup:
@@ -151,7 +152,7 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
     for name, values in only:
         value = getattr(options, name)
         if value not in values:
-            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values if v is not None))
+            refuse(name, value, _NOT_YET + ", ".join("off" if v is False else str(v) for v in values if v is not None))
 
 
 def _pp_rank(options: Options) -> int:

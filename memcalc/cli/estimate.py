@@ -61,7 +61,7 @@ def estimate(
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
     from memcalc.cli.output import choose_format, write
     from memcalc.errors import InputError
-    from memcalc.estimate import estimate as run
+    from memcalc.estimation import estimate as run
 
     kind = choose_format(json, format)
     given = {

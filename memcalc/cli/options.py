@@ -28,47 +28,47 @@ Precision = Annotated[
         "--precision",
     ),
 ]
-GradDtype = Annotated[str | None, _option("fp32, bf16, fp16. [as the precision and engine say]", _MODEL, "--grad-dtype")]
-Gpus = Annotated[int | None, _option("Total GPUs. [1]", _PARALLEL, "--gpus", "-g")]
-GpusPerNode = Annotated[int | None, _option("GPUs of one node. [8]", _PARALLEL, "--gpus-per-node")]
+GradDtype = Annotated[str | None, _option("fp32, bf16, fp16. (default: as the precision and engine say)", _MODEL, "--grad-dtype")]
+Gpus = Annotated[int | None, _option("Total GPUs. (default: 1)", _PARALLEL, "--gpus", "-g")]
+GpusPerNode = Annotated[int | None, _option("GPUs of one node. (default: 8)", _PARALLEL, "--gpus-per-node")]
 Dp = Annotated[int | None, _option("Data parallel degree: what remains; given, it is checked.", _PARALLEL, "--dp")]
-Tp = Annotated[int | None, _option("Tensor parallel degree. [1]", _PARALLEL, "--tp")]
-Pp = Annotated[int | None, _option("Pipeline parallel degree. [1]", _PARALLEL, "--pp")]
-Cp = Annotated[int | None, _option("Context parallel degree. [1]", _PARALLEL, "--cp")]
-Ep = Annotated[int | None, _option("Expert parallel degree. [1]", _PARALLEL, "--ep")]
-Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. [tp]", _PARALLEL, "--etp")]
-PpRank = Annotated[int | None, _option("Report this pipeline rank. [the worst]", _PARALLEL, "--pp-rank")]
-Zero = Annotated[int | None, _option("ZeRO stage 0, 1, 2 or 3. [0]", _PARALLEL, "--zero")]
-ShardGroup = Annotated[int | None, _option("GPUs that one shard spans. [all of dp·cp]", _PARALLEL, "--shard-group")]
+Tp = Annotated[int | None, _option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
+Pp = Annotated[int | None, _option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
+Cp = Annotated[int | None, _option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
+Ep = Annotated[int | None, _option("Expert parallel degree. (default: 1)", _PARALLEL, "--ep")]
+Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. (default: tp)", _PARALLEL, "--etp")]
+PpRank = Annotated[int | None, _option("Report this pipeline rank. (default: the worst)", _PARALLEL, "--pp-rank")]
+Zero = Annotated[int | None, _option("ZeRO stage 0, 1, 2 or 3. (default: 0)", _PARALLEL, "--zero")]
+ShardGroup = Annotated[int | None, _option("GPUs that one shard spans. (default: all of dp·cp)", _PARALLEL, "--shard-group")]
 SequenceParallel = Annotated[
     bool | None,
     _option("Shard activations along the sequence.", _PARALLEL, "--sequence-parallel/--no-sequence-parallel"),
 ]
 Schedule = Annotated[
-    str | None, _option("gpipe, 1f1b, interleaved, zero-bubble. [1f1b]", _PARALLEL, "--schedule")
+    str | None, _option("gpipe, 1f1b, interleaved, zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule")
 ]
-VirtualStages = Annotated[int | None, _option("Model chunks a pipeline rank holds. [1]", _PARALLEL, "--virtual-stages")]
+VirtualStages = Annotated[int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")]
 Engine = Annotated[
-    str | None, _option("none, ddp, fsdp2, deepspeed, megatron. [by gpus and zero]", _PARALLEL, "--engine")
+    str | None, _option("none, ddp, fsdp2, deepspeed, megatron. (default: by gpus and zero)", _PARALLEL, "--engine")
 ]
-MicroBatchSize = Annotated[int | None, _option("Sequences per rank and pass. [1]", _BATCH, "--micro-batch-size", "-b")]
-SeqLen = Annotated[int | None, _option("Tokens. [the smaller of 2048 and the model's maximum]", _BATCH, "--seq-len", "-s")]
-GlobalBatchSize = Annotated[int | None, _option("Sequences per step. [dp · micro-batch]", _BATCH, "--global-batch-size")]
+MicroBatchSize = Annotated[int | None, _option("Sequences per rank and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")]
+SeqLen = Annotated[int | None, _option("Tokens. (default: the smaller of 2048 and the model's maximum)", _BATCH, "--seq-len", "-s")]
+GlobalBatchSize = Annotated[int | None, _option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")]
 Padded = Annotated[bool, _option("Batches with a padding mask.", _BATCH, "--padded")]
 ExpertImbalance = Annotated[
-    float | None, _option("Tokens of the busiest expert over the average. [1.0]", _BATCH, "--expert-imbalance")
+    float | None, _option("Tokens of the busiest expert over the average. (default: 1.0)", _BATCH, "--expert-imbalance")
 ]
 Optimizer = Annotated[
     str | None,
-    _option("adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon. [adamw]", _METHOD, "--optimizer"),
+    _option("adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon. (default: adamw)", _METHOD, "--optimizer"),
 ]
 OptimizerImplementation = Annotated[
-    str | None, _option("foreach, fused, for-loop. [foreach; fused with deepspeed]", _METHOD, "--optimizer-implementation")
+    str | None, _option("foreach, fused, for-loop. (default: foreach, with deepspeed fused)", _METHOD, "--optimizer-implementation")
 ]
-Recompute = Annotated[str | None, _option("none, selective, op, full. [none]", _METHOD, "--recompute")]
-Attention = Annotated[str | None, _option("eager, sdpa, flash. [sdpa where transformers has it]", _METHOD, "--attention")]
+Recompute = Annotated[str | None, _option("none, selective, op, full. (default: none)", _METHOD, "--recompute")]
+Attention = Annotated[str | None, _option("eager, sdpa, flash. (default: sdpa where transformers has it)", _METHOD, "--attention")]
 CrossEntropy = Annotated[
-    str | None, _option("eager, vocab-parallel, fused, chunked. [as the kernels say]", _METHOD, "--cross-entropy")
+    str | None, _option("eager, vocab-parallel, fused, chunked. (default: as the kernels say)", _METHOD, "--cross-entropy")
 ]
-Kernels = Annotated[str | None, _option("hf, fused, megatron. [hf]", _METHOD, "--kernels")]
+Kernels = Annotated[str | None, _option("hf, fused, megatron. (default: hf)", _METHOD, "--kernels")]
 Gpu = Annotated[str | None, _option("A name of `memcalc gpus`: gives a verdict.", "Output", "--gpu")]

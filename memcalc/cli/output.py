@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memcalc.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from memcalc.estimate import Report
+    from memcalc.estimation import Report
 
 FORMATS = ("table", "json", "csv", "markdown")
 

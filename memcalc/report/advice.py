@@ -9,7 +9,7 @@ from memcalc.inputs.options import check_options
 from memcalc.setup import Setup, resolve
 
 if TYPE_CHECKING:
-    from memcalc.estimate import Report
+    from memcalc.estimation import Report
 
 _MOST = 3
 _WORTH = 50  # a change that saves less than a fiftieth of the peak is not worth a line
@@ -60,7 +60,7 @@ def _one_of_a_kind(changes: list[Change]) -> list[Change]:
 
 
 def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
-    from memcalc.estimate import Report as Estimated
+    from memcalc.estimation import Report as Estimated
 
     s = report.setup
     if all(getattr(s, name) == value for name, value in changed.items()):

@@ -9,7 +9,7 @@ from memcalc.rows import COMPONENTS, Item
 
 if TYPE_CHECKING:
     from memcalc.collectives import Collective
-    from memcalc.estimate import Report
+    from memcalc.estimation import Report
 
 SCHEMA_VERSION = 1
 

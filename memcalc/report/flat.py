@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimate import Report
+    from memcalc.estimation import Report
 
 HEADER = ("table", "component", "name", "nbytes", "at_peak", "calls", "payload", "wire", "dtype", "formula", "basis", "source")
 

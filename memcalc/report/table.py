@@ -12,7 +12,7 @@ from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count
 
 if TYPE_CHECKING:
-    from memcalc.estimate import Report
+    from memcalc.estimation import Report
 
 _LABELS = {
     "parameters": "parameters",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.engines import deepspeed
-from memcalc.estimate import Report
+from memcalc.estimation import Report
 
 CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
           "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "head_dim": 16}  # fmt: skip

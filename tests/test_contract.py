@@ -1,0 +1,260 @@
+"""What other programs rely on: option names, JSON keys, defaults. Names may be added here, never changed or removed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any
+
+import pytest
+from command import LLAMA, here, program
+
+import memcalc
+from memcalc.cli.main import COMMANDS
+
+OPTIONS = (
+    "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp", "--pp-rank",
+    "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule", "--virtual-stages",
+    "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
+    "--optimizer-implementation", "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
+    "--kernels", "--engine", "--gpu", "--json", "--check", "--help",
+)  # fmt: skip
+
+VALUES = {
+    "--zero": "0 1 2 3",
+    "--schedule": "gpipe 1f1b interleaved zero-bubble",
+    "--precision": "fp32 bf16 fp16 bf16-mixed fp16-mixed bf16-autocast fp16-autocast fp8-mixed",
+    "--grad-dtype": "fp32 bf16 fp16",
+    "--optimizer": "adamw adam sgd sgd-momentum adafactor lion adamw-8bit muon",
+    "--optimizer-implementation": "foreach fused for-loop",
+    "--recompute": "none selective op full",
+    "--attention": "eager sdpa flash",
+    "--cross-entropy": "eager vocab-parallel fused chunked",
+    "--kernels": "hf fused megatron",
+    "--engine": "none ddp fsdp2 deepspeed megatron",
+}
+
+DEFAULTS: dict[str, Any] = {
+    "gpus": 1, "gpus_per_node": 8, "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "etp": 1, "pp_rank": 0, "zero": 0,
+    "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", "virtual_stages": 1, "micro_batch_size": 1,
+    "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
+    "optimizer_implementation": "foreach", "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
+    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None,
+}  # fmt: skip
+"""Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
+
+TOP = {"schema_version", "model", "setup", "memory", "communication", "fit"}
+MODEL = {"name", "model_type", "parameters", "active_parameters", "trainable_parameters", "layers"}
+MEMORY = {
+    "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "phases", "peak_phase", "peak",
+    "allocated", "reserved", "device", "at_peak", "rank", "items",
+}  # fmt: skip
+AT_PEAK = {"parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "temporaries"}
+ITEM = {"component", "name", "nbytes", "at_peak", "shape", "dtype", "life", "formula", "basis", "source"}
+COMMUNICATION = {"per_step", "per_layer", "items"}
+COLLECTIVE = {
+    "axis", "collective", "name", "phase", "layer", "dtype", "group_size", "calls", "payload", "wire", "formula",
+    "basis", "source",
+}  # fmt: skip
+FIT = {"gpu", "capacity", "fits", "headroom"}
+BASES = {"exact", "modelled", "measured", "assumed", "traced"}
+ADDED = {"communication": {"textbook"}}
+"""What came after the first version."""
+
+
+def documents() -> list[dict[str, Any]]:
+    setups: list[tuple[Any, dict[str, Any]]] = [
+        (LLAMA, {}),
+        (LLAMA, {"gpu": "h100-80gb"}),
+        (LLAMA, {"gpus": 8}),
+        *((LLAMA, {"gpus": 8, "zero": zero, "gpu": "a100-40gb"}) for zero in (1, 2, 3)),
+        ("gpt2", {"recompute": "full", "optimizer": "adafactor", "global_batch_size": 4}),
+    ]
+    return [
+        *(memcalc.estimate(model, **options).to_dict() for model, options in setups),
+        memcalc.estimate(params="7B", gpus=4, zero=2).to_dict(),
+    ]
+
+
+DOCUMENTS = documents()
+each = pytest.mark.parametrize("document", DOCUMENTS, ids=range(len(DOCUMENTS)))
+
+
+# --- the command line
+
+
+def test_the_commands() -> None:
+    assert {"estimate", "models", "gpus"} <= set(COMMANDS)
+
+
+def test_every_option_is_in_the_help() -> None:
+    ran = program("estimate", "--help", COLUMNS="240", TERM="dumb")
+    assert ran.status == 0
+    shown = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", ran.stdout))
+    assert set(OPTIONS) <= shown, set(OPTIONS) - shown
+
+
+def test_every_value_is_accepted_or_refused_as_a_known_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that this version does not model is still a known one: its message does not list it as a misspelling."""
+    for option, values in VALUES.items():
+        for value in values.split():
+            ran = here(capsys, "estimate", "--model", "gpt2", option, value, "--json")
+            if ran.status == 0:
+                assert json.loads(ran.stdout)["setup"][option.strip("-").replace("-", "_")] in (value, int(value) if value.isdigit() else None)
+            else:
+                assert ran.status == 2
+                assert f"{option} {value}" in ran.stderr
+                assert f"allowed: {values.replace(' ', ', ')}\n" not in ran.stderr
+
+
+@pytest.mark.parametrize(("short", "long"), [("-m", "--model"), ("-g", "--gpus"), ("-b", "--micro-batch-size"), ("-s", "--seq-len")])
+def test_short_names_mean_the_long_ones(short: str, long: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = "llama-7b" if short == "-m" else "4"
+    model = [] if short == "-m" else ["--model", "llama-7b"]
+    left, right = (json.loads(here(capsys, "estimate", *model, name, value, "--json").stdout)["setup"] for name in (short, long))
+    assert left == right
+
+
+def test_the_table_of_precisions_is_that_of_params(capsys: pytest.CaptureFixture[str]) -> None:
+    for precision in VALUES["--precision"].split():
+        ran = here(capsys, "estimate", "--params", "1B", "--precision", precision, "--json")
+        assert ran.status == 0
+        assert json.loads(ran.stdout)["setup"]["precision"] == precision
+
+
+# --- defaults
+
+
+def test_defaults() -> None:
+    setup = memcalc.estimate("llama-7b").to_dict()["setup"]
+    assert {name: setup[name] for name in DEFAULTS} == DEFAULTS
+
+
+def test_the_setup_has_every_option() -> None:
+    named = {option[2:].replace("-", "_") for option in OPTIONS if option.startswith("--")}
+    named -= {"model", "params", "no_sequence_parallel", "json", "check", "help"}
+    assert named == set(DEFAULTS)
+    for document in DOCUMENTS:
+        assert named <= set(document["setup"])
+
+
+@pytest.mark.parametrize(
+    ("options", "resolved"),
+    [
+        ({"gpus": 8}, {"engine": "ddp", "dp": 8, "global_batch_size": 8, "optimizer_implementation": "foreach"}),
+        ({"gpus": 8, "zero": 1}, {"engine": "deepspeed", "shard_group": 8, "optimizer_implementation": "fused"}),
+        ({"gpus": 8, "zero": 3}, {"engine": "deepspeed", "shard_group": 8, "optimizer_implementation": "fused"}),
+        ({"gpus": 1, "zero": 3}, {"engine": "none", "shard_group": 1, "optimizer_implementation": "foreach"}),
+        ({"gpus": 8, "zero": 2, "micro_batch_size": 4}, {"global_batch_size": 32}),
+        ({"gpus": 8, "engine": "deepspeed"}, {"engine": "deepspeed", "zero": 0}),
+        ({"precision": "fp32"}, {"grad_dtype": "fp32"}),
+        ({"precision": "fp16-mixed"}, {"grad_dtype": "fp16"}),
+    ],
+)
+def test_defaults_that_depend_on_others(options: dict[str, Any], resolved: dict[str, Any]) -> None:
+    setup = memcalc.estimate("llama-7b", **options).to_dict()["setup"]
+    assert {name: setup[name] for name in resolved} == resolved
+
+
+@pytest.mark.parametrize(
+    ("model", "resolved"),
+    [
+        ("gpt2", {"seq_len": 1024, "attention": "sdpa"}),
+        ("llama-3.1-8b", {"seq_len": 2048, "attention": "sdpa"}),
+        ("gemma-2-2b", {"seq_len": 2048, "attention": "eager"}),
+    ],
+)
+def test_defaults_that_depend_on_the_model(model: str, resolved: dict[str, Any]) -> None:
+    setup = memcalc.estimate(model).to_dict()["setup"]
+    assert {name: setup[name] for name in resolved} == resolved
+
+
+# --- Python
+
+
+def test_the_public_names() -> None:
+    assert {"InputError", "Model", "Report", "estimate", "load_model", "__version__"} <= set(memcalc.__all__)
+    assert issubclass(memcalc.InputError, ValueError)
+    assert list(inspect.signature(memcalc.estimate).parameters)[:2] == ["model", "params"]
+    model = memcalc.load_model("gpt2")
+    assert isinstance(model.num_parameters, int)
+    assert isinstance(memcalc.estimate(model), memcalc.Report)
+
+
+def test_the_error_is_the_line_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate("gpt2", zero=7)
+    assert here(capsys, "estimate", "-m", "gpt2", "--zero", "7").stderr == f"memcalc: {error.value}\n"
+
+
+# --- JSON
+
+
+def check_keys(found: dict[str, Any], expected: set[str], where: str = "") -> None:
+    assert expected <= set(found), f"{where} lacks {expected - set(found)}"
+    added = set(found) - expected - ADDED.get(where, set())
+    assert not added, f"{where} has {added}: put a new name under ADDED"
+
+
+@each
+def test_keys(document: dict[str, Any]) -> None:
+    check_keys(document, TOP)
+    assert document["schema_version"] == 1
+    check_keys(document["model"], MODEL, "model")
+    check_keys(document["memory"], MEMORY, "memory")
+    check_keys(document["memory"]["phases"], {"forward", "backward", "step"}, "phases")
+    check_keys(document["memory"]["at_peak"], AT_PEAK, "at_peak")
+    assert "pp" in document["memory"]["rank"]
+    for item in document["memory"]["items"]:
+        check_keys(item, ITEM, "items")
+    check_keys(document["communication"], COMMUNICATION, "communication")
+    for total in ("per_step", "per_layer"):
+        check_keys(document["communication"][total], {"payload", "wire"}, total)
+    for item in document["communication"]["items"] + document["communication"].get("textbook", []):
+        check_keys(item, COLLECTIVE, "collectives")
+    if document["fit"] is not None:
+        check_keys(document["fit"], FIT, "fit")
+
+
+@each
+def test_kinds_of_values(document: dict[str, Any]) -> None:
+    memory = document["memory"]
+    assert memory["peak_phase"] in memory["phases"]
+    assert memory["items"]
+    for item in memory["items"]:
+        assert type(item["nbytes"]) is type(item["at_peak"]) is int
+        assert item["component"] in {*AT_PEAK, "allocator", "reserved", "device"}
+        assert item["basis"] in BASES
+        assert item["name"]
+        for dim, size in item["shape"]:
+            assert isinstance(dim, str)
+            assert type(size) is int
+    for item in document["communication"]["items"]:
+        assert item["axis"] in {"dp", "tp", "pp", "cp", "ep"}
+        assert item["collective"] in {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast"}
+        assert item["phase"] in {"forward", "backward", "step"}
+        assert item["basis"] in BASES
+        assert type(item["calls"]) is type(item["payload"]) is type(item["wire"]) is int
+
+
+@each
+def test_communication_totals_are_the_items(document: dict[str, Any]) -> None:
+    communication = document["communication"]
+    for unit in ("payload", "wire"):
+        assert communication["per_step"][unit] == sum(item[unit] for item in communication["items"])
+        assert 0 <= communication["per_layer"][unit] <= communication["per_step"][unit]
+
+
+@each
+def test_the_fit_is_device_against_capacity(document: dict[str, Any]) -> None:
+    fit = document["fit"]
+    assert (fit is None) == (document["setup"]["gpu"] is None)
+    if fit is not None:
+        assert fit["headroom"] == fit["capacity"] - document["memory"]["device"]
+        assert fit["fits"] is (fit["headroom"] >= 0)
+
+
+@each
+def test_the_document_is_plain_json(document: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -1,0 +1,370 @@
+"""What holds for every model and setup: sums, order, independence of depth, and that nothing but InputError escapes."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import memcalc
+from memcalc.dims import evaluate
+from memcalc.dtypes import bf16, fp32
+from memcalc.profile import Choices, Profile, full_profile, profile
+from memcalc.rows import COMPONENTS
+
+EXAMPLES = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+STATES = ("parameters", "gradients", "optimizer_states")
+
+
+@st.composite
+def llamas(draw: st.DrawFn) -> dict[str, Any]:
+    kv_heads = draw(st.integers(1, 2))
+    heads = kv_heads * draw(st.integers(1, 3))
+    return {
+        "model_type": "llama",
+        "hidden_size": heads * draw(st.integers(1, 20)),
+        "intermediate_size": draw(st.integers(1, 200)),
+        "num_hidden_layers": draw(st.integers(1, 9)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 2 * draw(st.integers(1, 16)),
+        "vocab_size": draw(st.integers(1, 300)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+    }
+
+
+@st.composite
+def gpt2s(draw: st.DrawFn) -> dict[str, Any]:
+    heads = draw(st.integers(1, 4))
+    return {
+        "model_type": "gpt2",
+        "n_embd": heads * 4 * draw(st.integers(1, 8)),
+        "n_layer": draw(st.integers(1, 9)),
+        "n_head": heads,
+        "n_positions": 64,
+        "vocab_size": draw(st.integers(1, 300)),
+        "resid_pdrop": draw(st.sampled_from((0.0, 0.1))),
+        "attn_pdrop": draw(st.sampled_from((0.0, 0.1))),
+    }
+
+
+MODELS = st.one_of(llamas(), gpt2s())
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> dict[str, Any]:
+    """Options that can run together."""
+    gpus = draw(st.sampled_from((1, 2, 3, 4, 8)))
+    micro_batch = draw(st.integers(1, 4))
+    out: dict[str, Any] = {
+        "gpus": gpus,
+        "zero": draw(st.integers(0, 3)),
+        "micro_batch_size": micro_batch,
+        "seq_len": draw(st.integers(1, 48)),
+        "global_batch_size": gpus * micro_batch * draw(st.integers(1, 2)),
+        "precision": draw(st.sampled_from(("fp32", "bf16-mixed", "fp16-mixed"))),
+        "optimizer": draw(st.sampled_from(("adamw", "adam", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"))),
+        "recompute": draw(st.sampled_from(("none", "full"))),
+        "attention": draw(st.sampled_from(("sdpa", "eager"))),
+        "gpu": draw(st.sampled_from((None, "h100-80gb", "t4"))),
+    }
+    return out
+
+
+def states(report: memcalc.Report) -> int:
+    """Bytes of the model states."""
+    return sum(report.total(component) for component in STATES)
+
+
+def numbers(value: object) -> list[object]:
+    """Every number in a document."""
+    if isinstance(value, dict):
+        return [n for v in value.values() for n in numbers(v)]
+    if isinstance(value, (list, tuple)):
+        return [n for v in value for n in numbers(v)]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+def check_numbers(report: memcalc.Report) -> None:
+    """Sizes and counts are integers of zero or more."""
+    document = report.to_dict()
+    for part in ("model", "memory", "communication"):
+        for number in numbers(document[part]):
+            assert type(number) is int
+            assert number >= 0
+    assert report.peak > 0
+
+
+# --- sums
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups())
+def test_totals_are_sums_of_rows(config: dict[str, Any], options: dict[str, Any]) -> None:
+    report = memcalc.estimate(config, **options)
+    memory = report.to_dict()["memory"]
+    assert sum(item.at_peak for item in report.items) == report.peak == memory["peak"]
+    assert sum(memory["at_peak"].values()) == report.peak
+    for component in COMPONENTS:
+        items = [item for item in memory["items"] if item["component"] == component]
+        assert sum(item["at_peak"] for item in items) == memory["at_peak"][component]
+        if component != "temporaries":
+            assert sum(item["nbytes"] for item in items) == memory[component]
+            assert memory["at_peak"][component] <= memory[component]
+    assert max(report.phases.values()) == report.peak == report.phases[report.peak_phase]
+    over = sum(item["nbytes"] for item in memory["items"] if item["component"] in ("allocator", "reserved", "device"))
+    assert report.device == report.peak + over
+    assert report.peak <= report.allocated <= report.reserved <= report.device
+    assert report.reserved % 2**21 == 0
+    check_numbers(report)
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups())
+def test_every_phase_is_the_sum_of_its_rows(config: dict[str, Any], options: dict[str, Any]) -> None:
+    report = memcalc.estimate(config, **options)
+    batch, seq = options["micro_batch_size"], options["seq_len"]
+    for phase, size in report.phases.items():
+        assert sum(row.bytes_at(batch, seq) for row in report.rows_at(phase)) == size
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups())
+def test_formulas_evaluate_to_the_bytes(config: dict[str, Any], options: dict[str, Any]) -> None:
+    for item in memcalc.estimate(config, **options).items:
+        named, _, evaluated = item.formula.partition(" = ")
+        match = re.fullmatch(r"((?:\d+·)*)(\d+) B", evaluated)
+        assert match is not None, item.formula
+        factors = [int(n) for n in match[1].split("·") if n]
+        size = math.prod(factors) * int(match[2])
+        assert size == max(item.nbytes, item.at_peak), item
+        assert factors == [n for _, n in item.shape], item
+        assert named == "·".join([*(name for name, _ in item.shape), f"{match[2]} B"]), item
+
+
+# --- order
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups(), more=st.integers(1, 5))
+def test_monotone_in_batch_and_sequence(config: dict[str, Any], options: dict[str, Any], more: int) -> None:
+    options = {**options, "global_batch_size": None}
+    small = memcalc.estimate(config, **options)
+    for name in ("micro_batch_size", "seq_len"):
+        large = memcalc.estimate(config, **{**options, name: options[name] + more})
+        for phase, size in small.phases.items():
+            assert size <= large.phases[phase], (name, phase)
+        assert small.total("saved_activations") <= large.total("saved_activations")
+        assert small.device <= large.device
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups(), gpus=st.sampled_from((2, 4, 8)))
+def test_zero_stages_shard_more_and_more(config: dict[str, Any], options: dict[str, Any], gpus: int) -> None:
+    options = {**options, "engine": "deepspeed", "gpus": gpus, "global_batch_size": None}
+    stages = [states(memcalc.estimate(config, **{**options, "zero": zero})) for zero in (1, 2, 3)]
+    assert stages == sorted(stages, reverse=True)
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups(), zero=st.integers(1, 3))
+def test_one_gpu_has_nothing_to_shard(config: dict[str, Any], options: dict[str, Any], zero: int) -> None:
+    options = {**options, "gpus": 1, "global_batch_size": None}
+    plain, sharded = (memcalc.estimate(config, **{**options, "zero": stage}) for stage in (0, zero))
+    assert sharded.phases == plain.phases
+    assert sharded.items == plain.items
+    assert sharded.collectives == plain.collectives == []
+    assert sharded.device == plain.device
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups(), more=st.sampled_from((2, 3, 8)))
+def test_more_gpus_never_raise_the_model_states(config: dict[str, Any], options: dict[str, Any], more: int) -> None:
+    options = {**options, "engine": "deepspeed", "global_batch_size": None, "gpus": max(options["gpus"], 2)}
+    few = memcalc.estimate(config, **options)
+    many = memcalc.estimate(config, **{**options, "gpus": options["gpus"] * more})
+    assert states(many) <= states(few)
+
+
+@EXAMPLES
+@given(count=st.integers(1, 10**13), gpus=st.sampled_from((1, 2, 3, 8, 64, 1000)), zero=st.integers(0, 3))
+def test_shards_of_a_bare_count_sum_to_the_whole(count: int, gpus: int, zero: int) -> None:
+    report = memcalc.estimate(params=count, gpus=gpus, zero=zero, engine="deepspeed")
+    share = -(-count // gpus)
+    expected = {
+        "parameters": 2 * (share if zero == 3 else count),
+        "gradients": 2 * (share if zero >= 2 else count),
+        "optimizer_states": 12 * (share if zero else count),
+    }
+    assert {component: report.total(component) for component in STATES} == expected
+
+
+# --- inputs
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups())
+def test_inputs_are_not_modified_and_runs_do_not_remember(config: dict[str, Any], options: dict[str, Any]) -> None:
+    before = copy.deepcopy((config, options))
+    model = memcalc.load_model(config)
+    first = memcalc.estimate(config, **options).to_dict()
+    memcalc.estimate(model, micro_batch_size=3, seq_len=5)
+    memcalc.estimate(model, recompute="full", attention="eager", gpus=4)
+    assert memcalc.estimate(model, **options).to_dict() == first
+    assert (config, options) == before
+
+
+ANYTHING: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 9), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=3),
+    st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.integers(), max_size=1),
+)  # fmt: skip
+LIKELY: dict[str, st.SearchStrategy[Any]] = {
+    **{name: st.sampled_from((1, 2, 3, 4, 8)) for name in ("gpus", "gpus_per_node", "dp", "micro_batch_size", "seq_len")},
+    **{name: st.sampled_from((1, 1, 1, 2)) for name in ("tp", "pp", "cp", "ep", "etp", "virtual_stages")},
+    "pp_rank": st.just(0),
+    "zero": st.integers(0, 3),
+    "shard_group": st.sampled_from((1, 2, 8)),
+    "sequence_parallel": st.booleans(),
+    "schedule": st.sampled_from(("gpipe", "1f1b", "interleaved", "zero-bubble")),
+    "global_batch_size": st.sampled_from((1, 8, 64)),
+    "precision": st.sampled_from(("fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp8-mixed")),
+    "grad_dtype": st.sampled_from(("fp32", "bf16", "fp16")),
+    "optimizer": st.sampled_from(("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon")),
+    "optimizer_implementation": st.sampled_from(("foreach", "fused", "for-loop")),
+    "recompute": st.sampled_from(("none", "selective", "op", "full")),
+    "attention": st.sampled_from(("eager", "sdpa", "flash")),
+    "cross_entropy": st.sampled_from(("eager", "vocab-parallel", "fused", "chunked")),
+    "padded": st.booleans(),
+    "expert_imbalance": st.sampled_from((1, 1.0, 1.5)),
+    "kernels": st.sampled_from(("hf", "fused", "megatron")),
+    "engine": st.sampled_from(("none", "ddp", "fsdp2", "deepspeed", "megatron")),
+    "gpu": st.sampled_from(("h100-80gb", "t4", "nosuch", "")),
+}
+LIKELY_OPTIONS = st.fixed_dictionaries({}, optional=LIKELY)
+ODD_OPTIONS = st.dictionaries(st.one_of(st.sampled_from(sorted(LIKELY)), st.text(max_size=8)), ANYTHING, max_size=2)
+FEW_OPTIONS = st.sets(st.sampled_from(sorted(LIKELY)), max_size=4).flatmap(
+    lambda names: st.fixed_dictionaries({name: LIKELY[name] for name in names})
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    model=st.one_of(MODELS, st.none()),
+    params=st.one_of(st.none(), st.none(), st.sampled_from(("7B", "1", 10**9)), ANYTHING),
+    options=st.one_of(FEW_OPTIONS, LIKELY_OPTIONS),
+    odd=st.one_of(st.just({}), ODD_OPTIONS),
+)
+@example(model=None, params=10**5000, options={}, odd={})
+@example(model=None, params="7B", options={"gpus": 10**5000}, odd={})
+def test_a_report_or_one_line(model: Any, params: Any, options: dict[str, Any], odd: dict[str, Any]) -> None:
+    odd = {name: value for name, value in odd.items() if name not in ("model", "params")}
+    try:
+        report = memcalc.estimate(model, params=params, **{**options, **odd})
+    except memcalc.InputError as error:
+        line = str(error)
+        assert line.isprintable()
+        assert 0 < len(line) < 700
+        assert line.startswith(("--", "field "))
+        return
+    check_numbers(report)
+    if report.total("temporaries"):
+        assert report.peak
+
+
+# --- the profile equals the full run
+
+
+GEMMA2: dict[str, Any] = {
+    "model_type": "gemma2", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "vocab_size": 50, "sliding_window": 8,
+}  # fmt: skip
+
+
+def peaks(of: Profile, batch: int, seq: int) -> tuple[int, ...]:
+    """The peaks of forward and backward, without and with gradients, and what is saved."""
+    return (
+        max(evaluate(moment.poly, batch, seq) for moment in of.forward),
+        max(evaluate(moment.poly, batch, seq) for moment in of.backward),
+        max(evaluate(moment.poly, batch, seq) + moment.gradients for moment in of.backward),
+        evaluate(of.saved.poly, batch, seq),
+    )
+
+
+def census(of: Profile, batch: int, seq: int) -> dict[tuple[str, str], int]:
+    """Bytes by component and name of what is saved."""
+    out: dict[tuple[str, str], int] = {}
+    for row in of.rows(of.saved):
+        out[row.component, row.name] = out.get((row.component, row.name), 0) + row.bytes_at(batch, seq)
+    return out
+
+
+def check_profile(config: dict[str, Any], choices: Choices, made_at: tuple[int, int], used_at: tuple[int, int]) -> None:
+    program = memcalc.load_model(config).program
+    made, full = profile(program, choices, *made_at), full_profile(program, choices, *used_at)
+    assert peaks(made, *used_at) == peaks(full, *used_at)
+    assert made.saved.poly == full.saved.poly
+    assert census(made, *used_at) == census(full, *used_at)
+    assert sum(census(made, *used_at).values()) == evaluate(made.saved.poly, *used_at)
+
+
+CHOICES = st.builds(Choices, st.sampled_from((bf16, fp32)), st.sampled_from(("sdpa", "eager")), st.booleans(), st.booleans())
+
+
+@EXAMPLES
+@given(
+    config=MODELS, depth=st.integers(1, 12), choices=CHOICES,
+    batches=st.one_of(st.just((1, 1)), st.tuples(st.integers(2, 5), st.integers(2, 5))),
+    seqs=st.one_of(st.just((1, 1)), st.tuples(st.integers(2, 40), st.integers(2, 40))),
+)  # fmt: skip
+def test_profile_equals_the_full_run(
+    config: dict[str, Any], depth: int, choices: Choices, batches: tuple[int, int], seqs: tuple[int, int]
+) -> None:
+    """Made at one batch and sequence, used at another that takes the same branches."""
+    config = {**config, "n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers": depth}
+    check_profile(config, choices, (batches[0], seqs[0]), (batches[1], seqs[1]))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5, 6, 9, 12, 13])
+@pytest.mark.parametrize(("made_at", "used_at"), [((1, 1), (1, 1)), ((1, 3), (1, 7)), ((2, 8), (3, 21)), ((2, 30), (2, 8))])
+def test_profile_of_alternating_layers(depth: int, made_at: tuple[int, int], used_at: tuple[int, int]) -> None:
+    config = {**GEMMA2, "num_hidden_layers": depth}
+    for recompute in (False, True):
+        check_profile(config, Choices(bf16, "eager", recompute, False), made_at, used_at)
+
+
+@pytest.mark.parametrize("kinds", ["ffs", "sfsf", "ssssf" * 2 + "ss", "f" * 7 + "s", "sfsssfss", "s" * 9])
+def test_profile_of_any_order_of_layers(kinds: str) -> None:
+    names = {"f": "full_attention", "s": "sliding_attention"}
+    config = {**GEMMA2, "num_hidden_layers": len(kinds), "layer_types": [names[kind] for kind in kinds]}
+    for at in ((1, 3), (2, 21)):
+        check_profile(config, Choices(fp32, "eager", False, False), at, at)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "pythia-70m", "opt-350m", "qwen3-0.6b", "phi-3-mini", "mistral-7b", "mixtral-8x7b"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_profile_of_a_bundled_model(name: str, recompute: bool) -> None:
+    program = memcalc.load_model(name).program
+    choices = Choices(bf16, program.attention_kinds[0], recompute, False)
+    made, full = (kind(program, choices, 2, 64) for kind in (profile, full_profile))
+    for at in ((2, 64), (3, 1000)):
+        assert peaks(made, *at) == peaks(full, *at)
+
+
+@EXAMPLES
+@given(config=MODELS, batch=st.integers(1, 4), seq=st.integers(1, 48), options=setups())
+def test_a_model_reuses_its_profiles_rightly(config: dict[str, Any], batch: int, seq: int, options: dict[str, Any]) -> None:
+    """One model asked twice answers as two models asked once."""
+    model = memcalc.load_model(config)
+    options = {**options, "global_batch_size": None}
+    memcalc.estimate(model, **options)
+    again = memcalc.estimate(model, **{**options, "micro_batch_size": batch, "seq_len": seq})
+    fresh = memcalc.estimate(config, **{**options, "micro_batch_size": batch, "seq_len": seq})
+    assert again.phases == fresh.phases
+    assert again.total("saved_activations") == fresh.total("saved_activations")
+    assert sum(item.at_peak for item in again.items) == again.peak
