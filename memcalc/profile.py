@@ -15,6 +15,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import ge
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.autograd import backward
@@ -144,7 +146,7 @@ class _Peak(NamedTuple):
 
 def _peaks(run: Trace) -> list[_Peak]:
     """Every local maximum of live bytes (an allocation followed by a free or by another segment), and the end of forward."""
-    packed = [_pack(row) for row in run.rows]
+    packed = [_pack(row.shape, row.dtype, row.component) for row in run.rows]
     begins = {place: (phase, layer) for place, phase, layer in run.segments}
     out: list[_Peak] = []
     live, rising, phase, layer = 0, False, "", None
@@ -167,13 +169,15 @@ def _peaks(run: Trace) -> list[_Peak]:
     return [peak for peak in out if peak.phase]
 
 
-def _pack(row: StorageRow) -> int:
-    """The coefficients of a row's bytes in one integer, so that a moment is one addition."""
-    if row.component == "gradients":
-        return numel(row.shape)[0] * row.dtype.itemsize << _GRADIENTS
-    if row.component != "activation":
+@lru_cache(maxsize=16384)
+def _pack(shape: Shape, dtype: DType, component: str) -> int:
+    """The coefficients of a block's bytes in one integer, so that a moment is one addition."""
+    size, poly = numel(shape)
+    if component == "gradients":
+        return size * dtype.itemsize << _GRADIENTS
+    if component != "activation":
         return 0
-    return sum(c * row.dtype.itemsize << _DIGIT * i for i, c in enumerate(numel(row.shape)[1]))
+    return sum(c * dtype.itemsize << _DIGIT * i for i, c in enumerate(poly) if c)
 
 
 def _unpack(live: int) -> tuple[Poly, int]:
@@ -213,13 +217,22 @@ def _profile(traces: tuple[Trace, ...], periods: int, moments: list[tuple[str, M
 
 
 def _undominated(moments: list[Moment]) -> tuple[Moment, ...]:
-    """The moments that no other one reaches in every coefficient and in gradients."""
-    unique = {(*m.poly, m.gradients): m for m in reversed(moments)}
+    """The moments that no other one reaches, whatever batch and seq (from 1 up) and however gradients count."""
+    unique = {(*_from_one(m.poly), m.gradients): m for m in reversed(moments)}
     kept: list[tuple[int, ...]] = []
     for key in sorted(unique, key=sum, reverse=True):
-        if not any(all(x >= y for x, y in zip(other, key, strict=True)) for other in kept):
+        for other in kept:
+            if all(map(ge, other, key)):
+                break
+        else:
             kept.append(key)
     return tuple(unique[key] for key in kept)
+
+
+def _from_one(poly: Poly) -> Poly:
+    """The polynomial in (batch - 1) and (seq - 1): none of its coefficients can be made up for by another one's size."""
+    c0, c1, c2, b0, b1, b2 = poly
+    return (c0 + c1 + c2 + b0 + b1 + b2, c1 + 2 * c2 + b1 + 2 * b2, c2 + b2, b0 + b1 + b2, b1 + 2 * b2, b2)
 
 
 def _alive(run: Trace, place: int) -> set[int]:

@@ -207,6 +207,11 @@ def elements(tensor: Tensor) -> int:
 
 def same_sizes(left: Shape, right: Shape) -> bool:
     """Whether two shapes have equal sizes, whatever their dims are called."""
-    return left is right or [d.size for d in left] == [d.size for d in right]
-
-
+    if left is right:
+        return True
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right, strict=True):  # noqa: SIM110  (a loop: this is the hottest line of a run)
+        if a is not b and a.size != b.size:
+            return False
+    return True

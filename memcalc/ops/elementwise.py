@@ -62,9 +62,11 @@ def promote(left: Tensor, right: Tensor) -> DType:
 
 def recording(*tensors: Tensor) -> bool:
     """Whether an op over these tensors gets a grad_fn."""
-    if not tensors[0].storage.memory.grad_enabled:
-        return False
-    return any(t.node is not None for t in tensors)
+    if tensors[0].storage.memory.grad_enabled:
+        for tensor in tensors:
+            if tensor.node is not None:
+                return True
+    return False
 
 
 def record(

@@ -38,10 +38,16 @@ def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | Non
 
 def elementwise_strides(shape: Shape, operands: Sequence[Tensor]) -> Strides:
     """The layout of an elementwise result: the operands' where they agree, else as the first one orders its dims."""
+    row_major = contiguous_strides(shape)
+    for operand in operands:
+        if operand.strides != row_major or not same_sizes(operand.shape, shape):
+            break
+    else:
+        return row_major
     full = [t for t in operands if same_sizes(t.shape, shape)]
     if len(full) == len(operands):
         if all(is_contiguous(t) for t in full):
-            return contiguous_strides(shape)
+            return row_major
         first = full[0].strides
         if all(t.strides == first for t in full) and is_dense(shape, first):
             return first
