@@ -1,9 +1,11 @@
 """The profile of a model's forward and backward: which bytes are alive at every moment that could be a peak.
 
 A profile comes from running the program on paper. It is symbolic in batch and seq (sizes are polynomials in them) and is
-extended in depth: live bytes grow linearly along a stack of equal blocks, so every moment of a deep stack lies on a line
-through two shallow ones. The same program runs at two depths, the moments of the two runs are matched one by one, and each
-is extended to the real depth. Where a stack is not periodic, or the moments do not match, the run has the full depth.
+extended in depth: live bytes grow linearly along a stack of equal blocks. The program is run with four periods of layers,
+and what is alive of one of the two middle ones is there once more for every period that the real stack has more. (Of the
+one that is not the neighbour of what is running: a neighbour's blocks may be on their way, and those exist once.) The
+moments of the first and of the last period are the two ends of the line that all moments in between lie on. A stack that is
+not periodic is run as it is.
 
 A moment that another one exceeds in every coefficient can never be the peak; what is left is a handful per phase, which is
 what makes an estimate cost microseconds. Parameters, optimizer states and what an engine holds are not part of it: they
@@ -49,39 +51,62 @@ class Moment(NamedTuple):
 
     poly: Poly
     gradients: int
-    places: tuple[int, ...]
+    place: int
+
+
+class Middle(NamedTuple):
+    """The two middle periods of a run, and how many periods the real stack has more than the run."""
+
+    early: range
+    late: range
+    more: int
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One run of a program at one depth."""
+    """One run of a program."""
 
-    depth: int
     log: list[int]
     rows: list[StorageRow]
     segments: list[tuple[int, str, int | None]]
     forward_end: int
+    middle: Middle
+
+    @property
+    def turn(self) -> int:
+        """Where backward comes to the middle periods: from here on the late one is not a neighbour, before it the early."""
+        places = [p for p, phase, layer in self.segments if phase == "backward" and layer in self.middle.late]
+        return min(places, default=len(self.log))
+
+    def times(self, row: StorageRow, place: int) -> int:
+        """How often a block of this run that is alive at `place` is there in the real stack."""
+        away = self.middle.late if place > self.turn else self.middle.early
+        return 1 + self.middle.more if row.layer is not None and row.layer in away else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """All moments of forward and backward that could be a peak, and what is saved in between."""
 
-    traces: tuple[Trace, ...]
-    periods: int
+    run: Trace
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
     saved: Moment
-    _rows: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)
+    _rows: dict[int, list[Row]] = field(default_factory=dict)
 
     def rows(self, moment: Moment) -> list[Row]:
         """What is alive at a moment, one row for equal blocks of all layers."""
-        if moment.places not in self._rows:
-            self._rows[moment.places] = _collapse(self, moment)
-        return self._rows[moment.places]
+        if moment.place not in self._rows:
+            self._rows[moment.place] = _collapse(self.run, moment.place)
+        return self._rows[moment.place]
 
 
-def trace(program: Llama, choices: Choices, batch: int, seq: int, depth: int) -> Trace:
+NO_MIDDLE: Final = Middle(range(0), range(0), 0)
+
+
+def trace(
+    program: Llama, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE
+) -> Trace:
     """Run the program's forward and backward on paper with `depth` layers."""
     program = copy.copy(program)
     program.layers = depth
@@ -100,7 +125,7 @@ def trace(program: Llama, choices: Choices, batch: int, seq: int, depth: int) ->
     forward_end = len(memory.log)
     memory.enter("backward", None)
     backward(loss)
-    return Trace(depth, list(memory.log), memory.rows, memory.segments, forward_end)
+    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle)
 
 
 def gradient_order(program: Llama) -> list[tuple[str, int]]:
@@ -118,55 +143,69 @@ def gradient_order(program: Llama) -> list[tuple[str, int]]:
 def profile(program: Llama, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
     depth, period = program.layers, program.period()
-    if period is not None:
-        first = 2 * period + depth % period
-        if first + period < depth:
-            short = trace(program, choices, batch, seq, first)
-            long = trace(program, choices, batch, seq, first + period)
-            extended = _extend(short, long, period, (depth - first) // period)
-            if extended is not None:
-                return extended
-    return full_profile(program, choices, batch, seq)
+    if period is None or depth < 6 * period:
+        return full_profile(program, choices, batch, seq)
+    first = period + depth % period
+    early, late = range(first, first + period), range(first + period, first + 2 * period)
+    shallow = first + 3 * period
+    middle = Middle(early, late, (depth - shallow) // period)
+    return _profile(trace(program, choices, batch, seq, shallow, middle))
 
 
 def full_profile(program: Llama, choices: Choices, batch: int, seq: int) -> Profile:
-    """The profile from one run at the real depth."""
-    run = trace(program, choices, batch, seq, program.layers)
-    peaks = _peaks(run)
-    moments = [(peak.phase, Moment(*_unpack(peak.live), (peak.place,))) for peak in peaks]
-    return _profile((run,), 0, moments)
+    """The profile from a run at the real depth."""
+    return _profile(trace(program, choices, batch, seq, program.layers))
 
 
-class _Peak(NamedTuple):
-    phase: str
-    layer: int | None
-    live: int
-    place: int
+def _profile(run: Trace) -> Profile:
+    forward, backward, saved = _peaks(run)
+    return Profile(run, _undominated(forward), _undominated(backward), Moment(*_unpack(saved), run.forward_end))
 
 
-def _peaks(run: Trace) -> list[_Peak]:
-    """Every local maximum of live bytes (an allocation followed by a free or by another segment), and the end of forward."""
-    packed = [_pack(row.shape, row.dtype, row.component) for row in run.rows]
+def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int]:
+    """Live bytes (packed) -> place, for every local maximum of forward and of backward; and at the end of forward.
+
+    A local maximum is an allocation followed by a free or by another segment. Those of middle layers lie between the ones
+    of their neighbours.
+    """
+    sizes = [_pack(row.shape, row.dtype, row.component) for row in run.rows]
+    early, late, more = run.middle
     begins = {place: (phase, layer) for place, phase, layer in run.segments}
-    out: list[_Peak] = []
-    live, rising, phase, layer = 0, False, "", None
+    found: dict[str, dict[int, int]] = {"": {}, "forward": {}, "backward": {}}
+    here: dict[int, int] | None = found[""]
+    turn = run.turn
+    away_blocks = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in early}
+    late_blocks = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in late}
+    saved = live = extra = extra_late = 0
+    rising = False
     for place, event in enumerate(run.log):
-        if place in begins or place == run.forward_end:
-            if rising or place == run.forward_end:
-                out.append(_Peak("saved" if place == run.forward_end else phase, layer, live, place))
-                rising = False
-            phase, layer = begins.get(place, (phase, layer))
+        if place == run.forward_end:
+            saved = live + more * extra
+        if place in begins:
+            if rising and here is not None:
+                here.setdefault(live + more * extra, place)
+            rising = False
+            phase, layer = begins[place]
+            here = None if layer is not None and (layer in early or layer in late) else found[phase]
+            if place == turn:
+                away_blocks, extra = late_blocks, extra_late
+        block = event if event >= 0 else ~event
         if event >= 0:
-            live += packed[event]
+            size = sizes[block]
             rising = True
         else:
-            if rising:
-                out.append(_Peak(phase, layer, live, place))
-                rising = False
-            live -= packed[~event]
-    if rising:
-        out.append(_Peak(phase, layer, live, len(run.log)))
-    return [peak for peak in out if peak.phase]
+            if rising and here is not None:
+                here.setdefault(live + more * extra, place)
+            rising = False
+            size = -sizes[block]
+        live += size
+        if block in away_blocks:
+            extra += size
+        if block in late_blocks:
+            extra_late += size
+    if rising and here is not None:
+        here.setdefault(live + more * extra, len(run.log))
+    return found["forward"], found["backward"], saved
 
 
 @lru_cache(maxsize=16384)
@@ -185,48 +224,18 @@ def _unpack(live: int) -> tuple[Poly, int]:
     return tuple(digits[:6]), digits[6]  # type: ignore[return-value]
 
 
-def _extend(short: Trace, long: Trace, period: int, periods: int) -> Profile | None:
-    """Match the moments of two depths and extend each along its line; None if they do not match."""
-    front = period + short.depth % period
-
-    def aligned(peak: _Peak) -> int | None:
-        return peak.layer - period if peak.layer is not None and peak.layer >= front else peak.layer
-
-    shallow = _peaks(short)
-    deep = [p for p in _peaks(long) if p.layer is None or not front <= p.layer < front + period]
-    if [(p.phase, p.layer) for p in shallow] != [(p.phase, aligned(p)) for p in deep]:
-        return None
-    moments: list[tuple[str, Moment]] = []
-    for a, b in zip(shallow, deep, strict=True):
-        (poly_a, gradients_a), (poly_b, gradients_b) = _unpack(a.live), _unpack(b.live)
-        poly = tuple(x + periods * (y - x) for x, y in zip(poly_a, poly_b, strict=True))
-        gradients = gradients_a + periods * (gradients_b - gradients_a)
-        moments.append((a.phase, Moment(poly, gradients, (a.place, b.place))))  # type: ignore[arg-type]
-    return _profile((short, long), periods, moments)
-
-
-def _profile(traces: tuple[Trace, ...], periods: int, moments: list[tuple[str, Moment]]) -> Profile:
-    (saved,) = [moment for phase, moment in moments if phase == "saved"]
-    return Profile(
-        traces,
-        periods,
-        _undominated([moment for phase, moment in moments if phase == "forward"]),
-        _undominated([moment for phase, moment in moments if phase == "backward"]),
-        saved,
-    )
-
-
-def _undominated(moments: list[Moment]) -> tuple[Moment, ...]:
+def _undominated(peaks: dict[int, int]) -> tuple[Moment, ...]:
     """The moments that no other one reaches, whatever batch and seq (from 1 up) and however gradients count."""
-    unique = {(*_from_one(m.poly), m.gradients): m for m in reversed(moments)}
+    moments = [Moment(*_unpack(live), place) for live, place in peaks.items()]
+    keys = sorted(((*_from_one(m.poly), m.gradients, i) for i, m in enumerate(moments)), key=sum, reverse=True)
     kept: list[tuple[int, ...]] = []
-    for key in sorted(unique, key=sum, reverse=True):
+    for key in keys:
         for other in kept:
-            if all(map(ge, other, key)):
+            if all(map(ge, other[:-1], key)):
                 break
         else:
             kept.append(key)
-    return tuple(unique[key] for key in kept)
+    return tuple(moments[key[-1]] for key in kept)
 
 
 def _from_one(poly: Poly) -> Poly:
@@ -262,9 +271,10 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
     for i in _alive(run, place):
         row = run.rows[i]
         if row.component == "gradients":
-            out[_Kind("gradients", row.name, row.shape, row.dtype)] += 1
+            out[_Kind("gradients", row.name, row.shape, row.dtype)] += run.times(row, place)
         elif row.component == "activation":
-            out[_Kind("saved_activations" if i in kept else "temporaries", _name(row), row.shape, row.dtype)] += 1
+            component = "saved_activations" if i in kept else "temporaries"
+            out[_Kind(component, _name(row), row.shape, row.dtype)] += run.times(row, place)
     return out
 
 
@@ -275,20 +285,10 @@ _LIVES: Final[dict[str, str]] = {
 }
 
 
-def _collapse(profile: Profile, moment: Moment) -> list[Row]:
-    counts = [_census(run, place) for run, place in zip(profile.traces, moment.places, strict=True)]
-    if len(counts) == 2:
-        short, long = counts
-        counts = [Counter({k: short[k] + profile.periods * (long[k] - short[k]) for k in dict.fromkeys([*short, *long])})]
-    # Dims of two runs are different objects: what looks the same is the same row.
-    merged: dict[tuple[object, ...], tuple[_Kind, int]] = {}
-    for kind, count in counts[0].items():
-        key = (kind.component, kind.name, tuple((d.name, d.size) for d in kind.shape), kind.dtype)
-        merged[key] = (kind, merged.get(key, (kind, 0))[1] + count)
+def _collapse(run: Trace, place: int) -> list[Row]:
     return [
         Row(kind.component, kind.name, kind.shape, kind.dtype, count, _LIVES[kind.component])
-        for kind, count in merged.values()
-        if count
+        for kind, count in _census(run, place).items()
     ]
 
 
