@@ -44,7 +44,9 @@ def main() -> None:
     while time.process_time() - start < seconds:
         total += once(model)
     rate = total / (time.process_time() - start)
-    print(f"{model.name}: first pass {count / first:,.0f} estimates/s, then {rate:,.0f} estimates/s (CPU time, one core)")
+    print(
+        f"{model.name}: first pass {count / first:,.0f} estimates/s, then {rate:,.0f} estimates/s (CPU time, one core)"
+    )
 
 
 if __name__ == "__main__":

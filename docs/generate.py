@@ -1,7 +1,7 @@
 """Writes what the documents take from the code: the README's output, its count of models, and docs/options.md.
 
-    python docs/generate.py            writes them
-    python docs/generate.py --check    exits with 1 if one of them is stale
+python docs/generate.py            writes them
+python docs/generate.py --check    exits with 1 if one of them is stale
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from memcalc.rows import Basis
 
@@ -21,8 +20,7 @@ _FACTOR: Final[dict[str, int | None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """`calls` equal or unequal calls of one kind per optimizer step, `payload` bytes in all."""
 
     axis: str

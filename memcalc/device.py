@@ -70,5 +70,14 @@ def device_items(gpus: int) -> list[Item]:
     ]  # fmt: skip
     if gpus > 1:
         size = _NCCL_TWO if gpus == 2 else _NCCL_MORE
-        out.append(_item("device", "NCCL communicator", size, "measured on 4 A100s", "assumed", "github.com/NVIDIA/nccl issue 964"))
+        out.append(
+            _item(
+                "device",
+                "NCCL communicator",
+                size,
+                "measured on 4 A100s",
+                "assumed",
+                "github.com/NVIDIA/nccl issue 964",
+            )
+        )
     return out

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.collectives import Collective, wire_bytes
 from memcalc.dims import Poly, evaluate, numel
+from memcalc.dtypes import DType
 from memcalc.engines import load_engine
 from memcalc.engines.holdings import Holdings
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
 from memcalc.profile import Choices, Moment, Profile, profile
-from memcalc.rows import COMPONENTS, Item, Row, named_sizes, row_formula
+from memcalc.rows import COMPONENTS, Component, Item, Row, named_sizes, row_formula
 from memcalc.setup import Setup, resolve
 
 if TYPE_CHECKING:
@@ -64,8 +65,24 @@ def _sum(rows: Iterable[Row]) -> Poly:
     for row in rows:
         for i, c in enumerate(numel(row.shape)[1]):
             if c:
-                total[i] += c * row.count * row.dtype.itemsize
+                total[i] += c * row.copies * row.dtype.itemsize
     return tuple(total)  # type: ignore[return-value]
+
+
+class _Key(NamedTuple):
+    """What makes two rows the same item."""
+
+    component: Component
+    name: str
+    sizes: tuple[tuple[str, int], ...]
+    dtype: DType
+
+
+class _Sized(NamedTuple):
+    """A row and the bytes of all rows that are the same item."""
+
+    row: Row
+    nbytes: int
 
 
 class Report:
@@ -141,49 +158,53 @@ class Report:
     def items(self) -> list[Item]:
         """Every row, evaluated: with its part of its component's total and of the peak."""
         at_peak = self._by_key(self.rows_at(self.peak_phase))
-        parts: dict[Any, tuple[Row, int]] = {}
-        by_phase = {phase: self._by_key(self.rows_at(phase)) for phase in PHASES}
+        by_phase = [self._by_key(self.rows_at(phase)) for phase in PHASES]
         if self._held.after_backward:
-            by_phase["after backward"] = self._by_key([*self._held.always, *self._held.after_backward])
+            by_phase.append(self._by_key([*self._held.always, *self._held.after_backward]))
+        parts: dict[_Key, _Sized] = {}
         for component in COMPONENTS[:-1]:
             if component == "saved_activations":
                 saved = self._profile.rows(self._profile.saved) if self._profile else []
-                largest = self._by_key(r for r in saved if r.component == component)
+                parts.update(self._by_key(row for row in saved if row.component == component))
             else:
-                largest = max(
-                    ({k: v for k, v in rows.items() if k[0] == component} for rows in by_phase.values()),
-                    key=lambda rows: sum(size for _, size in rows.values()),
-                )
-            parts.update(largest)
-        keys = dict.fromkeys([*parts, *at_peak])
-        items = [self._item(key, parts.get(key), at_peak.get(key)) for key in keys]
+                of_one = [{k: v for k, v in rows.items() if k.component == component} for rows in by_phase]
+                parts.update(max(of_one, key=lambda rows: sum(sized.nbytes for sized in rows.values())))
+        items = [self._item(key, parts.get(key), at_peak.get(key)) for key in dict.fromkeys([*parts, *at_peak])]
         order = {component: i for i, component in enumerate(COMPONENTS)}
         items.sort(key=lambda item: (order[item.component], -item.nbytes, -item.at_peak))
         return items
 
-    def _by_key(self, rows: Iterable[Row]) -> dict[Any, tuple[Row, int]]:
-        out: dict[Any, tuple[Row, int]] = {}
+    def _by_key(self, rows: Iterable[Row]) -> dict[_Key, _Sized]:
+        out: dict[_Key, _Sized] = {}
         for row in rows:
-            key = (row.component, row.name, named_sizes(row.shape, self._batch, self._seq), row.dtype)
-            size = row.bytes_at(self._batch, self._seq)
-            if key in out:
-                size += out[key][1]
-            out[key] = (row, size)
+            key = _Key(row.component, row.name, named_sizes(row.shape, self._batch, self._seq), row.dtype)
+            before = out[key].nbytes if key in out else 0
+            out[key] = _Sized(row, before + row.bytes_at(self._batch, self._seq))
         return out
 
-    def _item(self, key: Any, part: tuple[Row, int] | None, peak: tuple[Row, int] | None) -> Item:
-        row = (part or peak)[0]  # type: ignore[index]
-        at_peak = peak[1] if peak else 0
-        nbytes = part[1] if part else at_peak if row.component == "temporaries" else 0
-        sizes = named_sizes(row.shape, self._batch, self._seq)
+    def _item(self, key: _Key, part: _Sized | None, peak: _Sized | None) -> Item:
+        row = part.row if part else peak.row if peak else None
+        assert row is not None
+        at_peak = peak.nbytes if peak else 0
+        nbytes = part.nbytes if part else at_peak if key.component == "temporaries" else 0
         each = evaluate(numel(row.shape)[1], self._batch, self._seq) * row.dtype.itemsize
-        count = max(nbytes, at_peak) // each if each else 1
-        shape = (("layers", count), *sizes) if count > 1 else sizes
+        copies = max(nbytes, at_peak) // each if each else 1
+        shape = (("layers", copies), *key.sizes) if copies > 1 else key.sizes
+        formula = row_formula(row.shape, row.dtype, copies, self._batch, self._seq)
+        blocks = at_peak // each if each and at_peak else 1
         return Item(
-            row.component, row.name, nbytes, at_peak, shape, row.dtype.name, row.life,
-            row_formula(row.shape, row.dtype, count, self._batch, self._seq), row.basis, row.source,
-            blocks=at_peak // each if each and at_peak else 1,
-        )  # fmt: skip
+            row.component,
+            row.name,
+            nbytes,
+            at_peak,
+            shape,
+            row.dtype.name,
+            row.life,
+            formula,
+            row.basis,
+            row.source,
+            blocks,
+        )
 
     # --- totals
 

@@ -62,8 +62,7 @@ class Middle(NamedTuple):
     more: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """One run of a program."""
 
     log: list[int]
@@ -92,7 +91,7 @@ class Profile:
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
     saved: Moment
-    _rows: dict[int, list[Row]] = field(default_factory=dict)
+    _rows: dict[int, list[Row]] = field(default_factory=dict[int, list[Row]])
 
     def rows(self, moment: Moment) -> list[Row]:
         """What is alive at a moment, one row for equal blocks of all layers."""
@@ -104,9 +103,7 @@ class Profile:
 NO_MIDDLE: Final = Middle(range(0), range(0), 0)
 
 
-def trace(
-    program: Llama, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE
-) -> Trace:
+def trace(program: Llama, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
     """Run the program's forward and backward on paper with `depth` layers."""
     program = copy.copy(program)
     program.layers = depth
@@ -301,4 +298,3 @@ def _name(row: StorageRow) -> str:
 def poly_bytes(moment: Moment, batch: int, seq: int) -> int:
     """Live activations and temporaries at a moment."""
     return evaluate(moment.poly, batch, seq)
-

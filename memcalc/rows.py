@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from memcalc.dims import Dim, Shape, evaluate, formula, numel
 from memcalc.dtypes import DType
@@ -16,15 +15,14 @@ Basis = Literal["exact", "modelled", "measured", "assumed", "traced"]
 COMPONENTS: Final = ("parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "temporaries")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """`count` equal blocks of `shape` and `dtype`. Sizes that vary are polynomials in batch and seq."""
+class Row(NamedTuple):
+    """`copies` equal blocks of `shape` and `dtype`. Sizes that vary are polynomials in batch and seq."""
 
     component: Component
     name: str
     shape: Shape
     dtype: DType
-    count: int = 1
+    copies: int = 1
     life: str = "always"
     basis: Basis = "exact"
     source: str = ""
@@ -32,15 +30,14 @@ class Row:
     @property
     def nbytes(self) -> int:
         """Bytes of a row whose dims do not vary."""
-        return self.count * numel(self.shape)[0] * self.dtype.itemsize
+        return self.copies * numel(self.shape)[0] * self.dtype.itemsize
 
     def bytes_at(self, batch: int, seq: int) -> int:
         """Bytes at a micro-batch of `batch` sequences of `seq` tokens."""
-        return self.count * evaluate(numel(self.shape)[1], batch, seq) * self.dtype.itemsize
+        return self.copies * evaluate(numel(self.shape)[1], batch, seq) * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A row as reported: evaluated, with its share of its component and of the peak."""
 
     component: Component
@@ -58,17 +55,19 @@ class Item:
 
 def named_sizes(shape: Shape, batch: int, seq: int) -> tuple[tuple[str, int], ...]:
     """The atomic dims of a shape, evaluated: (("batch", 1), ("seq", 2048), ("hidden", 4096))."""
-    return tuple((part.name, evaluate(part.poly, batch, seq)) for dim in shape for part in dim.parts if part.name != "1")
+    return tuple(
+        (part.name, evaluate(part.poly, batch, seq)) for dim in shape for part in dim.parts if part.name != "1"
+    )
 
 
-def row_formula(shape: Shape, dtype: DType, count: int, batch: int, seq: int) -> str:
+def row_formula(shape: Shape, dtype: DType, copies: int, batch: int, seq: int) -> str:
     """The row's bytes twice, in named dims and in numbers: "layers·batch·seq·hidden·2 B = 32·1·2048·4096·2 B"."""
     sizes = named_sizes(shape, batch, seq)
     names = [name for name, _ in sizes]
     numbers = [str(size) for _, size in sizes]
-    if count != 1:
+    if copies != 1:
         names.insert(0, "layers")
-        numbers.insert(0, str(count))
+        numbers.insert(0, str(copies))
     unit = f"{dtype.itemsize} B"
     return f"{'·'.join([*names, unit])} = {'·'.join([*numbers, unit])}"
 

@@ -178,7 +178,11 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine in ("fsdp2", "megatron") and not parallel:
         refuse("engine", engine, _NOT_YET + "none, ddp, deepspeed")
     if engine == "deepspeed" and options.optimizer == "muon":
-        refuse("optimizer", "muon", "needs whole matrices, and deepspeed's partitions are flat; " + _NOT_YET + "another one")
+        refuse(
+            "optimizer",
+            "muon",
+            "needs whole matrices, and deepspeed's partitions are flat; " + _NOT_YET + "another one",
+        )
     if options.zero and options.optimizer == "sgd":
         refuse(
             "zero",
@@ -193,21 +197,27 @@ def _precision(options: Options, engine: str, model: Model | None) -> str:
     if model is None:
         return precision
     if precision.endswith("-autocast") or precision == "fp8-mixed":
-        refuse("precision", precision, _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed (all of them with --params)")
+        refuse(
+            "precision", precision, _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed (all of them with --params)"
+        )
     if engine == "deepspeed" and precision in ("bf16", "fp16"):
         refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: fp32, {precision}-mixed")
     return precision
 
 
 def _grad_dtype(options: Options, precision: str, engine: str, model: Model | None) -> str:
-    natural = "fp32" if precision.endswith("-autocast") else {"fp8": "bf16"}.get(
-        precision.split("-")[0], precision.split("-")[0]
+    natural = (
+        "fp32"
+        if precision.endswith("-autocast")
+        else {"fp8": "bf16"}.get(precision.split("-")[0], precision.split("-")[0])
     )
     given = options.grad_dtype
     if given is None or given == natural:
         return natural
     if model is not None:
-        refuse("grad_dtype", given, f"engine {engine} keeps gradients in {natural}; allowed: {natural} (any with --params)")
+        refuse(
+            "grad_dtype", given, f"engine {engine} keeps gradients in {natural}; allowed: {natural} (any with --params)"
+        )
     return given
 
 
@@ -237,7 +247,11 @@ def _seq_len(options: Options, model: Model) -> int:
     if options.seq_len is None:
         return min(2048, program.max_seq_len or 2048)
     if program.positions_limit is not None and options.seq_len > program.positions_limit:
-        refuse("seq_len", options.seq_len, f"{model.name} has {program.positions_limit} positions; allowed: 1 to {program.positions_limit}")
+        refuse(
+            "seq_len",
+            options.seq_len,
+            f"{model.name} has {program.positions_limit} positions; allowed: 1 to {program.positions_limit}",
+        )
     return options.seq_len
 
 
@@ -259,8 +273,10 @@ def _attention(options: Options, model: Model) -> str:
     if options.attention is None:
         return kinds[0]
     if options.attention not in kinds:
-        why = _NOT_YET if options.attention == "flash" else f"transformers does not offer it for {model.model_type}; allowed: "
+        why = (
+            _NOT_YET
+            if options.attention == "flash"
+            else f"transformers does not offer it for {model.model_type}; allowed: "
+        )
         refuse("attention", options.attention, why + ", ".join(kinds))
     return options.attention
-
-

@@ -27,7 +27,9 @@ def parse_params(given: object) -> int:
     if isinstance(given, str):
         count = parse_count(given)
     if count is None or not 1 <= count <= _MOST:
-        raise InputError(f"--params {one_line(repr(given))}: allowed: a whole number up to 10^15, or one like 350M, 7.5B, 1T")
+        raise InputError(
+            f"--params {one_line(repr(given))}: allowed: a whole number up to 10^15, or one like 350M, 7.5B, 1T"
+        )
     return count
 
 

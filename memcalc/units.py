@@ -31,7 +31,7 @@ def to_flops_per_second(value: float, unit: str) -> float:
 
 
 def parse_count(text: str) -> int | None:
-    """"7.5B", "350M", "7_500_000_000" or "7500000000" as an integer; None for anything else."""
+    """ "7.5B", "350M", "7_500_000_000" or "7500000000" as an integer; None for anything else."""
     match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
         return None

@@ -42,7 +42,9 @@ def environment(**changes: str) -> dict[str, str]:
 
 def program(*arguments: str, **changes: str) -> Ran:
     """Run memcalc as a program of its own, in an environment with these changes."""
-    done = subprocess.run([*PROGRAM, *arguments], capture_output=True, env=environment(**changes), timeout=60, check=False)
+    done = subprocess.run(
+        [*PROGRAM, *arguments], capture_output=True, env=environment(**changes), timeout=60, check=False
+    )
     return Ran(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 

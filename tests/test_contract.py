@@ -101,18 +101,25 @@ def test_every_value_is_accepted_or_refused_as_a_known_one(capsys: pytest.Captur
         for value in values.split():
             ran = here(capsys, "estimate", "--model", "gpt2", option, value, "--json")
             if ran.status == 0:
-                assert json.loads(ran.stdout)["setup"][option.strip("-").replace("-", "_")] in (value, int(value) if value.isdigit() else None)
+                assert json.loads(ran.stdout)["setup"][option.strip("-").replace("-", "_")] in (
+                    value,
+                    int(value) if value.isdigit() else None,
+                )
             else:
                 assert ran.status == 2
                 assert f"{option} {value}" in ran.stderr
                 assert f"allowed: {values.replace(' ', ', ')}\n" not in ran.stderr
 
 
-@pytest.mark.parametrize(("short", "long"), [("-m", "--model"), ("-g", "--gpus"), ("-b", "--micro-batch-size"), ("-s", "--seq-len")])
+@pytest.mark.parametrize(
+    ("short", "long"), [("-m", "--model"), ("-g", "--gpus"), ("-b", "--micro-batch-size"), ("-s", "--seq-len")]
+)
 def test_short_names_mean_the_long_ones(short: str, long: str, capsys: pytest.CaptureFixture[str]) -> None:
     value = "llama-7b" if short == "-m" else "4"
     model = [] if short == "-m" else ["--model", "llama-7b"]
-    left, right = (json.loads(here(capsys, "estimate", *model, name, value, "--json").stdout)["setup"] for name in (short, long))
+    left, right = (
+        json.loads(here(capsys, "estimate", *model, name, value, "--json").stdout)["setup"] for name in (short, long)
+    )
     assert left == right
 
 

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memcalc
@@ -17,7 +17,7 @@ from memcalc.dtypes import bf16, fp32
 from memcalc.profile import Choices, Profile, full_profile, profile
 from memcalc.rows import COMPONENTS
 
-EXAMPLES = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 STATES = ("parameters", "gradients", "optimizer_states")
 
 
@@ -59,7 +59,9 @@ MODELS = st.one_of(llamas(), gpt2s())
 
 def widened(config: dict[str, Any]) -> dict[str, Any]:
     """The same model with every weight a multiple of eight."""
-    return {k: 8 * v if k in ("hidden_size", "intermediate_size", "head_dim", "n_embd") else v for k, v in config.items()}
+    return {
+        k: 8 * v if k in ("hidden_size", "intermediate_size", "head_dim", "n_embd") else v for k, v in config.items()
+    }
 
 
 WIDE_MODELS = MODELS.map(widened)
@@ -78,7 +80,9 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
         "seq_len": draw(st.integers(1, 48)),
         "global_batch_size": gpus * micro_batch * draw(st.integers(1, 2)),
         "precision": draw(st.sampled_from(("fp32", "bf16-mixed", "fp16-mixed"))),
-        "optimizer": draw(st.sampled_from(("adamw", "adam", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"))),
+        "optimizer": draw(
+            st.sampled_from(("adamw", "adam", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"))
+        ),
         "recompute": draw(st.sampled_from(("none", "full"))),
         "attention": draw(st.sampled_from(("sdpa", "eager"))),
         "gpu": draw(st.sampled_from((None, "h100-80gb", "t4"))),
@@ -234,7 +238,10 @@ ANYTHING: st.SearchStrategy[Any] = st.one_of(
     st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.integers(), max_size=1),
 )  # fmt: skip
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
-    **{name: st.sampled_from((1, 2, 3, 4, 8)) for name in ("gpus", "gpus_per_node", "dp", "micro_batch_size", "seq_len")},
+    **{
+        name: st.sampled_from((1, 2, 3, 4, 8))
+        for name in ("gpus", "gpus_per_node", "dp", "micro_batch_size", "seq_len")
+    },
     **{name: st.sampled_from((1, 1, 1, 2)) for name in ("tp", "pp", "cp", "ep", "etp", "virtual_stages")},
     "pp_rank": st.just(0),
     "zero": st.integers(0, 3),
@@ -262,15 +269,13 @@ FEW_OPTIONS = st.sets(st.sampled_from(sorted(LIKELY)), max_size=4).flatmap(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     model=st.one_of(MODELS, st.none()),
     params=st.one_of(st.none(), st.none(), st.sampled_from(("7B", "1", 10**9)), ANYTHING),
     options=st.one_of(FEW_OPTIONS, LIKELY_OPTIONS),
     odd=st.one_of(st.just({}), ODD_OPTIONS),
 )
-@example(model=None, params=10**5000, options={}, odd={})
-@example(model=None, params="7B", options={"gpus": 10**5000}, odd={})
 def test_a_report_or_one_line(model: Any, params: Any, options: dict[str, Any], odd: dict[str, Any]) -> None:
     odd = {name: value for name, value in odd.items() if name not in ("model", "params")}
     try:
@@ -282,8 +287,16 @@ def test_a_report_or_one_line(model: Any, params: Any, options: dict[str, Any], 
         assert line.startswith(("--", "field "))
         return
     check_numbers(report)
-    if report.total("temporaries"):
-        assert report.peak
+
+
+@pytest.mark.parametrize(
+    "options", [{"params": 10**5000}, {"params": "7B", "gpus": -(10**5000)}], ids=["params", "gpus"]
+)
+def test_a_number_too_long_to_print_is_one_line(options: dict[str, Any]) -> None:
+    """Python refuses to print an integer of more than 4300 digits: with a ValueError of its own."""
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate(**options)
+    assert str(error.value).isprintable()
 
 
 # --- the profile equals the full run
@@ -322,7 +335,9 @@ def check_profile(config: dict[str, Any], choices: Choices, made_at: tuple[int, 
     assert sum(census(made, *used_at).values()) == evaluate(made.saved.poly, *used_at)
 
 
-CHOICES = st.builds(Choices, st.sampled_from((bf16, fp32)), st.sampled_from(("sdpa", "eager")), st.booleans(), st.booleans())
+CHOICES = st.builds(
+    Choices, st.sampled_from((bf16, fp32)), st.sampled_from(("sdpa", "eager")), st.booleans(), st.booleans()
+)
 
 
 @EXAMPLES
@@ -340,7 +355,9 @@ def test_profile_equals_the_full_run(
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5, 6, 9, 12, 13])
-@pytest.mark.parametrize(("made_at", "used_at"), [((1, 1), (1, 1)), ((1, 3), (1, 7)), ((2, 8), (3, 21)), ((2, 30), (2, 8))])
+@pytest.mark.parametrize(
+    ("made_at", "used_at"), [((1, 1), (1, 1)), ((1, 3), (1, 7)), ((2, 8), (3, 21)), ((2, 30), (2, 8))]
+)
 def test_profile_of_alternating_layers(depth: int, made_at: tuple[int, int], used_at: tuple[int, int]) -> None:
     config = {**GEMMA2, "num_hidden_layers": depth}
     for recompute in (False, True):
@@ -355,7 +372,9 @@ def test_profile_of_any_order_of_layers(kinds: str) -> None:
         check_profile(config, Choices(fp32, "eager", False, False), at, at)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "pythia-70m", "opt-350m", "qwen3-0.6b", "phi-3-mini", "mistral-7b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "pythia-70m", "opt-350m", "qwen3-0.6b", "phi-3-mini", "mistral-7b", "mixtral-8x7b"]
+)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_profile_of_a_bundled_model(name: str, recompute: bool) -> None:
     program = memcalc.load_model(name).program
@@ -367,7 +386,9 @@ def test_profile_of_a_bundled_model(name: str, recompute: bool) -> None:
 
 @EXAMPLES
 @given(config=MODELS, batch=st.integers(1, 4), seq=st.integers(1, 48), options=setups())
-def test_a_model_reuses_its_profiles_rightly(config: dict[str, Any], batch: int, seq: int, options: dict[str, Any]) -> None:
+def test_a_model_reuses_its_profiles_rightly(
+    config: dict[str, Any], batch: int, seq: int, options: dict[str, Any]
+) -> None:
     """One model asked twice answers as two models asked once."""
     model = memcalc.load_model(config)
     options = {**options, "global_batch_size": None}

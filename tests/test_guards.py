@@ -186,7 +186,11 @@ def test_the_import_guard_can_fail() -> None:
         ("memcalc.engines.ddp", "if x:\n    from memcalc.cli.main import main", "memcalc.cli.main"),
         ("memcalc.report.table", "try:\n    import memcalc.cli\nexcept ImportError:\n    pass", "memcalc.cli"),
         ("memcalc.rows", "if TYPE_CHECKING:\n    pass\nelse:\n    import memcalc.cli", "memcalc.cli"),
-        ("memcalc.tensor", "class A:\n    def f(self):\n        from memcalc.ops.shape import view", "memcalc.ops.shape"),
+        (
+            "memcalc.tensor",
+            "class A:\n    def f(self):\n        from memcalc.ops.shape import view",
+            "memcalc.ops.shape",
+        ),
     ],
 )
 def test_the_direction_guard_can_fail(module: str, source: str, target: str) -> None:
@@ -194,7 +198,9 @@ def test_the_direction_guard_can_fail(module: str, source: str, target: str) -> 
 
 
 def test_the_direction_guard_lets_types_through() -> None:
-    assert upward({"memcalc.dims": "from __future__ import annotations\nif TYPE_CHECKING:\n    import memcalc.cli"}) == []
+    assert (
+        upward({"memcalc.dims": "from __future__ import annotations\nif TYPE_CHECKING:\n    import memcalc.cli"}) == []
+    )
     assert upward({"memcalc.cli.main": "from memcalc.dims import Dim\nimport memcalc"}) == []
 
 

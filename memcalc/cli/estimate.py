@@ -52,11 +52,17 @@ def estimate(
     cross_entropy: o.CrossEntropy = None,
     kernels: o.Kernels = None,
     gpu: o.Gpu = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel="Output")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel="Output")
+    ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel="Output")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
-    format: Annotated[str, typer.Option("--format", help="table, json, csv, markdown.", rich_help_panel="Output")] = "table",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", rich_help_panel="Output")] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="table, json, csv, markdown.", rich_help_panel="Output")
+    ] = "table",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file.", rich_help_panel="Output")
+    ] = None,
 ) -> None:
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
     from memcalc.cli.output import choose_format, write

@@ -85,6 +85,7 @@ def _run(names: list[str], args: list[str]) -> int:
 
     from memcalc.errors import InputError, one_line
 
+    usage_error: Any = BadParameter.__mro__[1]  # UsageError, which typer does not export
     try:
         command: Any = get_command(build(names))
         for each in (command, *command.commands.values()):
@@ -93,7 +94,7 @@ def _run(names: list[str], args: list[str]) -> int:
         return status if isinstance(status, int) else 0
     except Exit as error:
         return error.exit_code
-    except BadParameter.__mro__[1] as error:  # UsageError: typer does not export it
+    except usage_error as error:
         return _fail(one_line(error.format_message(), 300))
     except InputError as error:
         return _fail(str(error))

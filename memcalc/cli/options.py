@@ -28,7 +28,9 @@ Precision = Annotated[
         "--precision",
     ),
 ]
-GradDtype = Annotated[str | None, _option("fp32, bf16, fp16. (default: as the precision and engine say)", _MODEL, "--grad-dtype")]
+GradDtype = Annotated[
+    str | None, _option("fp32, bf16, fp16. (default: as the precision and engine say)", _MODEL, "--grad-dtype")
+]
 Gpus = Annotated[int | None, _option("Total GPUs. (default: 1)", _PARALLEL, "--gpus", "-g")]
 GpusPerNode = Annotated[int | None, _option("GPUs of one node. (default: 8)", _PARALLEL, "--gpus-per-node")]
 Dp = Annotated[int | None, _option("Data parallel degree: what remains; given, it is checked.", _PARALLEL, "--dp")]
@@ -39,7 +41,9 @@ Ep = Annotated[int | None, _option("Expert parallel degree. (default: 1)", _PARA
 Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. (default: tp)", _PARALLEL, "--etp")]
 PpRank = Annotated[int | None, _option("Report this pipeline rank. (default: the worst)", _PARALLEL, "--pp-rank")]
 Zero = Annotated[int | None, _option("ZeRO stage 0, 1, 2 or 3. (default: 0)", _PARALLEL, "--zero")]
-ShardGroup = Annotated[int | None, _option("GPUs that one shard spans. (default: all of dp·cp)", _PARALLEL, "--shard-group")]
+ShardGroup = Annotated[
+    int | None, _option("GPUs that one shard spans. (default: all of dp·cp)", _PARALLEL, "--shard-group")
+]
 SequenceParallel = Annotated[
     bool | None,
     _option("Shard activations along the sequence.", _PARALLEL, "--sequence-parallel/--no-sequence-parallel"),
@@ -47,28 +51,44 @@ SequenceParallel = Annotated[
 Schedule = Annotated[
     str | None, _option("gpipe, 1f1b, interleaved, zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule")
 ]
-VirtualStages = Annotated[int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")]
+VirtualStages = Annotated[
+    int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
+]
 Engine = Annotated[
     str | None, _option("none, ddp, fsdp2, deepspeed, megatron. (default: by gpus and zero)", _PARALLEL, "--engine")
 ]
-MicroBatchSize = Annotated[int | None, _option("Sequences per rank and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")]
-SeqLen = Annotated[int | None, _option("Tokens. (default: the smaller of 2048 and the model's maximum)", _BATCH, "--seq-len", "-s")]
-GlobalBatchSize = Annotated[int | None, _option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")]
+MicroBatchSize = Annotated[
+    int | None, _option("Sequences per rank and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
+]
+SeqLen = Annotated[
+    int | None, _option("Tokens. (default: the smaller of 2048 and the model's maximum)", _BATCH, "--seq-len", "-s")
+]
+GlobalBatchSize = Annotated[
+    int | None, _option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")
+]
 Padded = Annotated[bool, _option("Batches with a padding mask.", _BATCH, "--padded")]
 ExpertImbalance = Annotated[
     float | None, _option("Tokens of the busiest expert over the average. (default: 1.0)", _BATCH, "--expert-imbalance")
 ]
 Optimizer = Annotated[
     str | None,
-    _option("adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon. (default: adamw)", _METHOD, "--optimizer"),
+    _option(
+        "adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon. (default: adamw)", _METHOD, "--optimizer"
+    ),
 ]
 OptimizerImplementation = Annotated[
-    str | None, _option("foreach, fused, for-loop. (default: foreach, with deepspeed fused)", _METHOD, "--optimizer-implementation")
+    str | None,
+    _option(
+        "foreach, fused, for-loop. (default: foreach, with deepspeed fused)", _METHOD, "--optimizer-implementation"
+    ),
 ]
 Recompute = Annotated[str | None, _option("none, selective, op, full. (default: none)", _METHOD, "--recompute")]
-Attention = Annotated[str | None, _option("eager, sdpa, flash. (default: sdpa where transformers has it)", _METHOD, "--attention")]
+Attention = Annotated[
+    str | None, _option("eager, sdpa, flash. (default: sdpa where transformers has it)", _METHOD, "--attention")
+]
 CrossEntropy = Annotated[
-    str | None, _option("eager, vocab-parallel, fused, chunked. (default: as the kernels say)", _METHOD, "--cross-entropy")
+    str | None,
+    _option("eager, vocab-parallel, fused, chunked. (default: as the kernels say)", _METHOD, "--cross-entropy"),
 ]
 Kernels = Annotated[str | None, _option("hf, fused, megatron. (default: hf)", _METHOD, "--kernels")]
 Gpu = Annotated[str | None, _option("A name of `memcalc gpus`: gives a verdict.", "Output", "--gpu")]

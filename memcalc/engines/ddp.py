@@ -7,7 +7,6 @@ copied in, all-reduced in place and copied back. The module's buffers are broadc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from memcalc.collectives import Collective
@@ -57,7 +56,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         basis="modelled",
         source=_SOURCE,
     )
-    return replace(held, always=(*held.always, row))
+    return held._replace(always=(*held.always, row))
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
@@ -72,9 +71,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
             by_layer=True, source=_SOURCE,
         )
     ]  # fmt: skip
-    held = sum(
-        numel(b.shape)[0] * (dtype if b.dtype is None else b.dtype).itemsize for b in model.program.buffers()
-    )
+    held = sum(numel(b.shape)[0] * (dtype if b.dtype is None else b.dtype).itemsize for b in model.program.buffers())
     if held:
         out.append(
             Collective(

@@ -63,7 +63,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # it counts steps in Python
         step += [
             _block("temporaries", "gradients cast to fp32", "parameters", total, fp32, "within the step", _STAGE_0),
-            _block("temporaries", "gradients flattened in fp32", "parameters", total, fp32, "within the step", _STAGE_0),
+            _block(
+                "temporaries", "gradients flattened in fp32", "parameters", total, fp32, "within the step", _STAGE_0
+            ),
         ]
     else:
         always += state_rows(setup, parameters, dtype)
@@ -71,7 +73,15 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     always += input_rows(model, fp32)
     accumulated = gradients if setup.micro_batches > 1 else ()
     reduced = _largest_group(model)
-    copy = _block("buffers", "all-reduce copy of gradients", "bucket", reduced, dtype, "end of backward", "deepspeed/runtime/engine.py")
+    copy = _block(
+        "buffers",
+        "all-reduce copy of gradients",
+        "bucket",
+        reduced,
+        dtype,
+        "end of backward",
+        "deepspeed/runtime/engine.py",
+    )
     return Holdings(
         tuple(always), accumulated, accumulated, tuple(step),
         after_backward=(*gradients, copy), keeps_gradients=not accumulated,
@@ -130,18 +140,44 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     always += input_rows(model, dtype if dtype is fp32 else fp32)
     bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", REDUCE_BUCKET, dtype, "backward", _STAGE_12)
     largest = min(total, REDUCE_BUCKET)
-    copy = _block("buffers", "copy of the bucket that is reduced", "bucket", largest, dtype, "a flush in backward", _STAGE_12)
+    copy = _block(
+        "buffers", "copy of the bucket that is reduced", "bucket", largest, dtype, "a flush in backward", _STAGE_12
+    )
     # In stage 1 the textbook's gradients are all of them; the partition's copies come on top when they are reduced.
     component = "buffers" if setup.zero == 1 else "gradients"
-    owned = [_block(component, "gradients of the partition", "parameters/dp", partition, dtype, "backward to step", _STAGE_12)]
+    owned = [
+        _block(
+            component, "gradients of the partition", "parameters/dp", partition, dtype, "backward to step", _STAGE_12
+        )
+    ]
     if whole > partition:
         owned.append(
             _block("buffers", "rest of the gradients that straddle the partition", "straddling", whole - partition,
                    dtype, "backward to step", _STAGE_12)
         )  # fmt: skip
-    cast = [_block("temporaries", "gradients of the partition, joined", "parameters/dp", partition, dtype, "within the step", _STAGE_12)]
+    cast = [
+        _block(
+            "temporaries",
+            "gradients of the partition, joined",
+            "parameters/dp",
+            partition,
+            dtype,
+            "within the step",
+            _STAGE_12,
+        )
+    ]
     if dtype is not fp32:
-        cast.append(_block("temporaries", "gradients of the partition in fp32", "parameters/dp", partition, fp32, "within the step", _STAGE_12))
+        cast.append(
+            _block(
+                "temporaries",
+                "gradients of the partition in fp32",
+                "parameters/dp",
+                partition,
+                fp32,
+                "within the step",
+                _STAGE_12,
+            )
+        )
     all_gradients = tuple(weight_rows(model, dtype, "gradients", "backward"))
     accumulated: tuple[Row, ...] = ()
     if setup.micro_batches > 1:
@@ -171,31 +207,53 @@ def _partitioned_states(setup: Setup, partition: int) -> list[Row]:
 def _stage_3(model: Model, setup: Setup) -> Holdings:
     dtype, ranks = setup.compute_dtype, setup.shards
     always = [
-        Row("parameters", w.name, shard(w.shape, "dp", ranks), dtype, model.copies(w), basis="modelled", source=_STAGE_3)
+        Row(
+            "parameters", w.name, shard(w.shape, "dp", ranks), dtype, model.copies(w), basis="modelled", source=_STAGE_3
+        )
         for w in model.weight_classes
     ]
     gradients = [
         Row("gradients", w.name, shard(w.shape, "dp", ranks), dtype, model.copies(w), basis="modelled", source=_STAGE_3)
         for w in model.weight_classes
     ]
-    partition = sum(numel(row.shape)[0] * row.count for row in always)
+    partition = sum(numel(row.shape)[0] * row.copies for row in always)
     bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", REDUCE_BUCKET, dtype, "always", _STAGE_3)
     always += [*gradients, *_partitioned_states(setup, partition), bucket, *input_rows(model, fp32)]
     small, large, largest = _by_persistence(model)
     gathered: list[Row] = []
     if ranks > 1 and small:
-        gathered.append(_block("buffers", "small parameters kept whole", "persistent", small, dtype, "forward and backward", _STAGE_3))
+        gathered.append(
+            _block(
+                "buffers", "small parameters kept whole", "persistent", small, dtype, "forward and backward", _STAGE_3
+            )
+        )
     live = min(large, MAX_LIVE + largest)
     if ranks > 1 and live:
         gathered.append(
             _block("buffers", "gathered parameters (max_live and the last one)", "gathered", live, dtype,
                    "forward and backward", "deepspeed/runtime/zero/partitioned_param_coordinator.py")
         )  # fmt: skip
-    group = max(_sub_groups([numel(r.shape)[0] for r in always[: len(model.weight_classes)] for _ in range(r.count)]))
-    cast = [_block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, "within the step", _STAGE_3)]
+    group = max(_sub_groups([numel(r.shape)[0] for r in always[: len(model.weight_classes)] for _ in range(r.copies)]))
+    cast = [
+        _block(
+            "temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, "within the step", _STAGE_3
+        )
+    ]
     if dtype is not fp32:
-        cast.append(_block("temporaries", "gradients of a sub-group in fp32", "sub_group", group, fp32, "within the step", _STAGE_3))
-    copy = _block("buffers", "copy of the bucket that is reduced", "bucket", min(model.num_parameters, REDUCE_BUCKET), dtype, "a flush in backward", _STAGE_3)
+        cast.append(
+            _block(
+                "temporaries", "gradients of a sub-group in fp32", "sub_group", group, fp32, "within the step", _STAGE_3
+            )
+        )
+    copy = _block(
+        "buffers",
+        "copy of the bucket that is reduced",
+        "bucket",
+        min(model.num_parameters, REDUCE_BUCKET),
+        dtype,
+        "a flush in backward",
+        _STAGE_3,
+    )
     return Holdings(
         always=tuple(always),
         forward=tuple(gathered),
@@ -239,26 +297,47 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     total = model.num_parameters
     if setup.zero == 0:
         calls = _groups_after_exceeding(model)
-        return [_all_reduce("gradients", dtype, dp, calls, total * e, f"parameters·{e} B", "deepspeed/runtime/engine.py")]
+        return [
+            _all_reduce("gradients", dtype, dp, calls, total * e, f"parameters·{e} B", "deepspeed/runtime/engine.py")
+        ]
     reductions = m if setup.zero == 2 else 1
     calls = len(_buckets_before_exceeding(_sizes(model)))
     flat = flat_elements(model, dp)
+    name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
     formula = f"{reductions}·parameters·{e} B"
+    gathered = f"padded parameters·{e} B = {flat * e} B"
     return [
-        _all_reduce("gradient buckets (whole, not reduced to their owners)", dtype, dp, reductions * calls, reductions * total * e, formula, _STAGE_12),
+        _all_reduce(name, dtype, dp, reductions * calls, payload, formula, _STAGE_12),
         *_scalars(setup, _STAGE_12),
-        Collective("dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, flat * e, f"padded parameters·{e} B = {flat * e} B", by_layer=True, source=_STAGE_12),
+        Collective(
+            "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, flat * e, gathered,
+            by_layer=True, source=_STAGE_12,
+        ),
     ]  # fmt: skip
 
 
 def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, formula: str, source: str) -> Collective:
-    return Collective("dp", "all_reduce", name, "backward", dtype.name, dp, calls, payload, f"{formula} = {payload} B", by_layer=True, source=source)
+    return Collective(
+        "dp",
+        "all_reduce",
+        name,
+        "backward",
+        dtype.name,
+        dp,
+        calls,
+        payload,
+        f"{formula} = {payload} B",
+        by_layer=True,
+        source=source,
+    )
 
 
 def _scalars(setup: Setup, source: str) -> list[Collective]:
     out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", setup.dp, 1, 4, "1·4 B", source=source)]
     if setup.compute_dtype is not fp32:
-        out.insert(0, Collective("dp", "all_reduce", "overflow check", "step", "uint8", setup.dp, 1, 1, "1·1 B", source=source))
+        out.insert(
+            0, Collective("dp", "all_reduce", "overflow check", "step", "uint8", setup.dp, 1, 1, "1·1 B", source=source)
+        )
     return out
 
 
@@ -305,9 +384,24 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
                    m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=_STAGE_3)
     )  # fmt: skip
     groups = len(_sub_groups([p // dp for p in padded]))
-    out.append(Collective("dp", "all_reduce", "gradient norm", "step", "fp64", dp, groups, 8 * groups, f"{groups}·8 B", source=_STAGE_3))
+    out.append(
+        Collective(
+            "dp",
+            "all_reduce",
+            "gradient norm",
+            "step",
+            "fp64",
+            dp,
+            groups,
+            8 * groups,
+            f"{groups}·8 B",
+            source=_STAGE_3,
+        )
+    )
     if dtype.name == "fp16":
-        out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=_STAGE_3))
+        out.append(
+            Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=_STAGE_3)
+        )
     if small:
         out.append(
             Collective("dp", "all_gather", "small parameters after the update", "step", dtype.name, dp, len(small),
@@ -337,7 +431,9 @@ def textbook(model: Model, setup: Setup) -> list[Collective]:
     formula = f"parameters·{dtype.itemsize} B"
 
     def one(kind: str, name: str, phase: str, times: int) -> Collective:
-        return Collective("dp", kind, name, phase, dtype.name, dp, times, times * payload, f"{times}·{formula}", source=source)  # type: ignore[arg-type]
+        return Collective(
+            "dp", kind, name, phase, dtype.name, dp, times, times * payload, f"{times}·{formula}", source=source
+        )  # type: ignore[arg-type]
 
     if setup.zero == 0:
         return []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
 from memcalc.dtypes import DType, fp32, int64
@@ -21,16 +20,14 @@ _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Flush:
+class Flush(NamedTuple):
     """Blocks that come while gradients are being reduced: alive at moments with at least `after` bytes of gradients."""
 
     after: int
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(NamedTuple):
     """Rows by the time they are alive: always, or in one phase only (`step`: at the peak of the optimizer step)."""
 
     always: tuple[Row, ...]
@@ -46,9 +43,7 @@ class Holdings:
 
 def parameter_classes(model: Model) -> list[Parameter]:
     """The model's weights as an optimizer sees them: equal tensors of all layers together."""
-    return [
-        Parameter(w.name, w.shape, model.copies(w), w.layered and len(w.shape) == 2) for w in model.weight_classes
-    ]
+    return [Parameter(w.name, w.shape, model.copies(w), w.layered and len(w.shape) == 2) for w in model.weight_classes]
 
 
 def weight_rows(model: Model, dtype: DType, component: str, life: str, suffix: str = "", source: str = "") -> list[Row]:

@@ -100,7 +100,9 @@ class FamilyConfig:
         """Refuse what is not modelled, and give each field the name that it has here."""
         for name, allowed in {**_REFUSED, **cls.refused}.items():
             if name in config and config[name] not in allowed:
-                raise ValueError(f"field `{name}` is {config[name]!r}, which is not modelled; allowed: {_listed(allowed)}")
+                raise ValueError(
+                    f"field `{name}` is {config[name]!r}, which is not modelled; allowed: {_listed(allowed)}"
+                )
         named = dict(config)
         for other, name in cls.attribute_map.items():
             if other in named:

@@ -56,6 +56,7 @@ class GPT2:
 
     Config: type[FamilyConfig] = GPT2Config
     attention_kinds: tuple[str, ...] = ("sdpa", "eager")
+    routed: tuple[int, int] = (1, 1)
 
     def __init__(self, config: Any) -> None:
         self.config = config

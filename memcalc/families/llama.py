@@ -58,6 +58,8 @@ class Llama:
 
     Config: type[FamilyConfig] = LlamaConfig
     attention_kinds: tuple[str, ...] = ("sdpa", "eager")
+    routed: tuple[int, int] = (1, 1)
+    """Experts that a token is sent to, and routed experts."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

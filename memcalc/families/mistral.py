@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import TYPE_CHECKING
 
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides

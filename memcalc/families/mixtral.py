@@ -76,6 +76,7 @@ class Mixtral(Mistral):
         super().__init__(config)
         self.experts = Dim("experts", config.num_local_experts)
         self.experts_per_token = Dim("experts_per_token", config.num_experts_per_tok)
+        self.routed = (config.num_experts_per_tok, config.num_local_experts)
         self.gate_up = Dim("2·ffn", 2 * self.ffn.size)
 
     def mlp_weights(self) -> Iterator[Weight]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from memcalc.autograd import Leaf
 from memcalc.ops.embedding import embedding
@@ -22,8 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """One parameter of a model, or one for every layer: its `name` then has a `*` where the layer number stands.
 
     `shape` is transformers' own, in named dims. `component` groups parameters in tables.
@@ -35,8 +34,7 @@ class Weight:
     layered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`).
 
     One that is not `registered` is a plain attribute: it stays as it was made and `named_buffers()` does not list it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.dims import merge
 from memcalc.families.blocks import rms_norm
-from memcalc.families.config import Count  # noqa: TC001  (pydantic reads it)
+from memcalc.families.config import Count
 from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Weight
 from memcalc.families.qwen2 import Qwen2, Qwen2Config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from memcalc.errors import InputError, one_line
 
@@ -30,12 +30,17 @@ def read_bundled(path: Path) -> dict[str, Any]:
 
 def read_json_object(path: Path, option: str) -> dict[str, Any]:
     """A user's JSON file. InputError if it cannot be read or does not hold one JSON object."""
+    content: object
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{option} {one_line(path)}: cannot be read ({error.strerror}); expected a config.json") from None
+        raise InputError(
+            f"{option} {one_line(path)}: cannot be read ({error.strerror}); expected a config.json"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{option} {one_line(path)}: not valid JSON ({one_line(error)}); expected a config.json") from None
+        raise InputError(
+            f"{option} {one_line(path)}: not valid JSON ({one_line(error)}); expected a config.json"
+        ) from None
     if not isinstance(content, dict):
         raise InputError(f"{option} {one_line(path)}: holds a JSON {type(content).__name__}; expected one object")
-    return content
+    return cast("dict[str, Any]", content)

@@ -46,11 +46,12 @@ class GPU(NamedTuple):
 
 def from_file(name: str, content: dict[str, Any]) -> GPU:
     """A GPU from the content of its file (TypeError for a key too many or too few)."""
-    quantities = {key: Quantity(**content[key]) for key in ("memory", "nominal_memory", "memory_bandwidth")}
-    tables = {
-        key: {name: Quantity(**q) for name, q in content[key].items()} for key in ("dense_flops_per_second", "links")
-    }
-    return GPU(name=name, **{**content, **quantities, **tables})
+    made: dict[str, Any] = dict(content)
+    for key in ("memory", "nominal_memory", "memory_bandwidth"):
+        made[key] = Quantity(**content[key])
+    for key in ("dense_flops_per_second", "links"):
+        made[key] = {name: Quantity(**quantity) for name, quantity in content[key].items()}
+    return GPU(name=name, **made)
 
 
 @cache

@@ -44,13 +44,12 @@ class Model:
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: of routed experts, those that the router picks."""
-        total = 0
-        for weight in self.weight_classes:
-            size = numel(weight.shape)[0] * self.copies(weight)
-            if weight.component == "experts":
-                size = size * self.program.experts_per_token.size // self.program.experts.size
-            total += size
-        return total
+        per_token, experts = self.program.routed
+        return sum(
+            size * per_token // experts if weight.component == "experts" else size
+            for weight in self.weight_classes
+            for size in (numel(weight.shape)[0] * self.copies(weight),)
+        )
 
     def copies(self, weight: Weight) -> int:
         """How many tensors a weight class stands for."""
@@ -90,8 +89,10 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
         return source
     if isinstance(source, Mapping):
         return from_config(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
-    if not isinstance(source, (str, os.PathLike)):
-        raise InputError(f"--model {one_line(repr(source))}: expected a name, a Hub id, a path or the dict of a config.json")
+    if not isinstance(source, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            f"--model {one_line(repr(source))}: expected a name, a Hub id, a path or the dict of a config.json"
+        )
     text = os.fspath(source)
     spec = _find_spec(text) if isinstance(source, str) else None
     if spec is not None:
@@ -100,14 +101,18 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
     if _exists(path):
         return from_path(path)
     if _looks_like_a_path(text) or not isinstance(source, str):
-        raise InputError(f"--model {one_line(text)}: no such file or folder; expected a config.json or a folder that holds one")
+        raise InputError(
+            f"--model {one_line(text)}: no such file or folder; expected a config.json or a folder that holds one"
+        )
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text, re.ASCII):
         from memcalc.inputs.hub import fetch_config
 
         return from_config(read_json_object(fetch_config(text), f"--model {text}:"), text)
     close = nearest(text, model_names())
     hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc models`"
-    raise InputError(f"--model {one_line(text) or repr(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)")
+    raise InputError(
+        f"--model {one_line(text) or repr(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)"
+    )
 
 
 def _exists(path: Path) -> bool:

@@ -93,7 +93,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
     return Options(**{name: value for name, value in given.items() if value is not None})
 
 
-def _what_is_allowed(name: str, value: object) -> str | None:
+def _what_is_allowed(name: str, value: Any) -> str | None:
     """What the option allows, if `value` is not among it."""
     if name in _CHOICES:
         choices = _CHOICES[name]

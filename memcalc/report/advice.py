@@ -26,7 +26,7 @@ class Change(NamedTuple):
 def advice(report: Report) -> list[Change]:
     """The changes that save most, best first."""
     changes: list[Change] = []
-    for options in _candidates(report.setup):
+    for options in _candidates(report.setup, report.peak_phase):
         peak = _peak_with(report, options)
         if peak is not None and (report.peak - peak) * _WORTH > report.peak:
             flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
@@ -35,10 +35,11 @@ def advice(report: Report) -> list[Change]:
     return _one_of_a_kind(changes)[:_MOST]
 
 
-def _candidates(s: Setup) -> list[dict[str, Any]]:
+def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     if s.seq_len is not None:
-        out.append({"recompute": "full"})
+        if peak_phase != "step":  # the step has no activations to save
+            out.append({"recompute": "full"})
         out.append({"attention": "sdpa"})
         if s.micro_batch_size > 1:
             out.append({"micro_batch_size": s.micro_batch_size // 2})

@@ -39,7 +39,7 @@ def _model(report: Report) -> dict[str, Any]:
 
 
 def _memory(report: Report) -> dict[str, Any]:
-    at_peak = dict.fromkeys(COMPONENTS, 0)
+    at_peak: dict[str, int] = dict.fromkeys(COMPONENTS, 0)
     for item in report.items:
         at_peak[item.component] += item.at_peak
     return {
@@ -109,4 +109,9 @@ def _fit(report: Report) -> dict[str, Any] | None:
     if report.gpu is None:
         return None
     capacity = report.gpu.capacity
-    return {"gpu": report.gpu.name, "capacity": capacity, "fits": bool(report.fits), "headroom": capacity - report.device}
+    return {
+        "gpu": report.gpu.name,
+        "capacity": capacity,
+        "fits": bool(report.fits),
+        "headroom": capacity - report.device,
+    }

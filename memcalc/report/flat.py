@@ -12,14 +12,40 @@ from memcalc.units import show_bytes
 if TYPE_CHECKING:
     from memcalc.estimation import Report
 
-HEADER = ("table", "component", "name", "nbytes", "at_peak", "calls", "payload", "wire", "dtype", "formula", "basis", "source")
+HEADER = (
+    "table",
+    "component",
+    "name",
+    "nbytes",
+    "at_peak",
+    "calls",
+    "payload",
+    "wire",
+    "dtype",
+    "formula",
+    "basis",
+    "source",
+)
 
 
 def _lines(report: Report) -> Iterator[tuple[object, ...]]:
     for i in [*report.items, *report.overheads]:
         yield "memory", i.component, i.name, i.nbytes, i.at_peak, "", "", "", i.dtype, i.formula, i.basis, i.source
     for c in report.collectives:
-        yield "communication", c.collective, c.name, "", "", c.calls, c.payload, c.wire, c.dtype, c.formula, c.basis, c.source
+        yield (
+            "communication",
+            c.collective,
+            c.name,
+            "",
+            "",
+            c.calls,
+            c.payload,
+            c.wire,
+            c.dtype,
+            c.formula,
+            c.basis,
+            c.source,
+        )
 
 
 def csv_text(report: Report) -> str:
@@ -42,7 +68,11 @@ def markdown_text(report: Report) -> str:
     for i in [*report.items, *report.overheads]:
         out.append(f"| {i.component} | `{i.name}` | {i.nbytes} | {i.at_peak} | {i.formula} | {i.basis} |")
     if report.collectives:
-        out += ["", "| phase | collective | what | calls | payload | wire | basis |", "|---|---|---|---:|---:|---:|---|"]
+        out += [
+            "",
+            "| phase | collective | what | calls | payload | wire | basis |",
+            "|---|---|---|---:|---:|---:|---|",
+        ]
         for c in report.collectives:
             out.append(f"| {c.phase} | {c.collective} | {c.name} | {c.calls} | {c.payload} | {c.wire} | {c.basis} |")
     return "\n".join(out) + "\n"

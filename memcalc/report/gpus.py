@@ -18,12 +18,14 @@ def _show(quantity: Quantity | None) -> str:
 
 def as_document(gpu: GPU) -> dict[str, object]:
     """A GPU as its file has it, with its name."""
-    return {
-        key: value._asdict() if isinstance(value, Quantity)
-        else {name: q._asdict() for name, q in value.items()} if isinstance(value, dict)
-        else value
-        for key, value in gpu._asdict().items()
-    }  # fmt: skip
+    out: dict[str, object] = gpu._asdict()
+    for key in ("memory", "nominal_memory", "memory_bandwidth"):
+        quantity: Quantity = getattr(gpu, key)
+        out[key] = quantity._asdict()
+    for key in ("dense_flops_per_second", "links"):
+        table: dict[str, Quantity] = getattr(gpu, key)
+        out[key] = {name: quantity._asdict() for name, quantity in table.items()}
+    return out
 
 
 def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:

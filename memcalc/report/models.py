@@ -43,7 +43,11 @@ def show_document(model: Model) -> dict[str, Any]:
         **_summary(model),
         "by_component": model.parameters_by_component(),
         "weights": [
-            {"name": w.name, "shape": [[d.name, d.size] for dim in w.shape for d in dim.parts], "copies": model.copies(w)}
+            {
+                "name": w.name,
+                "shape": [[d.name, d.size] for dim in w.shape for d in dim.parts],
+                "copies": model.copies(w),
+            }
             for w in model.weight_classes
         ],
     }
@@ -68,7 +72,9 @@ def print_model(model: Model, file: IO[str]) -> None:
     """Parameters by component, then every weight with its named dims."""
     console = plain_console(file)
     spec = bundled_spec(model.name)
-    console.print(f"[bold]{model.name}[/]  {model.model_type}, {model.layers} layers, {model.num_parameters:,} parameters")
+    console.print(
+        f"[bold]{model.name}[/]  {model.model_type}, {model.layers} layers, {model.num_parameters:,} parameters"
+    )
     if model.active_parameters != model.num_parameters:
         console.print(f"active per token: {model.active_parameters:,}")
     if spec is not None:

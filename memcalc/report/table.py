@@ -27,9 +27,9 @@ _BAR = 20
 
 def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
     """Print to a terminal with colour and at its width; to anything else plain, at most 100 columns."""
-    console = Console(file=file, highlight=False, soft_wrap=False)
+    console = Console(file=file, highlight=False, emoji=False)
     if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=max(100, 160 if rows else 100), no_color=True)
+        console = Console(file=file, highlight=False, emoji=False, width=max(100, 160 if rows else 100), no_color=True)
     console.print(_title(report))
     console.print(_memory_table(report))
     for line in _phase_lines(report):
@@ -71,7 +71,9 @@ def _title(report: Report) -> Text:
 
 
 def _memory_table(report: Report) -> Table:
-    table = Table(title="Memory per GPU", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title="Memory per GPU", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
     table.add_column("component", no_wrap=True, min_width=17)
     table.add_column("most", justify="right", no_wrap=True, min_width=11)
     table.add_column("at the peak", justify="right", no_wrap=True, min_width=11)
@@ -94,7 +96,13 @@ def _memory_table(report: Report) -> Table:
     table.add_row("peak", "", show_bytes(report.peak), "", f"in {report.peak_phase}", style="bold")
     table.add_row("allocated", "", show_bytes(report.allocated), "", "+ rounding to 512 B, cuBLAS workspaces")
     table.add_row("reserved", "", show_bytes(report.reserved), "", "+ 2 MiB segments; fragmentation not modelled")
-    table.add_row("device", "", show_bytes(report.device), "", "+ CUDA context" + (", NCCL" if report.setup.gpus > 1 else "") + " (assumed)")
+    table.add_row(
+        "device",
+        "",
+        show_bytes(report.device),
+        "",
+        "+ CUDA context" + (", NCCL" if report.setup.gpus > 1 else "") + " (assumed)",
+    )
     return table
 
 
@@ -123,12 +131,21 @@ def _why(report: Report) -> str:
 
 
 def _communication_table(report: Report) -> Table:
-    table = Table(title="Communication per step and GPU", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title="Communication per step and GPU",
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=None,
+        pad_edge=False,
+    )
     for name, justify in (("phase", "left"), ("collective", "left"), ("what", "left"), ("ranks", "right"),
                           ("calls", "right"), ("payload", "right"), ("wire", "right")):  # fmt: skip
         table.add_column(name, justify=justify, no_wrap=name != "what", overflow="fold")  # type: ignore[arg-type]
     for c in report.collectives:
-        table.add_row(c.phase, c.collective, c.name, str(c.group_size), str(c.calls), show_bytes(c.payload), show_bytes(c.wire))
+        table.add_row(
+            c.phase, c.collective, c.name, str(c.group_size), str(c.calls), show_bytes(c.payload), show_bytes(c.wire)
+        )
     payload, wire = sum(c.payload for c in report.collectives), sum(c.wire for c in report.collectives)
     table.add_row("all", "", "", "", "", show_bytes(payload), show_bytes(wire), style="bold")
     return table
@@ -140,7 +157,9 @@ def _communication_lines(report: Report) -> list[Text]:
     if report.textbook:
         wire = sum(c.wire for c in report.textbook)
         kinds = " + ".join(f"{c.collective} {show_bytes(c.payload)}" for c in report.textbook)
-        lines.append(Text(f"textbook: {kinds}; wire {show_bytes(wire)} (what is printed above is what the engine does)"))
+        lines.append(
+            Text(f"textbook: {kinds}; wire {show_bytes(wire)} (what is printed above is what the engine does)")
+        )
     return lines
 
 
@@ -178,5 +197,3 @@ def _advice_lines(report: Report) -> list[Text]:
     for change in found:
         lines.append(Text(f"  {change.flags:<40} saves {show_bytes(change.saves)}, leaves {show_bytes(change.peak)}"))
     return lines
-
-

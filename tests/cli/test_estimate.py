@@ -14,7 +14,14 @@ from command import LLAMA, LONG, check_refused, here, program, write_config
 import memcalc
 from memcalc.families import FAMILIES
 
-GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 128}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 100,
+    "n_positions": 128,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +41,14 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     ran = estimate(capsys, "-m", "llama-7b", "-g", "8", "--zero", "3", "--gpu", "a100-80gb")
     assert ran.status == 0
     assert ran.stderr == ""
-    for text in ("parameters", "optimizer states", "saved activations", "peak by phase", "all_gather", "fits NVIDIA A100"):
+    for text in (
+        "parameters",
+        "optimizer states",
+        "saved activations",
+        "peak by phase",
+        "all_gather",
+        "fits NVIDIA A100",
+    ):
         assert text in ran.stdout
 
 
@@ -178,7 +192,10 @@ def test_names_are_listed(option: str, value: str, capsys: pytest.CaptureFixture
         ([*MODEL, "--pp-rank", "1"], ["--pp-rank 1", "0 to 0"]),
         ([*MODEL, "--pp-rank", "-1"], ["--pp-rank -1", "0 to"]),
         ([*MODEL, "--seq-len", "1025"], ["--seq-len 1025", "1024"]),
-        ([*MODEL, "--optimizer", "adafactor", "--optimizer-implementation", "fused"], ["fused", "adafactor", "foreach"]),
+        (
+            [*MODEL, "--optimizer", "adafactor", "--optimizer-implementation", "fused"],
+            ["fused", "adafactor", "foreach"],
+        ),
         (["--model", "gemma-2-2b", "--attention", "sdpa"], ["--attention sdpa", "gemma2", "eager"]),
         ([*MODEL, "--expert-imbalance", "0.5"], ["--expert-imbalance 0.5", "from 1"]),
         ([*MODEL, "--expert-imbalance", "nan"], ["--expert-imbalance nan", "from 1"]),
@@ -223,7 +240,25 @@ def test_refused(arguments: list[str], words: list[str], capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "value", ["abc", "0", "-1", "1e400", "7.5Q", "", "1.5", "99999T", "9" * 10_000, "9" * 5000 + "B", "nan", "inf", "٣", LONG, "1B2", "B"]
+    "value",
+    [
+        "abc",
+        "0",
+        "-1",
+        "1e400",
+        "7.5Q",
+        "",
+        "1.5",
+        "99999T",
+        "9" * 10_000,
+        "9" * 5000 + "B",
+        "nan",
+        "inf",
+        "٣",
+        LONG,
+        "1B2",
+        "B",
+    ],
 )
 def test_params_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_refused(estimate(capsys, "--params", value), "--params", value[:40], "7.5B")
@@ -283,7 +318,9 @@ def test_folders_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("model_type", ["bert", "lama", "", "a\nb", LONG, "LLAMA"])
-def test_unknown_model_type_lists_the_supported(model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_model_type_lists_the_supported(
+    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_config(tmp_path, {**LLAMA, "model_type": model_type})
     check_refused(estimate(capsys, "--model", path), "model_type", *FAMILIES)
 

@@ -93,7 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "named"), REFUSED, ids=[f"{f['model_type']}-{n}" for f, n in REFUSED])
 def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r".") as caught:
         paper.program_of(fields, dropout=True)
     message = str(caught.value).replace("field `", "").replace("` is ", " ")
     assert named in message

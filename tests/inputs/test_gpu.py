@@ -71,7 +71,9 @@ def test_capacity_is_near_the_nominal_one(path: Path) -> None:
 def test_narrower_types_are_no_slower(path: Path) -> None:
     """Dense numbers among themselves: a sparse one put in by mistake is twice its wider neighbour's double."""
     flops = load_gpu(path.stem).dense_flops_per_second
-    speed = {name: quantity.value * {"G": 1, "T": 10**3, "P": 10**6}[quantity.unit[0]] for name, quantity in flops.items()}
+    speed = {
+        name: quantity.value * {"G": 1, "T": 10**3, "P": 10**6}[quantity.unit[0]] for name, quantity in flops.items()
+    }
     order = [name for name in ("fp16", "fp8", "fp4") if name in speed]
     for wide, narrow in zip(order, order[1:], strict=False):
         assert speed[wide] <= speed[narrow]

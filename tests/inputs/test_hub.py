@@ -91,7 +91,13 @@ def hub() -> Iterator[Hub]:
 
 
 def ask(name: str, endpoint: str, home: Path, **changes: str) -> Ran:
-    given = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "*", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    given = {
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "NO_PROXY": "*",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     return program("estimate", "--model", name, "--json", **{**given, **changes})
 
 
@@ -132,8 +138,8 @@ def test_a_hub_that_is_down(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("owner/gated", ["gated", "HF_TOKEN"]),
-        ("owner/gatedanonymous", ["gated", "HF_TOKEN"]),
+        ("owner/gated", ["is gated", "HF_TOKEN"]),
+        ("owner/gatedanonymous", ["is gated", "HF_TOKEN"]),
         ("owner/missing", ["no such repository", "HF_TOKEN"]),
         ("owner/empty", ["no config.json"]),
         ("owner/broken", ["not valid JSON"]),

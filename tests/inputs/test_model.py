@@ -126,7 +126,9 @@ def test_what_is_no_source_is_refused(source: Any) -> None:
         memcalc.load_model(source)
 
 
-@pytest.mark.parametrize("value", [10**5000, -(10**5000), [10**5000], {"a": 10**5000}], ids=["long", "negative", "list", "dict"])
+@pytest.mark.parametrize(
+    "value", [10**5000, -(10**5000), [10**5000], {"a": 10**5000}], ids=["long", "negative", "list", "dict"]
+)
 @pytest.mark.parametrize("field", ["hidden_size", "model_type", "hidden_act", "rope_scaling"])
 def test_numbers_too_long_to_print_are_refused(field: str, value: object) -> None:
     """Python refuses to print an integer of more than 4300 digits: with a ValueError of its own."""
@@ -164,7 +166,10 @@ def test_a_dict_is_named_by_its_own_words() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    assert memcalc.load_model({**LLAMA, "torch_dtype": "float16", "x": [None]}).weights() == memcalc.load_model(LLAMA).weights()
+    assert (
+        memcalc.load_model({**LLAMA, "torch_dtype": "float16", "x": [None]}).weights()
+        == memcalc.load_model(LLAMA).weights()
+    )
 
 
 # --- weights

@@ -59,7 +59,9 @@ def test_bounds(name: str, low: int, high: int) -> None:
         assert str(high) in line
 
 
-@pytest.mark.parametrize("value", [True, False, 1.0, 1.5, "1", b"1", [1], {"a": 1}, {1}, object(), float("nan"), 1j, ""])
+@pytest.mark.parametrize(
+    "value", [True, False, 1.0, 1.5, "1", b"1", [1], {"a": 1}, {1}, object(), float("nan"), 1j, ""]
+)
 @pytest.mark.parametrize("name", ["gpus", "zero", "seq_len"])
 def test_whole_numbers_are_ints(name: str, value: object) -> None:
     line = refused(**{name: value})
@@ -67,7 +69,9 @@ def test_whole_numbers_are_ints(name: str, value: object) -> None:
     assert "whole number" in line
 
 
-@pytest.mark.parametrize("value", [1, None, True, [], ["adamw"], {}, {"adamw"}, "ADAMW", "adamw ", "", "a\nb", LONG, b"adamw"])
+@pytest.mark.parametrize(
+    "value", [1, None, True, [], ["adamw"], {}, {"adamw"}, "ADAMW", "adamw ", "", "a\nb", LONG, b"adamw"]
+)
 def test_names_are_exact(value: object) -> None:
     if value is None:
         assert check_options({"optimizer": value}).optimizer == "adamw"

@@ -1,0 +1,143 @@
+"""The report as a person reads it: at every width, and plain where nobody sees colours."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import LLAMA
+from rich.cells import cell_len
+
+import memcalc
+from memcalc.inputs.gpu import all_gpus, load_gpu
+from memcalc.report import gpus, models
+from memcalc.report.table import print_report
+from memcalc.units import show_bytes
+
+SETUPS: list[tuple[Any, dict[str, Any]]] = [
+    ("llama-7b", {"gpus": 8, "zero": 3, "gpu": "a100-80gb"}),
+    ("llama-2-70b", {"gpu": "h100-80gb", "micro_batch_size": 4}),
+    ("gpt2", {"gpus": 8}),
+    (LLAMA, {"precision": "fp32", "recompute": "full", "seq_len": 1}),
+]
+
+
+class Terminal(io.StringIO):
+    """A file that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(params=[40, 80, 200])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    return request.param
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def check_width(shown: str, width: int) -> list[str]:
+    lines = without_colours(shown).splitlines()
+    assert [line for line in lines if cell_len(line) > width] == []
+    return lines
+
+
+def table(model: Any, options: dict[str, Any], file: io.StringIO, rows: bool = False) -> str:
+    params = {"model": model} if model is not None else {}
+    print_report(memcalc.estimate(**params, **options), rows=rows, file=file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("model", "options"), [*SETUPS, (None, {"params": "7.5B", "gpus": 64, "zero": 2})])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_terminal_of_any_width(model: Any, options: dict[str, Any], rows: bool, width: int) -> None:
+    shown = table(model, options, Terminal(), rows)
+    assert "\x1b[" in shown
+    check_width(shown, width)
+
+
+@pytest.mark.parametrize(("model", "options"), SETUPS)
+def test_the_numbers_are_there_at_any_width(model: Any, options: dict[str, Any], width: int) -> None:
+    """A narrow terminal may cut names, never numbers."""
+    shown = " ".join(without_colours(table(model, options, Terminal())).split())
+    report = memcalc.estimate(model, **options)
+    sizes = [report.peak, report.allocated, report.reserved, report.device, *report.phases.values()]
+    sizes += [report.total(component) for component in ("parameters", "optimizer_states", "saved_activations")]
+    for size in sizes:
+        assert show_bytes(size) in shown
+
+
+@pytest.mark.parametrize(("model", "options"), SETUPS)
+def test_anything_but_a_terminal_is_plain(model: Any, options: dict[str, Any], width: int) -> None:
+    shown = table(model, options, io.StringIO())
+    assert "\x1b" not in shown
+    check_width(shown, 100)
+
+
+def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    for columns in ("40", "80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        seen.add(table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO(), rows=True))
+    assert len(seen) == 1
+
+
+def test_what_the_report_says() -> None:
+    shown = table("llama-7b", {"gpus": 8, "zero": 3, "gpu": "a100-40gb", "micro_batch_size": 4}, io.StringIO())
+    for text in (
+        "llama-7b",
+        "6.74 B parameters",
+        "8 GPUs",
+        "ZeRO 3",
+        "micro-batch 4 × 2048 tokens",
+        "does not fit",
+        "what would help",
+    ):
+        assert text in " ".join(shown.split())
+
+
+def test_advice_is_what_the_change_gives() -> None:
+    options: dict[str, Any] = {"gpus": 8, "zero": 1, "micro_batch_size": 2}
+    shown = table("llama-7b", options, io.StringIO())
+    found = re.findall(r"^  (--\S.*?)  +saves (.*), leaves (.*)$", shown, re.MULTILINE)
+    assert found
+    before = memcalc.estimate("llama-7b", **options).peak
+    for flags, saves, leaves in found:
+        words = flags.split()
+        changed = {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+        number = {name: int(value) if value.isdigit() else value for name, value in changed.items()}
+        after = memcalc.estimate("llama-7b", **{**options, **number}).peak
+        assert (show_bytes(before - after), show_bytes(after)) == (saves, leaves)
+
+
+def test_a_name_is_no_markup(tmp_path: Path) -> None:
+    model = memcalc.load_model({**LLAMA, "_name_or_path": "[red]owner[/red]/x[0m"})
+    out = io.StringIO()
+    print_report(memcalc.estimate(model), rows=False, file=out)
+    assert out.getvalue().startswith("[red]owner[/red]/x")
+    out = io.StringIO()
+    models.print_model(model, out)
+    assert out.getvalue().startswith("[red]owner[/red]/x")
+
+
+def test_models_and_gpus_at_any_width(width: int) -> None:
+    chosen = [memcalc.load_model(name) for name in ("llama-7b", "gpt2", "mixtral-8x7b")]
+    for show in (
+        lambda file: models.print_list(chosen, file),
+        lambda file: models.print_model(chosen[0], file),
+        lambda file: gpus.print_list(all_gpus(), file),
+        lambda file: gpus.print_gpu(load_gpu("h100-80gb"), file),
+    ):
+        terminal = Terminal()
+        show(terminal)
+        check_width(terminal.getvalue(), width)
+        assert "…" not in terminal.getvalue().split()[0]
