@@ -19,6 +19,18 @@ def nearest(name: str, known: Iterable[str], most: int = 5) -> list[str]:
 
 
 def one_line(text: object, limit: int = 120) -> str:
-    """`text` without line breaks or control characters, cut to `limit` characters."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+    """`text` without line breaks or control characters, cut to `limit` characters; '' for nothing."""
+    try:
+        words = str(text)
+    except ValueError:  # Python does not print integers of more than 4300 digits
+        words = "a number of thousands of digits"
+    flat = " ".join("".join(c if c.isprintable() else " " for c in words).split())
+    return (flat if len(flat) <= limit else flat[: limit - 1] + "…") or "''"
+
+
+def quoted(value: object, limit: int = 120) -> str:
+    """`value` as Python writes it, on one line: '4096' in quotes, 4096 without."""
+    try:
+        return one_line(repr(value), limit)
+    except ValueError:
+        return "a number of thousands of digits"

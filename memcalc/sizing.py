@@ -11,7 +11,7 @@ from typing import Any, Final
 from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.holdings import Holdings, state_rows
-from memcalc.errors import InputError, one_line
+from memcalc.errors import InputError, quoted
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 from memcalc.setup import DTYPES, Setup, refuse
@@ -27,9 +27,7 @@ def parse_params(given: object) -> int:
     if isinstance(given, str):
         count = parse_count(given)
     if count is None or not 1 <= count <= _MOST:
-        raise InputError(
-            f"--params {one_line(repr(given))}: allowed: a whole number up to 10^15, or one like 350M, 7.5B, 1T"
-        )
+        raise InputError(f"--params {quoted(given)}: allowed: a whole number up to 10^15, or one like 350M, 7.5B, 1T")
     return count
 
 

@@ -87,7 +87,12 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
         "attention": draw(st.sampled_from(("sdpa", "eager"))),
         "gpu": draw(st.sampled_from((None, "h100-80gb", "t4"))),
     }
+    if gpus > 1 and out["zero"] and out["optimizer"] == "muon":
+        out["optimizer"] = "adamw"  # DeepSpeed's flat partitions are no matrices for muon
     return out
+
+
+SHARDABLE = setups().filter(lambda options: options["optimizer"] != "muon")
 
 
 def states(report: memcalc.Report) -> int:
@@ -178,7 +183,7 @@ def test_monotone_in_batch_and_sequence(config: dict[str, Any], options: dict[st
 
 
 @EXAMPLES
-@given(config=WIDE_MODELS, options=setups(), gpus=st.sampled_from((2, 4, 8)))
+@given(config=WIDE_MODELS, options=SHARDABLE, gpus=st.sampled_from((2, 4, 8)))
 def test_zero_stages_shard_more_and_more(config: dict[str, Any], options: dict[str, Any], gpus: int) -> None:
     options = {**options, "engine": "deepspeed", "gpus": gpus, "global_batch_size": None}
     stages = [states(memcalc.estimate(config, **{**options, "zero": zero})) for zero in (1, 2, 3)]
@@ -197,7 +202,7 @@ def test_one_gpu_has_nothing_to_shard(config: dict[str, Any], options: dict[str,
 
 
 @EXAMPLES
-@given(config=MODELS, options=setups(), more=st.sampled_from((2, 3, 8)))
+@given(config=MODELS, options=SHARDABLE, more=st.sampled_from((2, 3, 8)))
 def test_more_gpus_never_raise_the_model_states(config: dict[str, Any], options: dict[str, Any], more: int) -> None:
     options = {**options, "engine": "deepspeed", "global_batch_size": None, "gpus": max(options["gpus"], 2)}
     few = memcalc.estimate(config, **options)

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.setup", "memcalc.profile", "memcalc.device"),
     ("memcalc.engines",),
     ("memcalc.sizing",),
-    ("memcalc.estimate",),
+    ("memcalc.estimation",),
     ("memcalc",),
     ("memcalc.report",),
     ("memcalc.cli",),
@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 UPWARD = {
     ("memcalc.tensor", "memcalc.ops.elementwise"),  # a + b of two tensors is an op
-    ("memcalc.estimate", "memcalc.report.document"),  # Report.to_dict
+    ("memcalc.estimation", "memcalc.report.document"),  # Report.to_dict
 }
 """The imports that point up, inside functions."""
 
@@ -182,7 +182,7 @@ def test_the_import_guard_can_fail() -> None:
         ("memcalc.dims", "from memcalc.tensor import Tensor", "memcalc.tensor"),
         ("memcalc.ops.matmul", "import memcalc.families.llama", "memcalc.families.llama"),
         ("memcalc.ops.matmul", "def f():\n    from memcalc.engines import ddp", "memcalc.engines.ddp"),
-        ("memcalc.families.llama", "from memcalc import estimate", "memcalc.estimate"),
+        ("memcalc.families.llama", "from memcalc import estimation", "memcalc.estimation"),
         ("memcalc.engines.ddp", "if x:\n    from memcalc.cli.main import main", "memcalc.cli.main"),
         ("memcalc.report.table", "try:\n    import memcalc.cli\nexcept ImportError:\n    pass", "memcalc.cli"),
         ("memcalc.rows", "if TYPE_CHECKING:\n    pass\nelse:\n    import memcalc.cli", "memcalc.cli"),
@@ -213,7 +213,7 @@ def test_a_module_without_a_layer_is_noticed() -> None:
     ("module", "source", "target"),
     [
         ("memcalc.report.table", "import typer", "typer"),
-        ("memcalc.estimate", "def f():\n    from rich.table import Table", "rich.table"),
+        ("memcalc.estimation", "def f():\n    from rich.table import Table", "rich.table"),
         ("memcalc.cli.main", "import torch.nn", "torch.nn"),
         ("memcalc.inputs.model", "import transformers", "transformers"),
         ("memcalc.inputs.model", "from huggingface_hub import hf_hub_download", "huggingface_hub"),
@@ -229,5 +229,5 @@ def test_the_library_guard_lets_the_right_ones_through() -> None:
 
 
 def test_the_package_is_where_it_is_read() -> None:
-    assert "memcalc.estimate" in sources()
+    assert "memcalc.estimation" in sources()
     assert Path(PACKAGE, "__init__.py").is_file()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -67,16 +69,26 @@ def _group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):  # a bar that a terminal's encoding has not is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     args = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if args[:1] == ["--version"]:
         from memcalc import __version__
 
         print(f"memcalc {__version__}")
         return 0
-    named = args[0] if args and args[0] in COMMANDS else None
-    if args and named is None and not args[0].startswith("-"):
+    named = args[0] if args[0] in COMMANDS else None
+    if named is None and not args[0].startswith("-"):
         return _fail(_unknown_command(args[0]))
-    return _run([named] if named else list(COMMANDS), args)
+    try:
+        status = _run([named] if named else list(COMMANDS), args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        return _reader_gone()
+    except OSError as error:
+        return _fail(f"stdout: cannot be written ({error.strerror or error})")
 
 
 def _run(names: list[str], args: list[str]) -> int:
@@ -100,9 +112,14 @@ def _run(names: list[str], args: list[str]) -> int:
         return _fail(str(error))
     except (Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except SystemExit:  # what typer and rich make of a broken pipe
+        return _reader_gone()
+
+
+def _reader_gone() -> int:
+    """The other end of a pipe was closed: nobody is left to tell, and nothing went wrong here."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _unknown_command(name: str) -> str:

@@ -23,7 +23,7 @@ def models(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """List the bundled models, or show one."""
-    from memcalc.errors import InputError
+    from memcalc.errors import InputError, one_line
     from memcalc.inputs.model import bundled_spec, load_model, model_names
     from memcalc.report.models import list_document, print_list, print_model, show_document
 
@@ -31,14 +31,14 @@ def models(
     if name is not None and (bundled_spec(name) is not None or not any(name.lower() in n for n in names)):
         model = load_model(name)
         if model_type is not None and model.model_type != model_type:
-            raise InputError(f"--type {model_type}: {model.name} is of type {model.model_type}")
+            raise InputError(f"--type {one_line(model_type)}: {model.name} is of type {model.model_type}")
         _emit(show_document(model), json) if json else print_model(model, sys.stdout)
         return
     chosen = [load_model(n) for n in names if name is None or name.lower() in n]
     if model_type is not None:
         known = sorted({m.model_type for m in chosen})
         if model_type not in known:
-            raise InputError(f"--type {model_type}: no such model here; allowed: {', '.join(known)}")
+            raise InputError(f"--type {one_line(model_type)}: no such model here; allowed: {', '.join(known)}")
         chosen = [m for m in chosen if m.model_type == model_type]
     _emit(list_document(chosen), json) if json else print_list(chosen, sys.stdout)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from memcalc.errors import InputError, one_line
 
@@ -25,21 +25,24 @@ def choose_format(json: bool, format: str) -> str:
 
 def write(report: Report, kind: str, *, rows: bool, output: Path | None) -> None:
     """Render the report and put it where it was asked for."""
+    if output is None:
+        _write_to(report, kind, rows, sys.stdout)
+        return
+    try:
+        with output.open("w", encoding="utf-8", newline="") as file:
+            _write_to(report, kind, rows, file)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"--output {one_line(output)}: cannot be written ({one_line(why)})") from None
+
+
+def _write_to(report: Report, kind: str, rows: bool, file: IO[str]) -> None:
     if kind == "table":
         from memcalc.report.table import print_report
 
-        if output is None:
-            print_report(report, rows=rows, file=sys.stdout)
-            return
-        with _open(output) as file:
-            print_report(report, rows=rows, file=file)
-        return
-    text = _render(report, kind)
-    if output is None:
-        sys.stdout.write(text)
-        return
-    with _open(output) as file:
-        file.write(text)
+        print_report(report, rows=rows, file=file)
+    else:
+        file.write(_render(report, kind))
 
 
 def _render(report: Report, kind: str) -> str:
@@ -50,10 +53,3 @@ def _render(report: Report, kind: str) -> str:
     from memcalc.report import flat
 
     return flat.csv_text(report) if kind == "csv" else flat.markdown_text(report)
-
-
-def _open(path: Path):  # type: ignore[no-untyped-def]
-    try:
-        return path.open("w", encoding="utf-8", newline="")
-    except OSError as error:
-        raise InputError(f"--output {one_line(path)}: cannot be written ({error.strerror})") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.collectives import Collective
+from memcalc.collectives import Collective, Kind
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.holdings import (
@@ -430,7 +430,7 @@ def textbook(model: Model, setup: Setup) -> list[Collective]:
     payload = total * dtype.itemsize
     formula = f"parameters·{dtype.itemsize} B"
 
-    def one(kind: str, name: str, phase: str, times: int) -> Collective:
+    def one(kind: Kind, name: str, phase: str, times: int) -> Collective:
         return Collective(
             "dp", kind, name, phase, dtype.name, dp, times, times * payload, f"{times}·{formula}", source=source
         )  # type: ignore[arg-type]

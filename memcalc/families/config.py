@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_type_hints
 
-from memcalc.errors import one_line
+from memcalc.errors import quoted
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -101,14 +101,16 @@ class FamilyConfig:
         for name, allowed in {**_REFUSED, **cls.refused}.items():
             if name in config and config[name] not in allowed:
                 raise ValueError(
-                    f"field `{name}` is {config[name]!r}, which is not modelled; allowed: {_listed(allowed)}"
+                    f"field `{name}` is {quoted(config[name])}, which is not modelled; allowed: {_listed(allowed)}"
                 )
         named = dict(config)
         for other, name in cls.attribute_map.items():
             if other in named:
                 value = named.pop(other)
                 if named.setdefault(name, value) != value:
-                    raise ValueError(f"{other} {value!r} and {name} {named[name]!r} are one field with two values")
+                    raise ValueError(
+                        f"{other} {quoted(value)} and {name} {quoted(named[name])} are one field with two values"
+                    )
         return named
 
 
@@ -116,8 +118,8 @@ def first_problem(error: ValidationError) -> str:
     """The first problem of a validation as "field `x` is v; should be ..."."""
     problem = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in problem["loc"])
-    given = "missing" if problem["type"] == "missing" else repr(problem["input"])
-    return f"field `{field}` is {one_line(given)}; {problem['msg'].replace('Input should', 'it should')}"
+    given = "missing" if problem["type"] == "missing" else quoted(problem["input"])
+    return f"field `{field}` is {given}; {problem['msg'].replace('Input should', 'it should')}"
 
 
 def _listed(values: Sequence[Any]) -> str:

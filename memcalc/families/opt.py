@@ -59,6 +59,7 @@ class OPT:
 
     Config: type[FamilyConfig] = OPTConfig
     attention_kinds: tuple[str, ...] = ("sdpa", "eager")
+    routed: tuple[int, int] = (1, 1)
 
     def __init__(self, config: Any) -> None:
         self.config = config

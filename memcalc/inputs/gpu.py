@@ -83,4 +83,4 @@ def load_gpu(name: str) -> GPU:
         return _read(known[wanted])
     close = nearest(wanted, known)
     hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc gpus`"
-    raise InputError(f"--gpu {one_line(name) or repr(name)}: unknown GPU; {hint}")
+    raise InputError(f"--gpu {one_line(name)}: unknown GPU; {hint}")

@@ -5,6 +5,8 @@ Only `config.json` is fetched; code from a repository is never run.
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from memcalc.errors import InputError, one_line
@@ -12,45 +14,62 @@ from memcalc.errors import InputError, one_line
 
 def fetch_config(repo_id: str) -> Path:
     """The local path of the repository's config.json. InputError says what is missing: network, access, file or name."""
+    try:
+        with redirect_stdout(StringIO()):  # where the library reports that it could not be imported
+            return _fetch(repo_id)
+    except InputError:
+        raise
+    except Exception as error:  # a library's own failures (proxies, disk, a malformed endpoint) are one line as well
+        raise InputError(f"--model {repo_id}: could not be fetched from the Hub ({one_line(error)})") from None
+
+
+def _fetch(repo_id: str) -> Path:
     from huggingface_hub import (
         constants,
+        get_hf_file_metadata,  # pyright: ignore[reportUnknownVariableType]
         hf_hub_download,  # pyright: ignore[reportUnknownVariableType]
+        hf_hub_url,
+        try_to_load_from_cache,
     )
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
+        HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
 
+    def refused(why: str) -> InputError:
+        return InputError(f"--model {repo_id}: {why}")
+
+    endpoint = constants.ENDPOINT
     try:
+        cached = try_to_load_from_cache(repo_id, "config.json")
+    except HFValidationError as error:
+        raise refused(f"not a Hub id ({one_line(error)})") from None
+    if constants.HF_HUB_OFFLINE:
+        if isinstance(cached, str):
+            return Path(cached)
+        raise refused(
+            "offline mode is on (HF_HUB_OFFLINE) and config.json is not in the cache; give a path or a bundled name"
+        )
+    try:
+        # One question without retries: a download of what is not there waits half a minute before it says so.
+        get_hf_file_metadata(hf_hub_url(repo_id, "config.json"), timeout=10)
         return Path(hf_hub_download(repo_id, "config.json"))
     except GatedRepoError:
-        raise InputError(f"--model {repo_id}: this Hub repository is gated; request access and set HF_TOKEN") from None
+        raise refused("this Hub repository is gated; request access and set HF_TOKEN") from None
     except RepositoryNotFoundError:
-        raise InputError(
-            f"--model {repo_id}: no such repository on {constants.ENDPOINT} (or it is private: set HF_TOKEN)"
-        ) from None
-    except HFValidationError as error:
-        raise InputError(f"--model {one_line(repo_id)}: not a Hub id ({one_line(error)})") from None
-    except OfflineModeIsEnabled:
-        raise InputError(
-            f"--model {repo_id}: offline mode is on (HF_HUB_OFFLINE) and config.json is not in the cache"
-        ) from None
-    except LocalEntryNotFoundError:
-        offline = (
-            "offline mode is on (HF_HUB_OFFLINE)"
-            if constants.HF_HUB_OFFLINE
-            else f"{constants.ENDPOINT} cannot be reached"
-        )
-        raise InputError(
-            f"--model {repo_id}: {offline} and config.json is not in the cache; give a path or a bundled name"
-        ) from None
+        raise refused(f"no such repository on {endpoint} (or it is private: set HF_TOKEN)") from None
     except EntryNotFoundError:
-        raise InputError(f"--model {repo_id}: this Hub repository has no config.json") from None
-    except Exception as error:  # a library's own failures (HTTP, disk, proxies) are still one line for the user
-        raise InputError(
-            f"--model {repo_id}: could not be fetched from {constants.ENDPOINT} ({one_line(error)})"
+        raise refused("this Hub repository has no config.json") from None
+    except HfHubHTTPError as error:
+        raise refused(f"could not be fetched from {endpoint} ({one_line(error)})") from None
+    except OSError as error:
+        raise refused(f"could not be fetched from {endpoint} ({one_line(error)})") from None
+    except Exception:  # the connection's own errors, whose classes are those of the HTTP library of the day
+        if isinstance(cached, str):
+            return Path(cached)
+        raise refused(
+            f"{endpoint} cannot be reached and config.json is not in the cache; give a path or a bundled name"
         ) from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.dims import numel
-from memcalc.errors import InputError, nearest, one_line
+from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
 
 if TYPE_CHECKING:
@@ -88,12 +88,16 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
     if isinstance(source, Model):
         return source
     if isinstance(source, Mapping):
-        return from_config(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
+        return from_config(source, one_line(source.get("_name_or_path") or source.get("model_type") or "config"))
     if not isinstance(source, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(
-            f"--model {one_line(repr(source))}: expected a name, a Hub id, a path or the dict of a config.json"
-        )
+        raise InputError(f"--model {quoted(source)}: expected a name, a Hub id, a path or the dict of a config.json")
     text = os.fspath(source)
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"--model {quoted(text)}: expected a path as text, not as bytes")
+    if not text.strip():
+        raise InputError(
+            f"--model {one_line(text)}: expected a name, a Hub id, or a path to a config.json or its folder"
+        )
     spec = _find_spec(text) if isinstance(source, str) else None
     if spec is not None:
         return from_config(read_bundled(spec)["config"], spec.stem, bundled=True)
@@ -111,7 +115,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
     close = nearest(text, model_names())
     hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc models`"
     raise InputError(
-        f"--model {one_line(text) or repr(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)"
+        f"--model {one_line(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)"
     )
 
 
@@ -148,7 +152,7 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
         close = nearest(model_type, FAMILIES)
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         raise InputError(
-            f"--model {one_line(name)}: field `model_type` is {one_line(repr(model_type))}, which is not supported{hint} "
+            f"--model {one_line(name)}: field `model_type` is {quoted(model_type)}, which is not supported{hint} "
             f"(supported: {', '.join(FAMILIES)})"
         )
     if config.get("quantization_config") is not None:
@@ -161,11 +165,11 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
         checked = family.Config.trusted(config) if bundled else family.Config.read(config)
     except ValueError as error:
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
-    return Model(name, model_type, family(checked))
+    return Model(one_line(name), model_type, family(checked))
 
 
 def _shown(config: Mapping[str, Any], field: str) -> str:
-    return "missing" if field not in config else one_line(repr(config[field]))
+    return "missing" if field not in config else quoted(config[field])
 
 
 @cache
@@ -184,7 +188,7 @@ def model_names() -> list[str]:
 
 
 def _find_spec(text: str) -> Path | None:
-    if re.fullmatch(r"[\w.-]+", text, re.ASCII) and text not in (".", ".."):
+    if re.fullmatch(r"[\w.-]{1,100}", text, re.ASCII) and text not in (".", ".."):
         path = specs_folder() / f"{text.lower()}.json"
         if path.is_file():
             return path

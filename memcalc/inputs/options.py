@@ -89,7 +89,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
             continue
         allowed = _what_is_allowed(name, value)
         if allowed is not None:
-            raise InputError(f"{option_name(name)} {one_line(value) or repr(value)}: {allowed}")
+            raise InputError(f"{option_name(name)} {one_line(value)}: {allowed}")
     return Options(**{name: value for name, value in given.items() if value is not None})
 
 

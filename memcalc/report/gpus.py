@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from rich.table import Table
+from rich.text import Text
 
 from memcalc.inputs.gpu import GPU, Quantity
 from memcalc.report.models import plain_console
@@ -48,7 +49,9 @@ def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
 def print_gpu(gpu: GPU, file: IO[str]) -> None:
     """Every number of one GPU with its source."""
     console = plain_console(file)
-    console.print(f"[bold]{gpu.name}[/]  {gpu.full_name}, {gpu.architecture}, {gpu.compute_capability}")
+    title = Text(gpu.name, style="bold")
+    title.append(f"  {gpu.full_name}, {gpu.architecture}, {gpu.compute_capability}", style="not bold")
+    console.print(title)
     if gpu.aliases:
         console.print(f"also: {', '.join(gpu.aliases)}")
     table = Table(header_style="bold", box=None, pad_edge=False)

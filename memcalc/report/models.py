@@ -7,6 +7,7 @@ from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from memcalc.dims import formula, numel
 from memcalc.inputs.model import Model, bundled_spec
@@ -14,9 +15,11 @@ from memcalc.units import show_count
 
 
 def plain_console(file: IO[str]) -> Console:
-    """Colour and width of the terminal; plain and 120 wide elsewhere."""
-    console = Console(file=file, highlight=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=120, no_color=True)
+    """Colour and width of the terminal; plain elsewhere, and wide enough to cut nothing."""
+    console = Console(file=file, highlight=False, emoji=False)
+    if console.is_terminal:
+        return console
+    return Console(file=file, highlight=False, emoji=False, markup=False, width=200, no_color=True)
 
 
 def list_document(models: Sequence[Model]) -> list[dict[str, Any]]:
@@ -72,14 +75,14 @@ def print_model(model: Model, file: IO[str]) -> None:
     """Parameters by component, then every weight with its named dims."""
     console = plain_console(file)
     spec = bundled_spec(model.name)
-    console.print(
-        f"[bold]{model.name}[/]  {model.model_type}, {model.layers} layers, {model.num_parameters:,} parameters"
-    )
+    title = Text(model.name, style="bold")
+    title.append(f"  {model.model_type}, {model.layers} layers, {model.num_parameters:,} parameters", style="not bold")
+    console.print(title)
     if model.active_parameters != model.num_parameters:
         console.print(f"active per token: {model.active_parameters:,}")
     if spec is not None:
         published = spec["published"]
-        console.print(f"published: {published['parameters']} ({published['source']})", markup=False)
+        console.print(f"published: {published['parameters']} ({published['source']})")
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("component")
     table.add_column("parameters", justify="right")

@@ -23,20 +23,23 @@ _LABELS = {
     "temporaries": "temporaries",
 }
 _BAR = 20
+_NARROW = 70  # columns; below them the tables keep names and sizes only
 
 
 def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
     """Print to a terminal with colour and at its width; to anything else plain, at most 100 columns."""
-    console = Console(file=file, highlight=False, emoji=False)
+    console = Console(file=file, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
-        console = Console(file=file, highlight=False, emoji=False, width=max(100, 160 if rows else 100), no_color=True)
+        width = 160 if rows else 100
+        console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
+    narrow = console.width < _NARROW
     console.print(_title(report))
-    console.print(_memory_table(report))
+    console.print(_memory_table(report, narrow))
     for line in _phase_lines(report):
         console.print(line)
     if report.collectives:
         console.print()
-        console.print(_communication_table(report))
+        console.print(_communication_table(report, narrow))
         for line in _communication_lines(report):
             console.print(line)
     if rows:
@@ -70,39 +73,35 @@ def _title(report: Report) -> Text:
     return text
 
 
-def _memory_table(report: Report) -> Table:
-    table = Table(
-        title="Memory per GPU", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
-    table.add_column("component", no_wrap=True, min_width=17)
-    table.add_column("most", justify="right", no_wrap=True, min_width=11)
-    table.add_column("at the peak", justify="right", no_wrap=True, min_width=11)
-    table.add_column("", no_wrap=True, overflow="crop")
-    table.add_column("largest row", overflow="ellipsis", no_wrap=True)
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+
+
+def _memory_table(report: Report, narrow: bool) -> Table:
+    table = _table("Memory per GPU")
+    table.add_column("component", no_wrap=not narrow, min_width=None if narrow else 17)
+    table.add_column("most", justify="right", no_wrap=True, min_width=10)
+    table.add_column("at the peak", justify="right", no_wrap=True, min_width=10 if narrow else 11)
+    if not narrow:
+        table.add_column("", no_wrap=True, overflow="crop")
+        table.add_column("largest row", overflow="ellipsis", no_wrap=True)
+
+    def add(name: str, most: int | None, at_peak: int, bar: str, note: str, style: str = "") -> None:
+        cells = [name, "" if most is None else show_bytes(most), show_bytes(at_peak)]
+        table.add_row(*cells, *([] if narrow else [bar, note]), style=style)
+
     for component in COMPONENTS:
         items = [i for i in report.items if i.component == component]
         at_peak = sum(i.at_peak for i in items)
         most = report.total(component) if component != "temporaries" else None
-        if not at_peak and not most:
-            continue
-        table.add_row(
-            _LABELS[component],
-            show_bytes(most) if most is not None else "",
-            show_bytes(at_peak),
-            "█" * round(_BAR * at_peak / report.peak),
-            _largest(items),
-            style="" if at_peak else "dim",
-        )
-    table.add_row("peak", "", show_bytes(report.peak), "", f"in {report.peak_phase}", style="bold")
-    table.add_row("allocated", "", show_bytes(report.allocated), "", "+ rounding to 512 B, cuBLAS workspaces")
-    table.add_row("reserved", "", show_bytes(report.reserved), "", "+ 2 MiB segments; fragmentation not modelled")
-    table.add_row(
-        "device",
-        "",
-        show_bytes(report.device),
-        "",
-        "+ CUDA context" + (", NCCL" if report.setup.gpus > 1 else "") + " (assumed)",
-    )
+        if at_peak or most:
+            bar = "█" * round(_BAR * at_peak / report.peak)
+            add(_LABELS[component], most, at_peak, bar, _largest(items), "" if at_peak else "dim")
+    add("peak", None, report.peak, "", f"in {report.peak_phase}", "bold")
+    add("allocated", None, report.allocated, "", "+ rounding to 512 B, cuBLAS workspaces")
+    add("reserved", None, report.reserved, "", "+ 2 MiB segments; fragmentation not modelled")
+    nccl = ", NCCL" if report.setup.gpus > 1 else ""
+    add("device", None, report.device, "", f"+ CUDA context{nccl} (assumed)")
     return table
 
 
@@ -130,24 +129,21 @@ def _why(report: Report) -> str:
     return "on top of the states it holds " + ", ".join(named)
 
 
-def _communication_table(report: Report) -> Table:
-    table = Table(
-        title="Communication per step and GPU",
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-        box=None,
-        pad_edge=False,
-    )
-    for name, justify in (("phase", "left"), ("collective", "left"), ("what", "left"), ("ranks", "right"),
-                          ("calls", "right"), ("payload", "right"), ("wire", "right")):  # fmt: skip
-        table.add_column(name, justify=justify, no_wrap=name != "what", overflow="fold")  # type: ignore[arg-type]
+def _communication_table(report: Report, narrow: bool) -> Table:
+    table = _table("Communication per step and GPU")
+    for name in ("what",) if narrow else ("phase", "collective", "what"):
+        table.add_column(name, no_wrap=name != "what", overflow="fold")
+    for name in ("payload", "wire") if narrow else ("ranks", "calls", "payload", "wire"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(words: tuple[str, str, str], counts: tuple[str, str], payload: int, wire: int, style: str = "") -> None:
+        sizes = (show_bytes(payload), show_bytes(wire))
+        table.add_row(*((words[2] or words[0], *sizes) if narrow else (*words, *counts, *sizes)), style=style)
+
     for c in report.collectives:
-        table.add_row(
-            c.phase, c.collective, c.name, str(c.group_size), str(c.calls), show_bytes(c.payload), show_bytes(c.wire)
-        )
+        add((c.phase, c.collective, c.name), (str(c.group_size), str(c.calls)), c.payload, c.wire)
     payload, wire = sum(c.payload for c in report.collectives), sum(c.wire for c in report.collectives)
-    table.add_row("all", "", "", "", "", show_bytes(payload), show_bytes(wire), style="bold")
+    add(("all", "", ""), ("", ""), payload, wire, "bold")
     return table
 
 
@@ -164,7 +160,7 @@ def _communication_lines(report: Report) -> list[Text]:
 
 
 def _rows_table(report: Report) -> Table:
-    table = Table(title="Rows", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = _table("Rows")
     table.add_column("component", no_wrap=True)
     table.add_column("name", overflow="fold", ratio=2)
     table.add_column("bytes", justify="right", no_wrap=True)

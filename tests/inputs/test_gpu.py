@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_narrower_types_are_no_slower(path: Path) -> None:
         name: quantity.value * {"G": 1, "T": 10**3, "P": 10**6}[quantity.unit[0]] for name, quantity in flops.items()
     }
     order = [name for name in ("fp16", "fp8", "fp4") if name in speed]
-    for wide, narrow in zip(order, order[1:], strict=False):
+    for wide, narrow in itertools.pairwise(order):
         assert speed[wide] <= speed[narrow]
 
 
@@ -103,7 +104,7 @@ def test_h100_capacity() -> None:
 
 @pytest.mark.parametrize("name", ["h1000", "", "  ", "a\nb", "🦙", "x" * 10_000, "../hardware/t4"])
 def test_unknown_gpus(name: str) -> None:
-    with pytest.raises(InputError, match="^--gpu ") as error:
+    with pytest.raises(InputError, match=r"^--gpu ") as error:
         load_gpu(name)
     assert str(error.value).isprintable()
     assert "unknown GPU" in str(error.value)

@@ -147,7 +147,7 @@ def test_a_hub_that_is_down(hub: Hub, tmp_path: Path) -> None:
         ("owner/bytes", ["not valid JSON"]),
         ("owner/bert", ["model_type", "bert", "llama"]),
         ("owner/teapot", ["could not be fetched", "418"]),
-        ("owner/disabled", ["disabled"]),
+        ("owner/disabled", ["could not be fetched"]),
     ],
 )
 def test_refused(name: str, words: list[str], hub: Hub, tmp_path: Path) -> None:
