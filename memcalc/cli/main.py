@@ -46,7 +46,7 @@ class _PlainCoercion:
         self.annotation = annotation
 
     def coerce(self, value: Any, **_: Any) -> Any:
-        if not isinstance(value, str) or self.annotation not in (int, float, Path):
+        if not isinstance(value, str) or not value or self.annotation not in (int, float, Path):
             return value
         try:
             return self.annotation(value)

@@ -23,13 +23,15 @@ def choose_format(json: bool, format: str) -> str:
     return "json" if json else format
 
 
-def write(report: Report, kind: str, *, rows: bool, output: Path | None) -> None:
+def write(report: Report, kind: str, *, rows: bool, output: Path | str | None) -> None:
     """Render the report and put it where it was asked for."""
     if output is None:
         _write_to(report, kind, rows, sys.stdout)
         return
+    if output == "":  # an empty word is not made a path of
+        raise InputError("--output '': expected the name of a file")
     try:
-        with output.open("w", encoding="utf-8", newline="") as file:
+        with Path(output).open("w", encoding="utf-8", newline="") as file:
             _write_to(report, kind, rows, file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
