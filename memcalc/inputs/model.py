@@ -96,7 +96,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
         raise InputError(f"--model {quoted(text)}: expected a path as text, not as bytes")
     if not text.strip():
         raise InputError(
-            f"--model {one_line(text)}: expected a name, a Hub id, or a path to a config.json or its folder"
+            f"--model {quoted(text)}: expected a name, a Hub id, or a path to a config.json or its folder"
         )
     spec = _find_spec(text) if isinstance(source, str) else None
     if spec is not None:
