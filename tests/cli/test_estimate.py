@@ -278,7 +278,7 @@ def test_params_have_no_shapes(optimizer: str, capsys: pytest.CaptureFixture[str
         ("lama-7b", ["lama-7b", "llama-7b"]),
         ("nosuchmodel", ["nosuchmodel", "memcalc models"]),
         ("", ["''"]),
-        ("   ", ["'   '"]),
+        ("   ", ["' '"]),
         (LONG, ["xxx", "unknown model"]),
         ("llama-7b\n", ["llama-7b"]),
         ("a\nb\x1b[31m", ["a b", "unknown model"]),
