@@ -15,7 +15,7 @@ from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
 from memcalc.profile import Choices, Moment, Profile, profile
-from memcalc.rows import COMPONENTS, Component, Item, Row, named_sizes, row_formula
+from memcalc.rows import COMPONENTS, Component, Item, Row, copied, dims_formula, named_sizes
 from memcalc.setup import Setup, resolve
 
 if TYPE_CHECKING:
@@ -189,8 +189,8 @@ class Report:
         nbytes = part.nbytes if part else at_peak if key.component == "temporaries" else 0
         each = evaluate(numel(row.shape)[1], self._batch, self._seq) * row.dtype.itemsize
         copies = max(nbytes, at_peak) // each if each else 1
-        shape = (("layers", copies), *key.sizes) if copies > 1 else key.sizes
-        formula = row_formula(row.shape, row.dtype, copies, self._batch, self._seq)
+        shape = copied(key.sizes, row.name, copies, self.model.layers)
+        formula = dims_formula(shape, row.dtype)
         blocks = at_peak // each if each and at_peak else 1
         return Item(
             row.component,

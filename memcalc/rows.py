@@ -60,15 +60,23 @@ def named_sizes(shape: Shape, batch: int, seq: int) -> tuple[tuple[str, int], ..
     )
 
 
-def row_formula(shape: Shape, dtype: DType, copies: int, batch: int, seq: int) -> str:
-    """The row's bytes twice, in named dims and in numbers: "layers·batch·seq·hidden·2 B = 32·1·2048·4096·2 B"."""
-    sizes = named_sizes(shape, batch, seq)
-    names = [name for name, _ in sizes]
-    numbers = [str(size) for _, size in sizes]
-    if copies != 1:
-        names.insert(0, "layers")
-        numbers.insert(0, str(copies))
+def copied(
+    sizes: tuple[tuple[str, int], ...], name: str, copies: int, layers: int | None
+) -> tuple[tuple[str, int], ...]:
+    """The dims of `copies` equal blocks: one a layer, several a layer, or just several. A layered name has a `*`."""
+    if copies == 1:
+        return sizes
+    if "*" not in name or layers is None or (copies > layers and copies % layers):
+        return (("copies", copies), *sizes)
+    if copies <= layers:
+        return (("layers", copies), *sizes)
+    return (("layers", layers), ("copies", copies // layers), *sizes)
+
+
+def dims_formula(sizes: tuple[tuple[str, int], ...], dtype: DType) -> str:
+    """A row's bytes twice, in named dims and in numbers: "layers·batch·seq·hidden·2 B = 32·1·2048·4096·2 B"."""
     unit = f"{dtype.itemsize} B"
+    names, numbers = [name for name, _ in sizes], [str(size) for _, size in sizes]
     return f"{'·'.join([*names, unit])} = {'·'.join([*numbers, unit])}"
 
 

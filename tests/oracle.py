@@ -116,6 +116,7 @@ def training_step(
     recompute: bool = False,
     optimizer: str = "adamw",
     implementation: str = "foreach",
+    micro_batches: int = 1,
     real: bool = False,
     log: bool = False,
 ) -> Step:
@@ -133,28 +134,29 @@ def training_step(
         with mode:
             mode.register(ids)
             result = None
-            loss = None
+            loss: torch.Tensor | None = None
             for turn in range(2):
                 gc.collect()
                 if log and turn:
                     mode.log = []
                 start = mode.now
-                mode.begin()
-                out = model(input_ids=ids, labels=ids)
-                new_loss = out.loss
-                del out
-                loss = new_loss
-                del new_loss
-                forward = mode.highest
-                saved = mode.now - start
-                mode.begin()
-                loss.backward()
-                backward = mode.highest
+                saved = forward = backward = 0
+                for micro in range(micro_batches):
+                    before = mode.now
+                    mode.begin()
+                    out = model(input_ids=ids, labels=ids)
+                    loss = out.loss
+                    del out
+                    gc.collect()
+                    forward = max(forward, mode.highest)
+                    saved = mode.now - before if micro == 0 else saved
+                    mode.begin()
+                    loss.backward()
+                    backward = max(backward, mode.highest)
                 mode.begin()
                 opt.step()
                 opt.zero_grad(set_to_none=True)
-                step = mode.highest
-                result = Step(start, saved, forward, backward, step, mode.log or [])
+                result = Step(start, saved, forward, backward, mode.highest, mode.log or [])
     assert result is not None
     return result
 

@@ -34,15 +34,16 @@ def counters(config: dict[str, Any], optimizer: str, implementation: str) -> int
 
 
 def check(config: dict[str, Any], *, precision: str = "bf16", b: int = 2, s: int = 48, attention: str = "sdpa",
-          recompute: str = "none", optimizer: str = "adamw", implementation: str = "foreach") -> None:  # fmt: skip
+          recompute: str = "none", optimizer: str = "adamw", implementation: str = "foreach",
+          micro_batches: int = 1) -> None:  # fmt: skip
     real = training_step(
         config, micro_batch_size=b, seq_len=s, attention=attention, dtype=DTYPES[precision],
         recompute=recompute == "full", optimizer=optimizer, implementation=implementation,
-        real=optimizer == "adafactor",  # its step reads a value, which fake tensors have not
+        micro_batches=micro_batches, real=optimizer == "adafactor",  # its step reads a value, which fake tensors have not
     )  # fmt: skip
     report = memcalc.estimate(
         config, precision=precision, micro_batch_size=b, seq_len=s, attention=attention, recompute=recompute,
-        optimizer=optimizer, optimizer_implementation=implementation,
+        optimizer=optimizer, optimizer_implementation=implementation, global_batch_size=b * micro_batches,
     )  # fmt: skip
     extra = counters(config, optimizer, implementation)
     assert report.total("saved_activations") == real.saved
@@ -77,3 +78,14 @@ def test_every_phase_of_its_relatives(config: dict[str, Any], attention: str, b:
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_every_phase_with_every_torch_optimizer(optimizer: str, implementation: str, precision: str) -> None:
     check(LLAMA, precision=precision, optimizer=optimizer, implementation=implementation, s=16)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_every_phase_with_gradients_of_earlier_micro_batches(micro_batches: int, recompute: str) -> None:
+    check(LLAMA, micro_batches=micro_batches, recompute=recompute)
+    check(QWEN3, micro_batches=micro_batches, recompute=recompute, precision="fp32")
+
+
+def test_half_precision() -> None:
+    check(LLAMA, precision="fp16")

@@ -37,12 +37,12 @@ Attended = tuple[Tensor, Tensor | None]
 
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
     """LlamaRMSNorm (models/llama/modeling_llama.py): seven primitive ops."""
-    m.run.memory.scope = m.path
-    input_dtype = hidden_states.dtype
-    hidden_states = cast(hidden_states, fp32)
-    variance = mean(power(hidden_states, 2))
-    hidden_states = hidden_states * rsqrt(variance + 1e-6)
-    return m.weight() * cast(hidden_states, input_dtype)
+    with m:
+        input_dtype = hidden_states.dtype
+        hidden_states = cast(hidden_states, fp32)
+        variance = mean(power(hidden_states, 2))
+        hidden_states = hidden_states * rsqrt(variance + 1e-6)
+        return m.weight() * cast(hidden_states, input_dtype)
 
 
 ONE_KERNEL = {
@@ -124,9 +124,9 @@ def rotary_embedding(m: Module, positions: Tensor, width: Dim, kind: str) -> tup
     inv_freq = run.buffers[f"{m.path}.inv_freq"]
     freqs = mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
     emb = cat((freqs, freqs), width)
-    cos = scale(like(emb, "cos"), "mul")
-    sin = scale(like(emb, "sin"), "mul")
-    cos, sin = cast(cos, run.dtype), cast(sin, run.dtype)
+    cos = scale(like(emb, "cos"), "mul", "cos")
+    sin = scale(like(emb, "sin"), "mul", "sin")
+    cos, sin = cast(cos, run.dtype, "cos"), cast(sin, run.dtype, "sin")
     run.memory.grad_enabled = grad_enabled
     return cos, sin
 

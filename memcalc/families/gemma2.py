@@ -103,10 +103,10 @@ class Gemma2(Llama):
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         """Gemma2RMSNorm: the weight is an offset from 1, multiplied in fp32."""
-        m.run.memory.scope = m.path
-        output = _norm(cast(hidden_states, fp32))
-        output = output * (1.0 + cast(m.weight(), fp32))
-        return cast(output, hidden_states.dtype)
+        with m:
+            output = _norm(cast(hidden_states, fp32))
+            output = output * (1.0 + cast(m.weight(), fp32))
+            return cast(output, hidden_states.dtype)
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         logits = super().head(root, hidden_states)

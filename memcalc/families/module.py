@@ -76,7 +76,7 @@ class Run:
 class Module:
     """A place in the model: `m / "self_attn"` is the child of that name."""
 
-    __slots__ = ("layer", "path", "run")
+    __slots__ = ("layer", "outer", "path", "run")
 
     def __init__(self, run: Run, path: str, layer: int | None = None) -> None:
         self.run = run
@@ -104,13 +104,20 @@ class Module:
 
     def embedding(self, ids: Tensor) -> Tensor:
         """This module as nn.Embedding."""
-        self.run.memory.scope = self.path
-        return embedding(self.weight(), ids)
+        with self:
+            return embedding(self.weight(), ids)
 
     def layer_norm(self, x: Tensor) -> Tensor:
         """This module as nn.LayerNorm."""
-        self.run.memory.scope = self.path
-        return layer_norm(x, self.optional("weight"), self.optional("bias"))
+        with self:
+            return layer_norm(x, self.optional("weight"), self.optional("bias"))
+
+    def __enter__(self) -> None:
+        """What is allocated from here on bears this module's name."""
+        self.outer, self.run.memory.scope = self.run.memory.scope, self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.run.memory.scope = self.outer
 
 
 def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concatenate[Any, Module, P], R]:

@@ -95,9 +95,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"--model {quoted(text)}: expected a path as text, not as bytes")
     if not text.strip():
-        raise InputError(
-            f"--model {quoted(text)}: expected a name, a Hub id, or a path to a config.json or its folder"
-        )
+        raise InputError(f"--model {quoted(text)}: expected a name, a Hub id, or a path to a config.json or its folder")
     spec = _find_spec(text) if isinstance(source, str) else None
     if spec is not None:
         return from_config(read_bundled(spec)["config"], spec.stem, bundled=True)

@@ -119,9 +119,9 @@ def _mul_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [grad_a, grad_b]
 
 
-def scale(a: Tensor, name: str) -> Tensor:
+def scale(a: Tensor, op: str, name: str = "") -> Tensor:
     """a op scalar, for add, sub, mul and div: saves nothing."""
-    return record(like(a, name), _add_scalar_backward if name in ("add", "sub") else _scale_backward, (a,))
+    return record(like(a, name or op), _add_scalar_backward if op in ("add", "sub") else _scale_backward, (a,))
 
 
 def _add_scalar_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
@@ -226,11 +226,11 @@ def _consume_scale(tensor: Tensor) -> Tensor:
     return like(tensor, "pow gradient")
 
 
-def cast(a: Tensor, dtype: DType) -> Tensor:
+def cast(a: Tensor, dtype: DType, name: str = "") -> Tensor:
     """a.to(dtype): the tensor itself if it has that dtype."""
     if a.dtype is dtype:
         return a
-    return record(like(a, f"cast to {dtype}", dtype), _cast_backward, (a,), context=a.dtype)
+    return record(like(a, name or f"cast to {dtype}", dtype), _cast_backward, (a,), context=a.dtype)
 
 
 def _cast_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

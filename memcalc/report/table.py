@@ -30,7 +30,7 @@ def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
     """Print to a terminal with colour and at its width; to anything else plain, at most 100 columns."""
     console = Console(file=file, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
-        width = 160 if rows else 100
+        width = 220 if rows else 100
         console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
     narrow = console.width < _NARROW
     console.print(_title(report))
