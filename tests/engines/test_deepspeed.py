@@ -115,3 +115,24 @@ def test_buckets_hold_every_element_once(sizes: list[int]) -> None:
     assert sum(made) == sum(sizes)
     assert all(b <= deepspeed.REDUCE_BUCKET or b in sizes for b in made)
     assert sum(deepspeed._sub_groups(sizes)) == sum(sizes)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b", "pythia-160m"])
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_deepspeeds_own_estimators(name: str, ranks: int) -> None:
+    """estimate_zero2_model_states_mem_needs says 2T + 18T/N, estimate_zero3_model_states_mem_needs 4·largest + 18T/N.
+
+    18 is what is sharded in the step, the fp32 copy of the gradients included: 2 + 12 + 4. In stage 2 the first 2 are the
+    gradients; in stage 3 the weights, and the partition of the gradients that stage 3 keeps comes on top.
+    """
+    model = memcalc.load_model(name)
+    total = model.num_parameters
+    padding = 18 * len(model.weights())  # each parameter is padded by less than one element a rank
+    two = memcalc.estimate(model, gpus=ranks, zero=2, engine="deepspeed")
+    states = sum(two.total(c) for c in ("parameters", "gradients", "optimizer_states"))
+    cast = [r.nbytes for r in two.rows_at("step") if r.name == "gradients of the partition in fp32"]
+    assert states + sum(cast) == pytest.approx(2 * total + 18 * total / ranks, abs=padding)
+    three = memcalc.estimate(model, gpus=ranks, zero=3, engine="deepspeed")
+    states = sum(three.total(c) for c in ("parameters", "optimizer_states"))
+    cast = [r.nbytes for r in three.rows_at("step") if r.name == "gradients of a sub-group in fp32"]
+    assert states + sum(cast) == pytest.approx(18 * total / ranks, abs=padding)
