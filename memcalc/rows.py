@@ -53,6 +53,7 @@ class Item(NamedTuple):
     blocks: int = 1
 
 
+@lru_cache(maxsize=4096)
 def named_sizes(shape: Shape, batch: int, seq: int) -> tuple[tuple[str, int], ...]:
     """The atomic dims of a shape, evaluated: (("batch", 1), ("seq", 2048), ("hidden", 4096))."""
     return tuple(

@@ -71,7 +71,11 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
             by_layer=True, source=_SOURCE,
         )
     ]  # fmt: skip
-    held = sum(numel(b.shape)[0] * (dtype if b.dtype is None else b.dtype).itemsize for b in model.program.buffers() if b.registered)
+    held = sum(
+        numel(b.shape)[0] * (dtype if b.dtype is None else b.dtype).itemsize
+        for b in model.program.buffers()
+        if b.registered
+    )
     if held:
         out.append(
             Collective(

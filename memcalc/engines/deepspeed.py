@@ -8,6 +8,7 @@ zero/stage3.py, zero/partition_parameters.py, zero/partitioned_param_coordinator
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from memcalc.collectives import Collective, Kind
@@ -101,13 +102,9 @@ def _largest_group(model: Model) -> int:
 
 def _sizes(model: Model) -> list[int]:
     """Elements of every parameter, in definition order."""
-    out: list[int] = []
-    for _, shape, _ in model.weights():
-        size = 1
-        for n in shape:
-            size *= n
-        out.append(size)
-    return out
+    if "sizes" not in model.profiles:
+        model.profiles["sizes"] = [prod(shape) for _, shape, _ in model.weights()]
+    return model.profiles["sizes"]
 
 
 def flat_elements(model: Model, ranks: int) -> int:
