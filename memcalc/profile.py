@@ -227,8 +227,9 @@ def _undominated(peaks: dict[int, int]) -> tuple[Moment, ...]:
     keys = sorted(((*_from_one(m.poly), m.gradients, i) for i, m in enumerate(moments)), key=sum, reverse=True)
     kept: list[tuple[int, ...]] = []
     for key in keys:
-        for other in kept:
+        for i, other in enumerate(kept):
             if all(map(ge, other[:-1], key)):
+                kept.insert(0, kept.pop(i))  # what exceeds one moment is likely to exceed the next
                 break
         else:
             kept.append(key)

@@ -168,8 +168,13 @@ def contiguous_strides(shape: Shape) -> Strides:
 
 def is_contiguous(tensor: Tensor) -> bool:
     """As torch: the strides of dims of size 1 do not matter."""
+    return is_row_major(tensor.shape, tensor.strides)
+
+
+def is_row_major(shape: Shape, strides: Strides) -> bool:
+    """Whether a tensor of these strides is contiguous."""
     expected = 1
-    for dim, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+    for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
         if dim.size != 1:
             if stride != expected:
                 return False

@@ -5,9 +5,10 @@ Sources: aten/src/ATen/TensorUtils.cpp (computeStride), aten/src/ATen/TensorIter
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from memcalc.tensor import Strides, Tensor, contiguous_strides, is_contiguous, is_dense, same_sizes
+from memcalc.tensor import Strides, Tensor, contiguous_strides, is_dense, is_row_major, same_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from memcalc.dims import Shape
 
 
+@lru_cache(maxsize=4096)
 def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | None:
     """Strides of `target` as a view of a tensor of `shape` and `strides`; None where only a copy can have it."""
     new = [0] * len(target)
@@ -41,17 +43,19 @@ def elementwise_strides(shape: Shape, operands: Sequence[Tensor]) -> Strides:
     row_major = contiguous_strides(shape)
     for operand in operands:
         if operand.strides != row_major or not same_sizes(operand.shape, shape):
-            break
-    else:
-        return row_major
-    full = [t for t in operands if same_sizes(t.shape, shape)]
-    if len(full) == len(operands):
-        if all(is_contiguous(t) for t in full):
-            return row_major
-        first = full[0].strides
-        if all(t.strides == first for t in full) and is_dense(shape, first):
+            return _layout(shape, tuple((t.shape, t.strides) for t in operands))
+    return row_major
+
+
+@lru_cache(maxsize=4096)
+def _layout(shape: Shape, operands: tuple[tuple[Shape, Strides], ...]) -> Strides:
+    if all(same_sizes(own, shape) for own, _ in operands):
+        if all(is_row_major(shape, strides) for _, strides in operands):
+            return contiguous_strides(shape)
+        first = operands[0][1]
+        if all(strides == first for _, strides in operands) and is_dense(shape, first):
             return first
-    aligned = [_broadcast(t, shape) for t in operands]
+    aligned = [_broadcast(own, strides, shape) for own, strides in operands]
     order: list[int] = list(range(len(shape) - 1, -1, -1))  # innermost dim first
     for i in range(1, len(order)):
         place = i
@@ -70,11 +74,11 @@ def elementwise_strides(shape: Shape, operands: Sequence[Tensor]) -> Strides:
     return tuple(out)
 
 
-def _broadcast(tensor: Tensor, shape: Shape) -> list[int]:
-    lead = len(shape) - len(tensor.shape)
+def _broadcast(own: Shape, strides: Strides, shape: Shape) -> list[int]:
+    lead = len(shape) - len(own)
     return [0] * lead + [
         0 if dim.size == 1 and shape[lead + i].size != 1 else stride
-        for i, (dim, stride) in enumerate(zip(tensor.shape, tensor.strides, strict=True))
+        for i, (dim, stride) in enumerate(zip(own, strides, strict=True))
     ]
 
 
