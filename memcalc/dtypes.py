@@ -17,6 +17,7 @@ class DType:
         return self.name
 
 
+fp64 = DType("fp64", 8)
 fp32 = DType("fp32", 4)
 bf16 = DType("bf16", 2)
 fp16 = DType("fp16", 2)

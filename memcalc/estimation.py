@@ -57,7 +57,7 @@ class _Sums(NamedTuple):
     backward: Poly
     step: Poly
     flush: Poly
-    after_backward: Poly | None
+    after_backward: tuple[Poly, ...]
 
 
 def _sum(rows: Iterable[Row]) -> Poly:
@@ -97,10 +97,11 @@ class Report:
 
             self.gpu = load_gpu(setup.gpu)
         self._held, self._sums = _held(model, setup)
-        self._profile: Profile | None = _profile(model, setup)
+        self._profile: Profile | None = _profile(model, setup, self._held.accumulates)
         self._batch, self._seq = setup.micro_batch_size, setup.seq_len or 1
         self.phases: dict[str, int] = {}
         self._at: dict[str, tuple[Moment | None, bool]] = {}
+        self._last: tuple[Row, ...] = ()
         self._find_peaks()
         self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
         self.peak = self.phases[self.peak_phase]
@@ -128,10 +129,11 @@ class Report:
                 most, best, flushed = size, moment, flushes
         backward = always + evaluate(sums.backward, batch, seq) + most
         self._at["backward"] = (best, flushed)
-        if sums.after_backward is not None:
-            after = always + evaluate(sums.after_backward, batch, seq)
+        for i, rows in enumerate(sums.after_backward):
+            after = always + evaluate(rows, batch, seq)
             if after > backward:
                 backward, self._at["backward"] = after, (None, False)
+                self._last = held.after_backward[i]
         self.phases["backward"] = backward
         self.phases["step"] = always + evaluate(sums.step, batch, seq)
         self._at["step"] = (None, False)
@@ -143,8 +145,8 @@ class Report:
         held = self._held
         moment, flushed = self._at[phase]
         rows = list(held.always)
-        if phase == "backward" and moment is None and held.after_backward:
-            return rows + list(held.after_backward)
+        if phase == "backward" and moment is None and self._last:
+            return rows + list(self._last)
         rows += {"forward": held.forward, "backward": held.backward, "step": held.step}[phase]
         if flushed and held.flush is not None:
             rows += held.flush.rows
@@ -159,8 +161,7 @@ class Report:
         """Every row, evaluated: with its part of its component's total and of the peak."""
         at_peak = self._by_key(self.rows_at(self.peak_phase))
         by_phase = [self._by_key(self.rows_at(phase)) for phase in PHASES]
-        if self._held.after_backward:
-            by_phase.append(self._by_key([*self._held.always, *self._held.after_backward]))
+        by_phase += [self._by_key([*self._held.always, *rows]) for rows in self._held.after_backward]
         parts: dict[_Key, _Sized] = {}
         for component in COMPONENTS[:-1]:
             if component == "saved_activations":
@@ -289,18 +290,18 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
             _sum(held.backward),
             _sum(held.step),
             _sum(held.flush.rows if held.flush else ()),
-            _sum(held.after_backward) if held.after_backward else None,
+            tuple(_sum(rows) for rows in held.after_backward),
         )
         model.profiles[key] = (held, sums)
     return model.profiles[key]
 
 
-def _profile(model: Any, setup: Setup) -> Profile | None:
+def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
     if not isinstance(model, Model):
         return None
     assert setup.attention is not None and setup.seq_len is not None
     program = model.program
-    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", setup.micro_batches > 1)
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", accumulates)
     # Sizes of one take other branches (a dim of one merges with its neighbours), and so do sequences beyond a window.
     branch = (
         min(setup.micro_batch_size, 2),

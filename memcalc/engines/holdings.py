@@ -35,10 +35,12 @@ class Holdings(NamedTuple):
     backward: tuple[Row, ...] = ()
     step: tuple[Row, ...] = ()
     flush: Flush | None = None
-    after_backward: tuple[Row, ...] = ()
-    """Alive with all gradients and no activations, when backward has run: the last reduction."""
+    after_backward: tuple[tuple[Row, ...], ...] = ()
+    """What is alive, one moment after the other, when backward has run and no activations are left: the last reduction."""
     keeps_gradients: bool = True
     """Whether the gradients that autograd produces stay as they are until the step."""
+    accumulates: bool = False
+    """Whether autograd adds to gradients that an earlier micro-batch left on the parameters."""
 
 
 def parameter_classes(model: Model) -> list[Parameter]:

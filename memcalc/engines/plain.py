@@ -44,6 +44,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         backward=accumulated,
         step=tuple(step),
         keeps_gradients=not accumulated,
+        accumulates=bool(accumulated),
     )
 
 

@@ -204,8 +204,9 @@ class Llama:
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        gate = act((m / "gate_proj").linear(x), self.config.hidden_act)
-        return (m / "down_proj").linear(gate * (m / "up_proj").linear(x))
+        return (m / "down_proj").linear(
+            act((m / "gate_proj").linear(x), self.config.hidden_act) * (m / "up_proj").linear(x)
+        )
 
 
 def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias: bool) -> Iterator[Weight]:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.engines import deepspeed
+from memcalc.engines import load_engine
+from memcalc.engines import zero_layout as deepspeed
 from memcalc.estimation import Report
 
 CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -111,10 +112,10 @@ def test_textbook_volumes() -> None:
 
 @given(sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=40))
 def test_buckets_hold_every_element_once(sizes: list[int]) -> None:
-    made = deepspeed._buckets_before_exceeding(sizes)
+    made = deepspeed.buckets_before_exceeding(sizes)
     assert sum(made) == sum(sizes)
     assert all(b <= deepspeed.REDUCE_BUCKET or b in sizes for b in made)
-    assert sum(deepspeed._sub_groups(sizes)) == sum(sizes)
+    assert sum(deepspeed.sub_groups(sizes)) == sum(sizes)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b", "pythia-160m"])
@@ -130,9 +131,48 @@ def test_deepspeeds_own_estimators(name: str, ranks: int) -> None:
     padding = 18 * len(model.weights())  # each parameter is padded by less than one element a rank
     two = memcalc.estimate(model, gpus=ranks, zero=2, engine="deepspeed")
     states = sum(two.total(c) for c in ("parameters", "gradients", "optimizer_states"))
-    cast = [r.nbytes for r in two.rows_at("step") if r.name == "gradients of the partition in fp32"]
-    assert states + sum(cast) == pytest.approx(2 * total + 18 * total / ranks, abs=padding)
+    cast = 4 * deepspeed.flat_elements(model, ranks) // ranks
+    assert states + cast == pytest.approx(2 * total + 18 * total / ranks, abs=padding)
     three = memcalc.estimate(model, gpus=ranks, zero=3, engine="deepspeed")
     states = sum(three.total(c) for c in ("parameters", "optimizer_states"))
     cast = [r.nbytes for r in three.rows_at("step") if r.name == "gradients of a sub-group in fp32"]
     assert states + sum(cast) == pytest.approx(18 * total / ranks, abs=padding)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_earlier_micro_batches_never_lower_a_peak(zero: int, ranks: int) -> None:
+    model = memcalc.load_model("llama-7b")
+    for recompute in ("none", "full"):
+        phases = [
+            memcalc.estimate(
+                model, gpus=ranks, zero=zero, engine="deepspeed", recompute=recompute, global_batch_size=ranks * m
+            ).phases
+            for m in (1, 2)
+        ]
+        assert all(phases[1][phase] >= phases[0][phase] for phase in phases[0])
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_stage_2_ends_backward_with_the_owned_gradients(ranks: int) -> None:
+    """copy_grads_in_partition allocates them at the first flush and they stay until the step."""
+    model = memcalc.load_model(CONFIG)
+    held = load_engine("deepspeed").holdings(
+        model, memcalc.estimate(model, gpus=ranks, zero=2, engine="deepspeed").setup
+    )
+    whole = 2 * deepspeed.straddling_elements(model, ranks)
+    last = [row.nbytes for row in held.after_backward[-1] if "gradients" in row.name]
+    assert sum(last) == whole
+    assert held.flush is not None
+    assert sum(row.nbytes for row in held.flush.rows if "gradients" in row.name) == whole
+
+
+def test_stage_1_moves_all_gradients_after_backward() -> None:
+    """A model of several buckets: when the first is reduced, the rest is still there, and the owned ones come on top."""
+    model = memcalc.load_model("llama-7b")
+    held = load_engine("deepspeed").holdings(model, memcalc.estimate(model, gpus=8, zero=1).setup)
+    before, reducing = (sum(row.nbytes for row in rows) for rows in held.after_backward)
+    assert before == 2 * model.num_parameters + 10**9
+    moved = deepspeed.buckets_before_exceeding(list(reversed(deepspeed.sizes_of(model))))[0]
+    owned = 2 * deepspeed.straddling_elements(model, 8)
+    assert reducing == 2 * (model.num_parameters - moved) + 10**9 + 2 * moved + owned

@@ -1,0 +1,170 @@
+"""What DeepSpeed's ZeRO sends with the default configuration of 0.19, and what the textbook says it does.
+
+Stages 1 and 2 all-reduce whole buckets and gather the updated weights; stage 3 gathers weights before each use, keeps those
+it needs again soon, and reduce-scatters gradients. Sources: as in `memcalc.engines.deepspeed`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.collectives import Collective, Kind
+from memcalc.dtypes import DType, fp32
+from memcalc.engines.zero_layout import (
+    MAX_REUSE,
+    PERSISTENCE,
+    REDUCE_BUCKET,
+    STAGE_3,
+    STAGE_12,
+    buckets_before_exceeding,
+    flat_elements,
+    sizes_of,
+    sub_groups,
+)
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+
+def collectives(model: Model, setup: Setup) -> list[Collective]:
+    if setup.dp == 1:
+        return []
+    if setup.zero == 3:
+        return _stage_3_collectives(model, setup)
+    dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
+    e = dtype.itemsize
+    total = model.num_parameters
+    if setup.zero == 0:
+        calls = _groups_after_exceeding(model)
+        return [
+            _all_reduce("gradients", dtype, dp, calls, total * e, f"parameters·{e} B", "deepspeed/runtime/engine.py")
+        ]
+    reductions = m if setup.zero == 2 else 1
+    calls = len(buckets_before_exceeding(sizes_of(model)))
+    flat = flat_elements(model, dp)
+    name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
+    formula = f"{reductions}·parameters·{e} B"
+    gathered = f"padded parameters·{e} B = {flat * e} B"
+    return [
+        _all_reduce(name, dtype, dp, reductions * calls, payload, formula, STAGE_12),
+        *_scalars(setup, STAGE_12),
+        Collective(
+            "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, flat * e, gathered,
+            by_layer=True, source=STAGE_12,
+        ),
+    ]  # fmt: skip
+
+
+def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, formula: str, source: str) -> Collective:
+    return Collective(
+        "dp",
+        "all_reduce",
+        name,
+        "backward",
+        dtype.name,
+        dp,
+        calls,
+        payload,
+        f"{formula} = {payload} B",
+        by_layer=True,
+        source=source,
+    )
+
+
+def _scalars(setup: Setup, source: str) -> list[Collective]:
+    out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", setup.dp, 1, 4, "1·4 B", source=source)]
+    if setup.compute_dtype is not fp32:
+        out.insert(
+            0, Collective("dp", "all_reduce", "overflow check", "step", "uint8", setup.dp, 1, 1, "1·1 B", source=source)
+        )
+    return out
+
+
+def _groups_after_exceeding(model: Model) -> int:
+    calls = current = 0
+    for n in sizes_of(model):
+        current += n
+        if current > REDUCE_BUCKET:
+            calls, current = calls + 1, 0
+    return calls + (1 if current else 0)
+
+
+def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
+    dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
+    e = dtype.itemsize
+    sizes = sizes_of(model)
+    padded = [-(-n // dp) * dp for n in sizes]
+    large = [p for n, p in zip(sizes, padded, strict=True) if n > PERSISTENCE]
+    again = large[: len(large) - _retained([n for n in sizes if n > PERSISTENCE])]
+    small = [p for n, p in zip(sizes, padded, strict=True) if n <= PERSISTENCE]
+    out = [
+        Collective("dp", "all_gather", "parameters", "forward", dtype.name, dp, m * len(large), m * sum(large) * e,
+                   f"{m}·{sum(large)}·{e} B", by_layer=True, source=STAGE_3),
+    ]  # fmt: skip
+    if again:
+        out.append(
+            Collective("dp", "all_gather", "parameters released since forward", "backward", dtype.name, dp,
+                       m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", by_layer=True, source=STAGE_3)
+        )  # fmt: skip
+    flushes = len(buckets_before_exceeding(sizes))
+    out.append(
+        Collective("dp", "reduce_scatter", "gradient buckets", "backward", dtype.name, dp, m * flushes,
+                   m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=STAGE_3)
+    )  # fmt: skip
+    groups = len(sub_groups([p // dp for p in padded]))
+    out.append(
+        Collective(
+            "dp",
+            "all_reduce",
+            "gradient norm",
+            "step",
+            "fp64",
+            dp,
+            groups,
+            8 * groups,
+            f"{groups}·8 B",
+            source=STAGE_3,
+        )
+    )
+    if dtype.name == "fp16":
+        out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=STAGE_3))
+    if small:
+        out.append(
+            Collective("dp", "all_gather", "small parameters after the update", "step", dtype.name, dp, len(small),
+                       sum(small) * e, f"{sum(small)}·{e} B", source=STAGE_3)
+        )  # fmt: skip
+    return out
+
+
+def _retained(sizes: list[int]) -> int:
+    """How many of the last parameters are still gathered when backward comes to them: those it reuses soon enough."""
+    after = kept = 0
+    for n in reversed(sizes):
+        if 2 * after >= MAX_REUSE:
+            break
+        kept += 1
+        after += n
+    return kept
+
+
+def textbook(model: Model, setup: Setup) -> list[Collective]:
+    """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once."""
+    if setup.dp == 1:
+        return []
+    dtype, dp, m, total = setup.compute_dtype, setup.dp, setup.micro_batches, model.num_parameters
+    source = "arXiv 1910.02054, section 7"
+    payload = total * dtype.itemsize
+    formula = f"parameters·{dtype.itemsize} B"
+
+    def one(kind: Kind, name: str, phase: str, times: int) -> Collective:
+        return Collective(
+            "dp", kind, name, phase, dtype.name, dp, times, times * payload, f"{times}·{formula}", source=source
+        )  # type: ignore[arg-type]
+
+    if setup.zero == 0:
+        return []
+    out = [one("reduce_scatter", "gradients", "backward", m if setup.zero > 1 else 1)]
+    if setup.zero < 3:
+        return [*out, one("all_gather", "updated weights", "step", 1)]
+    return [one("all_gather", "parameters", "forward", m), one("all_gather", "parameters", "backward", m), *out]
