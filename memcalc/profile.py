@@ -22,7 +22,7 @@ from operator import ge
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.autograd import backward
-from memcalc.dims import Poly, Shape, evaluate, numel, workload_size
+from memcalc.dims import Poly, Shape, numel, workload_size
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Run
 from memcalc.rows import Component, Row
@@ -294,8 +294,3 @@ def _name(row: StorageRow) -> str:
     if not row.scope or row.name.startswith(row.scope):
         return row.name
     return f"{row.scope}: {row.name}"
-
-
-def poly_bytes(moment: Moment, batch: int, seq: int) -> int:
-    """Live activations and temporaries at a moment."""
-    return evaluate(moment.poly, batch, seq)

@@ -172,11 +172,12 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         else:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
-        refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: ddp, deepspeed")
+        engines = "deepspeed" if options.zero else "ddp, deepspeed"
+        refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
         refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed")
     if engine in ("fsdp2", "megatron") and not parallel:
-        refuse("engine", engine, _NOT_YET + "none, ddp, deepspeed")
+        refuse("engine", engine, _NOT_YET + ("none, deepspeed" if options.gpus == 1 else "ddp, deepspeed"))
     if engine == "deepspeed" and options.optimizer == "muon":
         refuse(
             "optimizer",
@@ -187,7 +188,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         refuse(
             "zero",
             options.zero,
-            "optimizer sgd keeps no state to shard (DeepSpeed refuses it); allowed: 0, or another --optimizer",
+            "optimizer sgd keeps no state that ZeRO could shard; allowed: 0, or another --optimizer",
         )
     return engine
 
@@ -196,12 +197,11 @@ def _precision(options: Options, engine: str, model: Model | None) -> str:
     precision = options.precision
     if model is None:
         return precision
+    allowed = "fp32, bf16-mixed, fp16-mixed" if engine == "deepspeed" else "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
     if precision.endswith("-autocast") or precision == "fp8-mixed":
-        refuse(
-            "precision", precision, _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed (all of them with --params)"
-        )
+        refuse("precision", precision, f"{_NOT_YET}{allowed} (all of them with --params)")
     if engine == "deepspeed" and precision in ("bf16", "fp16"):
-        refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: fp32, {precision}-mixed")
+        refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: {allowed}")
     return precision
 
 
@@ -229,7 +229,11 @@ def _implementation(options: Options, engine: str) -> str:
     if given is None:
         return "fused" if engine in ("deepspeed", "megatron") and "fused" in allowed else allowed[0]
     if given not in allowed:
-        refuse("optimizer_implementation", given, f"{options.optimizer} has {', '.join(allowed)}")
+        refuse(
+            "optimizer_implementation",
+            given,
+            f"{options.optimizer} has no such implementation; allowed: {', '.join(allowed)}",
+        )
     return given
 
 
