@@ -119,7 +119,7 @@ def test_positions_limit(fields: dict[str, Any], limit: int | None) -> None:
     ("fields", "period"),
     [
         ({"model_type": "llama"}, 1),
-        ({"model_type": "gemma2"}, 2),
+        ({"model_type": "gemma2"}, 1),
         ({"model_type": "qwen2"}, 1),
         ({"model_type": "qwen2", "use_sliding_window": True}, None),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, 1),
