@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,30 +27,21 @@ _NARROW = 70  # columns; below them the tables keep names and sizes only
 
 
 def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
-    """Print to a terminal with colour and at its width; to anything else plain, at most 100 columns."""
+    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220)."""
     console = Console(file=file, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         width = 220 if rows else 100
         console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
     narrow = console.width < _NARROW
-    console.print(_title(report))
-    console.print(_memory_table(report, narrow))
-    for line in _phase_lines(report):
-        console.print(line)
+    parts: list[RenderableType] = [_title(report), _memory_table(report, narrow), *_phase_lines(report)]
     if report.collectives:
-        console.print()
-        console.print(_communication_table(report, narrow))
-        for line in _communication_lines(report):
-            console.print(line)
+        parts += ["", _communication_table(report, narrow), *_communication_lines(report)]
     if rows:
-        console.print()
-        console.print(_rows_table(report))
+        parts += ["", _rows_table(report)]
     verdict = _verdict(report)
     if verdict is not None:
-        console.print()
-        console.print(verdict)
-    for line in _advice_lines(report):
-        console.print(line)
+        parts += ["", verdict]
+    console.print(Group(*parts, *_advice_lines(report)))
 
 
 def _title(report: Report) -> Text:
