@@ -283,9 +283,24 @@ _LIVES: Final[dict[str, str]] = {
 }
 
 
+_SOURCES: Final[dict[str, str]] = {
+    "gradients": "torch/csrc/autograd/functions/accumulate_grad.cpp",
+    "saved_activations": "transformers' forward; torch tools/autograd/derivatives.yaml",
+    "temporaries": "transformers' forward; torch tools/autograd/derivatives.yaml",
+}
+
+
 def _collapse(run: Trace, place: int) -> list[Row]:
     return [
-        Row(kind.component, kind.name, kind.shape, kind.dtype, count, _LIVES[kind.component])
+        Row(
+            kind.component,
+            kind.name,
+            kind.shape,
+            kind.dtype,
+            count,
+            _LIVES[kind.component],
+            source=_SOURCES[kind.component],
+        )
         for kind, count in _census(run, place).items()
     ]
 

@@ -159,7 +159,16 @@ def textbook(model: Model, setup: Setup) -> list[Collective]:
 
     def one(kind: Kind, name: str, phase: str, times: int) -> Collective:
         return Collective(
-            "dp", kind, name, phase, dtype.name, dp, times, times * payload, f"{times}·{formula}", source=source
+            "dp",
+            kind,
+            name,
+            phase,
+            dtype.name,
+            dp,
+            times,
+            times * payload,
+            f"{times}·{formula} = {times * payload} B",
+            source=source,
         )  # type: ignore[arg-type]
 
     if setup.zero == 0:

@@ -48,7 +48,14 @@ def parameter_classes(model: Model) -> list[Parameter]:
     return [Parameter(w.name, w.shape, model.copies(w), w.layered and len(w.shape) == 2) for w in model.weight_classes]
 
 
-def weight_rows(model: Model, dtype: DType, component: str, life: str, suffix: str = "", source: str = "") -> list[Row]:
+def weight_rows(
+    model: Model,
+    dtype: DType,
+    component: str,
+    life: str,
+    suffix: str = "",
+    source: str = "shapes of transformers' modelling code",
+) -> list[Row]:
     """One row per weight class: parameters, gradients, master weights."""
     return [
         Row(component, w.name + suffix, w.shape, dtype, model.copies(w), life, source=source)  # type: ignore[arg-type]
@@ -59,11 +66,26 @@ def weight_rows(model: Model, dtype: DType, component: str, life: str, suffix: s
 def input_rows(model: Model, dtype: DType) -> list[Row]:
     """What the caller and the modules hold: the batch, the loss, the model's buffers."""
     rows = [
-        Row("buffers", "input_ids (also the labels)", (_BATCH, _SEQ), int64, life="the step's batch"),
-        Row("buffers", "loss", (), fp32, life="until the next loss"),
+        Row(
+            "buffers",
+            "input_ids (also the labels)",
+            (_BATCH, _SEQ),
+            int64,
+            life="the step's batch",
+            source="the caller",
+        ),
+        Row("buffers", "loss", (), fp32, life="until the next loss", source="the caller"),
     ]
     for buffer in model.program.buffers():
-        rows.append(Row("buffers", buffer.name, buffer.shape, dtype if buffer.dtype is None else buffer.dtype))
+        rows.append(
+            Row(
+                "buffers",
+                buffer.name,
+                buffer.shape,
+                dtype if buffer.dtype is None else buffer.dtype,
+                source="transformers' modelling code",
+            )
+        )
     return rows
 
 
@@ -99,4 +121,11 @@ def step_temporaries(setup: Setup, parameters: Sequence[Parameter], dtype: DType
 
 def _temporary(row: StorageRow) -> Row:
     name = f"{row.scope}: {row.name}" if row.scope else row.name
-    return Row("temporaries", f"optimizer step: {name}", row.shape, row.dtype, life="within the step", basis="exact")
+    return Row(
+        "temporaries",
+        f"optimizer step: {name}",
+        row.shape,
+        row.dtype,
+        life="within the step",
+        source="the optimizer's step()",
+    )
