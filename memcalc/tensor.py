@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from memcalc.dims import Shape, numel
+from memcalc.dims import Shape
 from memcalc.dtypes import DType
 
 if TYPE_CHECKING:
@@ -119,10 +119,6 @@ class Tensor:
     def memory(self) -> Memory:
         return self.storage.memory
 
-    @property
-    def requires_grad(self) -> bool:
-        return self.node is not None
-
     def unpack(self) -> Tensor:
         return self
 
@@ -203,11 +199,6 @@ def new_tensor(
     """Allocate a dense tensor."""
     storage = Storage(memory, shape, dtype, component, name)
     return Tensor(storage, shape, contiguous_strides(shape) if strides is None else strides, dtype)
-
-
-def elements(tensor: Tensor) -> int:
-    """How many elements the tensor has."""
-    return numel(tensor.shape)[0]
 
 
 def same_sizes(left: Shape, right: Shape) -> bool:

@@ -16,18 +16,12 @@ _BYTES: Final = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40,
 }  # fmt: skip
-_RATES: Final = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
 _COUNTS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def to_bytes(value: float, unit: str) -> int:
     """`value` of `unit` ("GB", "MiB", ...; a trailing "/s" is allowed) in bytes. KeyError for an unknown unit."""
     return round(value * _BYTES[unit.removesuffix("/s")])
-
-
-def to_flops_per_second(value: float, unit: str) -> float:
-    """`value` of "GFLOP/s", "TFLOP/s" or "PFLOP/s" in FLOP per second. KeyError for an unknown unit."""
-    return value * _RATES[unit]
 
 
 def parse_count(text: str) -> int | None:
@@ -48,11 +42,6 @@ def show_bytes(nbytes: int) -> str:
         if size >= factor:
             return f"{sign}{size / factor:.2f} {unit}"
     return f"{sign}{size} B"
-
-
-def show_gigabytes(nbytes: int) -> str:
-    """A size in decimal GB, as vendors and papers print it."""
-    return f"{nbytes / 10**9:.2f} GB"
 
 
 def show_count(number: int) -> str:

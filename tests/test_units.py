@@ -13,9 +13,7 @@ from memcalc.units import (
     parse_count,
     show_bytes,
     show_count,
-    show_gigabytes,
     to_bytes,
-    to_flops_per_second,
 )
 
 
@@ -45,13 +43,6 @@ def test_to_bytes(value: float, unit: str, nbytes: int) -> None:
 def test_unknown_units_are_no_bytes(unit: str) -> None:
     with pytest.raises(KeyError):
         to_bytes(1, unit)
-
-
-def test_flops() -> None:
-    assert to_flops_per_second(989.5, "TFLOP/s") == 989.5e12
-    assert to_flops_per_second(1, "PFLOP/s") == to_flops_per_second(10**6, "GFLOP/s") == 1e15
-    with pytest.raises(KeyError):
-        to_flops_per_second(1, "TFLOPS")
 
 
 @pytest.mark.parametrize(
@@ -140,10 +131,6 @@ def test_show_bytes(nbytes: int, shown: str) -> None:
 def test_show_bytes_is_near(nbytes: int) -> None:
     value, unit = show_bytes(nbytes).split()
     assert abs(to_bytes(float(value), unit) - nbytes) <= max(nbytes / 150, 0)
-
-
-def test_show_gigabytes() -> None:
-    assert show_gigabytes(112 * 10**9) == "112.00 GB"
 
 
 @pytest.mark.parametrize(
