@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.estimation",),
     ("memcalc",),
     ("memcalc.report",),
-    ("memcalc.cli",),
+    ("memcalc.cli", "memcalc.__main__"),
 )
 """Every module by the longest prefix of its name, low to high. A module imports from its own layer and from below."""
 

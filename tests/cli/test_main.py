@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from memcalc.cli.main import COMMANDS
 
 def test_version() -> None:
     assert program("--version") == (0, f"memcalc {memcalc.__version__}\n", "")
+
+
+def test_runs_as_a_module() -> None:
+    ran = subprocess.run([sys.executable, "-m", "memcalc", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"memcalc {memcalc.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
