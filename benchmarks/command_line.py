@@ -34,9 +34,11 @@ def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     entry = "from memcalc.cli.main import entry_point; entry_point()"
     commands = [BASE, *([sys.executable, "-P", "-c", entry, "estimate", *options.split()] for options in ESTIMATES)]
-    base, *estimates = (min(column) for column in zip(*([cpu_seconds(c) for c in commands] for _ in range(runs))))
+    base, *estimates = (
+        min(column) for column in zip(*([cpu_seconds(c) for c in commands] for _ in range(runs)), strict=True)
+    )
     print(f"importing typer, rich.table and pydantic: {1000 * base:.0f} ms of CPU")
-    for options, seconds in zip(ESTIMATES, estimates):
+    for options, seconds in zip(ESTIMATES, estimates, strict=True):
         print(f"memcalc estimate {options}: {1000 * seconds:.0f} ms of CPU, {seconds / base:.2f} times that")
 
 
