@@ -71,6 +71,11 @@ def workload_size(batch: int, seq: int) -> Size:
     return Size(Dim("batch", batch, (0, 0, 0, 1, 0, 0)), Dim("seq", seq, (0, 1, 0, 0, 0, 0)))
 
 
+def fixed_size(batch: int, seq: int) -> Size:
+    """The two dims as plain numbers, for a program whose sizes are no polynomials in them."""
+    return Size(Dim("batch", batch), Dim("seq", seq))
+
+
 @lru_cache(maxsize=4096)
 def merge(*dims: Dim) -> Dim:
     """The dims flattened into one."""

@@ -258,11 +258,12 @@ class Report:
         return load_engine(self.setup.engine).textbook(self.model, self.setup) if self._profile else []
 
     def per_layer(self) -> tuple[int, int]:
-        """Payload and wire of one transformer layer: its parameters' share of every collective over parameters."""
+        """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
         shared = [c for c in self.collectives if c.by_layer]
         if not shared:
             return 0, 0
-        layer = sum(numel(w.shape)[0] for w in self.model.weight_classes if w.layered)
+        weights = [w for w in self.model.weight_classes if w.layer is not None]
+        layer = sum(numel(w.shape)[0] * self.model.copies(w) for w in weights) // self.model.layers
         parts = [c.payload * layer // self.model.num_parameters for c in shared]
         wires = [wire_bytes(c.collective, c.group_size, part) for c, part in zip(shared, parts, strict=True)]
         return sum(parts), sum(wires)
@@ -302,13 +303,7 @@ def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
     assert setup.attention is not None and setup.seq_len is not None
     program = model.program
     choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", accumulates)
-    # Sizes of one take other branches (a dim of one merges with its neighbours), and so do sequences beyond a window.
-    branch = (
-        min(setup.micro_batch_size, 2),
-        min(setup.seq_len, 2),
-        setup.seq_len >= (getattr(program.config, "sliding_window", None) or 0),
-    )
-    key = ("profile", *choices, branch)
+    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len))
     if key not in model.profiles:
         model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)
     return model.profiles[key]

@@ -5,7 +5,7 @@ extended in depth: live bytes grow linearly along a stack of equal blocks. The p
 and what is alive of one of the two middle ones is there once more for every period that the real stack has more. (Of the
 one that is not the neighbour of what is running: a neighbour's blocks may be on their way, and those exist once.) The
 moments of the first and of the last period are the two ends of the line that all moments in between lie on. A stack that is
-not periodic is run as it is.
+not periodic after its first few layers is run as it is.
 
 A moment that another one exceeds in every coefficient can never be the peak; what is left is a handful per phase, which is
 what makes an estimate cost microseconds. Parameters, optimizer states and what an engine holds are not part of it: they
@@ -22,14 +22,14 @@ from operator import ge
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.autograd import backward
-from memcalc.dims import Poly, Shape, numel, workload_size
+from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Run
 from memcalc.rows import Component, Row
 from memcalc.tensor import Memory, StorageRow, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.families.llama import Llama
+    from memcalc.families.program import Program
 
 _DIGIT: Final = 64
 _MASK: Final = (1 << _DIGIT) - 1
@@ -103,16 +103,15 @@ class Profile:
 NO_MIDDLE: Final = Middle(range(0), range(0), 0)
 
 
-def trace(program: Llama, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
+def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
     """Run the program's forward and backward on paper with `depth` layers."""
     program = copy.copy(program)
     program.layers = depth
     memory = Memory()
-    size = workload_size(batch, seq)
+    size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq, choices.accumulating)
     for weight in program.weights():
-        for layer in range(depth) if weight.layered else (None,):
-            run.add_weight(weight, layer)
+        run.add_weight(weight)
     for buffer in program.buffers():
         run.add_buffer(buffer)
     ids = new_tensor(memory, (size.batch, size.seq), int64, "input ids", component="buffers")
@@ -125,31 +124,35 @@ def trace(program: Llama, choices: Choices, batch: int, seq: int, depth: int, mi
     return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle)
 
 
-def gradient_order(program: Llama) -> list[tuple[str, int]]:
+def gradient_order(program: Program) -> list[tuple[str, int]]:
     """(weight class, elements) of every gradient in the order in which backward has it ready, tied weights last."""
-    depth = min(program.layers, 2)
+    lead, period = program.pattern() or (program.layers, 0)
+    more = (program.layers - lead) // period - 1 if period else 0
+    depth = program.layers - more * period
     run = trace(program, Choices(fp32, program.attention_kinds[0], False, False), 1, 2, depth)
     ready = [row for row in run.rows if row.component == "gradients"]
-    sized = {row: (row.name, numel(row.shape)[0]) for row in ready}
-    layered = [i for i, row in enumerate(ready) if row.layer is not None]
-    one_layer = [sized[row] for row in ready if row.layer == depth - 1]
-    before, after = ready[: layered[0]], ready[layered[-1] + 1 :]
-    return [*(sized[r] for r in before), *one_layer * program.layers, *(sized[r] for r in after)]
+    sized = [(row.name, numel(row.shape)[0]) for row in ready]
+    last = [i for i, row in enumerate(ready) if row.layer is not None and row.layer >= depth - period]
+    if not last:
+        return sized
+    first, end = last[0], last[-1] + 1
+    return [*sized[:first], *sized[first:end] * (more + 1), *sized[end:]]
 
 
-def profile(program: Llama, choices: Choices, batch: int, seq: int) -> Profile:
+def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
-    depth, period = program.layers, program.period()
-    if period is None or depth < 6 * period:
+    pattern = program.pattern()
+    if pattern is None:
         return full_profile(program, choices, batch, seq)
-    first = period + depth % period
+    depth, (lead, period) = program.layers, pattern
+    first = lead + period + (depth - lead) % period
     early, late = range(first, first + period), range(first + period, first + 2 * period)
     shallow = first + 3 * period
     middle = Middle(early, late, (depth - shallow) // period)
     return _profile(trace(program, choices, batch, seq, shallow, middle))
 
 
-def full_profile(program: Llama, choices: Choices, batch: int, seq: int) -> Profile:
+def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile from a run at the real depth."""
     return _profile(trace(program, choices, batch, seq, program.layers))
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import backward
-from memcalc.dims import numel, workload_size
+from memcalc.dims import fixed_size, numel, workload_size
 from memcalc.dtypes import DType, int64
 from memcalc.families import FAMILIES
 from memcalc.families.module import Run
@@ -51,11 +51,10 @@ class PaperRun:
     ) -> None:
         self.program = program
         self.memory = Memory()
-        size = workload_size(batch, seq)
+        size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
         self.run = Run(self.memory, dtype, attention, recompute, size.batch, size.seq)
         for weight in program.weights():
-            for layer in range(program.layers) if weight.layered else (None,):
-                self.run.add_weight(weight, layer)
+            self.run.add_weight(weight)
         for buffer in program.buffers():
             self.run.add_buffer(buffer)
         self.ids = new_tensor(self.memory, (size.batch, size.seq), int64, "input ids", component="buffers")

@@ -45,7 +45,10 @@ class Holdings(NamedTuple):
 
 def parameter_classes(model: Model) -> list[Parameter]:
     """The model's weights as an optimizer sees them: equal tensors of all layers together."""
-    return [Parameter(w.name, w.shape, model.copies(w), w.layered and len(w.shape) == 2) for w in model.weight_classes]
+    return [
+        Parameter(w.name, w.shape, model.copies(w), w.layer is not None and len(w.shape) == 2)
+        for w in model.weight_classes
+    ]
 
 
 def weight_rows(

@@ -239,11 +239,3 @@ class LayerTypesConfig(RotaryConfig):
         layers = self.num_hidden_layers
         if self.layer_types is not None and len(self.layer_types) != layers:
             raise ValueError(f"layer_types has {len(self.layer_types)} entries, num_hidden_layers is {layers}")
-
-
-def repeats_after(kinds: Sequence[str]) -> int | None:
-    """After how many layers a stack of these kinds repeats from its start; None if it does not within its depth."""
-    for period in range(1, max(len(kinds), 2)):
-        if all(kind == kinds[i % period] for i, kind in enumerate(kinds)):
-            return period
-    return None

@@ -78,8 +78,8 @@ class Gemma2(Llama):
         super().__init__(config)
         self.kinds: list[str] = config.kinds
 
-    def layer_weights(self) -> Iterator[Weight]:
-        yield from super().layer_weights()
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        yield from super().layer_weights(i)
         yield Weight("pre_feedforward_layernorm.weight", (self.hidden,), "norm")
         yield Weight("post_feedforward_layernorm.weight", (self.hidden,), "norm")
 
@@ -87,11 +87,7 @@ class Gemma2(Llama):
         yield Buffer("model.embed_tokens.embed_scale", ())
         yield from super().buffers()
 
-    def period(self) -> int | None:
-        """1: eager attention adds a mask of the same size in every layer, so all layers cost the same."""
-        return 1
-
-    def layer_kind(self, i: int) -> str:
+    def layer_kind(self, i: int) -> str:  # of one variant: eager attention adds a mask of the same size in every layer
         return self.kinds[i]
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:

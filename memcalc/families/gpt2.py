@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.autograd import checkpoint
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import Attended, act, causal_lm_loss, position_ids, sdpa_attention
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.program import Program
 from memcalc.ops.elementwise import dropout, scale, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.shape import contiguous, reshape, split, transpose, view
@@ -51,18 +51,16 @@ class GPT2Config(FamilyConfig):
         check_divides(self, "n_embd", "n_head")
 
 
-class GPT2:
+class GPT2(Program):
     """The program of GPT2LMHeadModel."""
 
     Config: type[FamilyConfig] = GPT2Config
-    attention_kinds: tuple[str, ...] = ("sdpa", "eager")
-    routed: tuple[int, int] = (1, 1)
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        super().__init__(config)
         if config.reorder_and_upcast_attn:  # another eager attention, in fp32, that is not written out here
             self.attention_kinds = ("sdpa",)
-        self.layers: int = config.n_layer
+        self.layers = config.n_layer
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.n_embd)
         self.ffn = Dim("ffn", config.n_inner or 4 * config.n_embd)
@@ -70,22 +68,20 @@ class GPT2:
         self.kv_heads = self.heads
         self.head_dim = Dim("head_dim", config.n_embd // config.n_head)
         self.positions = Dim("positions", config.n_positions)
-        self.max_seq_len: int = config.n_positions
-        self.positions_limit: int | None = config.n_positions
+        self.max_seq_len = config.n_positions
+        self.positions_limit = config.n_positions
 
     # --- weights and buffers
 
     def weights(self) -> Iterator[Weight]:
-        """Parameters in the order of `model.named_parameters()`, tied ones once."""
         yield Weight("transformer.wte.weight", (self.vocab, self.hidden), "embedding")
         yield Weight("transformer.wpe.weight", (self.positions, self.hidden), "embedding")
-        for weight in self.layer_weights():
-            yield Weight(f"transformer.h.*.{weight.name}", weight.shape, weight.component, layered=True)
+        yield from self.stack("transformer.h")
         yield from norm_weights("transformer.ln_f", self.hidden)
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
 
-    def layer_weights(self) -> Iterator[Weight]:
+    def layer_weights(self, i: int) -> Iterator[Weight]:
         qkv = Dim("3·hidden", 3 * self.hidden.size)
         yield from norm_weights("ln_1", self.hidden)
         yield from conv1d_weights("attn.c_attn", self.hidden, qkv, "attention")
@@ -94,14 +90,7 @@ class GPT2:
         yield from conv1d_weights("mlp.c_fc", self.hidden, self.ffn, "mlp")
         yield from conv1d_weights("mlp.c_proj", self.ffn, self.hidden, "mlp")
 
-    def buffers(self) -> Iterator[Buffer]:
-        yield from ()
-
     # --- forward
-
-    def period(self) -> int | None:
-        """After how many layers the stack repeats; None if it never does."""
-        return 1
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         """GPT2LMHeadModel.forward(input_ids=ids, labels=ids).loss"""
@@ -129,12 +118,6 @@ class GPT2:
         run.memory.enter(run.memory.phase, None)
         hidden_states = (m / "ln_f").layer_norm(hidden_states)
         return view(hidden_states, *hidden_states.shape)
-
-    def call_layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        """GradientCheckpointingLayer (modeling_layers.py)."""
-        if m.run.recompute:
-            return checkpoint(m.run.memory, self.layer, m, hidden_states, mask)
-        return self.layer(m, hidden_states, mask)
 
     @module
     def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:

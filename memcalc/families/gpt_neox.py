@@ -77,13 +77,12 @@ class GPTNeoX(Llama):
 
     def weights(self) -> Iterator[Weight]:
         yield Weight("gpt_neox.embed_in.weight", (self.vocab, self.hidden), "embedding")
-        for weight in self.layer_weights():
-            yield Weight(f"gpt_neox.layers.*.{weight.name}", weight.shape, weight.component, layered=True)
+        yield from self.stack("gpt_neox.layers")
         yield from norm_weights("gpt_neox.final_layer_norm", self.hidden)
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
 
-    def layer_weights(self) -> Iterator[Weight]:
+    def layer_weights(self, i: int) -> Iterator[Weight]:
         bias, qkv = self.config.attention_bias, merge(self.heads, self.qkv_of_head)
         yield from norm_weights("input_layernorm", self.hidden)
         yield from norm_weights("post_attention_layernorm", self.hidden)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memcalc.autograd import checkpoint
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import (
     Attended,
@@ -21,6 +20,7 @@ from memcalc.families.blocks import (
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.families.program import Program
 from memcalc.ops.shape import reshape, transpose, view
 
 if TYPE_CHECKING:
@@ -53,17 +53,14 @@ class LlamaConfig(RotaryConfig):
         check_divides(self, "num_attention_heads", "num_key_value_heads")
 
 
-class Llama:
+class Llama(Program):
     """The program of LlamaForCausalLM; its relatives override what differs."""
 
     Config: type[FamilyConfig] = LlamaConfig
-    attention_kinds: tuple[str, ...] = ("sdpa", "eager")
-    routed: tuple[int, int] = (1, 1)
-    """Experts that a token is sent to, and routed experts."""
 
     def __init__(self, config: Any) -> None:
-        self.config = config
-        self.layers: int = config.num_hidden_layers
+        super().__init__(config)
+        self.layers = config.num_hidden_layers
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.hidden_size)
         self.ffn = Dim("ffn", config.intermediate_size)
@@ -74,21 +71,18 @@ class Llama:
         if config.rotary_width != self.head_dim.size:
             self.rotary_dim = Dim("rotary_dim", config.rotary_width)
         self.rope_type: str = config.rope["rope_type"]
-        self.max_seq_len: int = config.max_position_embeddings
-        self.positions_limit: int | None = None
+        self.max_seq_len = config.max_position_embeddings
 
     # --- weights and buffers
 
     def weights(self) -> Iterator[Weight]:
-        """Parameters in the order of `model.named_parameters()`, tied ones once."""
         yield Weight("model.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
-        for weight in self.layer_weights():
-            yield Weight(f"model.layers.*.{weight.name}", weight.shape, weight.component, layered=True)
+        yield from self.stack("model.layers")
         yield Weight("model.norm.weight", (self.hidden,), "norm")
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
 
-    def layer_weights(self) -> Iterator[Weight]:
+    def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.attention_weights()
         yield from self.mlp_weights()
         yield Weight("input_layernorm.weight", (self.hidden,), "norm")
@@ -111,10 +105,6 @@ class Llama:
         yield from rotary_buffers("model.rotary_emb", self.rotary_dim, self.rope_type)
 
     # --- forward
-
-    def period(self) -> int | None:
-        """After how many layers the stack repeats; None if it never does."""
-        return 1
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         """LlamaForCausalLM.forward(input_ids=ids, labels=ids).loss"""
@@ -157,12 +147,6 @@ class Llama:
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
         return {"full_attention": causal_mask(run)}
-
-    def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Tensor:
-        """GradientCheckpointingLayer (modeling_layers.py)."""
-        if m.run.recompute:
-            return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest)
-        return self.layer(m, hidden_states, *rest)
 
     @module
     def layer(

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Weight(NamedTuple):
-    """One parameter of a model, or one for every layer: its `name` then has a `*` where the layer number stands.
+    """One parameter of a model. That of a layer has a `*` in its `name` where the layer's number stands.
 
     `shape` is transformers' own, in named dims. `component` groups parameters in tables.
     """
@@ -31,7 +31,7 @@ class Weight(NamedTuple):
     name: str
     shape: Shape
     component: str
-    layered: bool = False
+    layer: int | None = None
 
 
 class Buffer(NamedTuple):
@@ -60,12 +60,12 @@ class Run:
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
-    def add_weight(self, weight: Weight, layer: int | None) -> None:
+    def add_weight(self, weight: Weight) -> None:
         """Allocate a parameter and give it its gradient accumulator."""
         tensor = new_tensor(self.memory, weight.shape, self.dtype, weight.name, component="parameters")
         tensor.name = weight.name
-        tensor.node = Leaf(self.memory, weight.name, weight.shape, layer, accumulating=self.accumulating)
-        self.weights[weight.name, layer] = tensor
+        tensor.node = Leaf(self.memory, weight.name, weight.shape, weight.layer, accumulating=self.accumulating)
+        self.weights[weight.name, weight.layer] = tensor
 
     def add_buffer(self, buffer: Buffer) -> None:
         """Allocate a buffer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.autograd import checkpoint
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32, int64
 from memcalc.families.blocks import Attended, act, attention, causal_lm_loss
@@ -13,7 +12,8 @@ from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Pro
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.program import Program
 from memcalc.ops.elementwise import cast, dropout, like, scale
 from memcalc.ops.shape import contiguous, reshape, transpose, view
 from memcalc.tensor import Tensor, new_tensor
@@ -54,16 +54,14 @@ class OPTConfig(FamilyConfig):
         check_divides(self, "hidden_size", "num_attention_heads")
 
 
-class OPT:
+class OPT(Program):
     """The program of OPTForCausalLM."""
 
     Config: type[FamilyConfig] = OPTConfig
-    attention_kinds: tuple[str, ...] = ("sdpa", "eager")
-    routed: tuple[int, int] = (1, 1)
 
     def __init__(self, config: Any) -> None:
-        self.config = config
-        self.layers: int = config.num_hidden_layers
+        super().__init__(config)
+        self.layers = config.num_hidden_layers
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.hidden_size)
         self.projects = config.word_embed_proj_dim not in (None, config.hidden_size)
@@ -74,13 +72,12 @@ class OPT:
         self.head_dim = Dim("head_dim", config.hidden_size // config.num_attention_heads)
         self.positions = Dim("positions+2", config.max_position_embeddings + _OFFSET)
         self.final_norm: bool = config.do_layer_norm_before and not config.remove_final_layer_norm
-        self.max_seq_len: int = config.max_position_embeddings
-        self.positions_limit: int | None = config.max_position_embeddings
+        self.max_seq_len = config.max_position_embeddings
+        self.positions_limit = config.max_position_embeddings
 
     # --- weights and buffers
 
     def weights(self) -> Iterator[Weight]:
-        """Parameters in the order of `model.named_parameters()`, tied ones once."""
         decoder = "model.decoder"
         yield Weight(f"{decoder}.embed_tokens.weight", (self.vocab, self.embed), "embedding")
         yield Weight(f"{decoder}.embed_positions.weight", (self.positions, self.hidden), "embedding")
@@ -89,12 +86,11 @@ class OPT:
             yield Weight(f"{decoder}.project_in.weight", (self.hidden, self.embed), "embedding")
         if self.final_norm:
             yield from self.norm_weights(f"{decoder}.final_layer_norm")
-        for weight in self.layer_weights():
-            yield Weight(f"{decoder}.layers.*.{weight.name}", weight.shape, weight.component, layered=True)
+        yield from self.stack(f"{decoder}.layers")
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.embed), "head")
 
-    def layer_weights(self) -> Iterator[Weight]:
+    def layer_weights(self, i: int) -> Iterator[Weight]:
         bias = self.config.enable_bias
         for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
             yield from linear_weights(f"self_attn.{name}", self.hidden, self.hidden, "attention", bias=bias)
@@ -107,14 +103,7 @@ class OPT:
         if self.config.layer_norm_elementwise_affine:
             yield from norm_weights(name, self.hidden)
 
-    def buffers(self) -> Iterator[Buffer]:
-        yield from ()
-
     # --- forward
-
-    def period(self) -> int | None:
-        """After how many layers the stack repeats; None if it never does."""
-        return 1
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         """OPTForCausalLM.forward(input_ids=ids, labels=ids).loss"""
@@ -149,12 +138,6 @@ class OPT:
         if self.projects:
             hidden_states = (m / "project_out").linear(hidden_states)
         return hidden_states
-
-    def call_layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
-        """GradientCheckpointingLayer (modeling_layers.py)."""
-        if m.run.recompute:
-            return checkpoint(m.run.memory, self.layer, m, hidden_states, mask, positions)
-        return self.layer(m, hidden_states, mask, positions)
 
     @module
     def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:

@@ -13,13 +13,12 @@ from memcalc.families.config import (
     LayerTypesConfig,
     Probability,
     check_divides,
-    repeats_after,
 )
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from memcalc.families.module import Run, Weight
     from memcalc.tensor import Tensor
@@ -78,8 +77,8 @@ class Qwen2(Llama):
             yield from linear_weights(f"self_attn.{name}", self.hidden, out, "attention", bias=True)
         yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
 
-    def period(self) -> int | None:
-        return repeats_after(self.kinds)
+    def variant(self, i: int) -> Hashable:
+        return self.kinds[i]
 
     def layer_kind(self, i: int) -> str:
         return self.kinds[i]

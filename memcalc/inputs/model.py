@@ -15,20 +15,29 @@ from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
 
 if TYPE_CHECKING:
-    from memcalc.families.llama import Llama
     from memcalc.families.module import Weight
+    from memcalc.families.program import Program
 
 
 class Model:
     """A model to size. Made by `load_model`; never changes, but keeps the profiles that runs of it have made."""
 
-    __slots__ = ("_num_parameters", "model_type", "name", "profiles", "program", "weight_classes")
+    __slots__ = ("_copies", "_num_parameters", "model_type", "name", "profiles", "program", "weight_classes")
 
-    def __init__(self, name: str, model_type: str, program: Llama) -> None:
+    def __init__(self, name: str, model_type: str, program: Program) -> None:
         self.name = name
         self.model_type = model_type
         self.program = program
-        self.weight_classes: tuple[Weight, ...] = tuple(program.weights())
+        self._copies: dict[tuple[str, Any], int] = {}
+        classes: list[Weight] = []
+        for weight in program.weights():
+            key = weight.name, weight.shape
+            if key not in self._copies:
+                self._copies[key] = 0
+                classes.append(weight)
+            self._copies[key] += 1
+        self.weight_classes = tuple(classes)
+        """Weights of one name and shape, the first layer's standing for all."""
         self.profiles: dict[Any, Any] = {}
         self._num_parameters = sum(numel(w.shape)[0] * self.copies(w) for w in self.weight_classes)
 
@@ -53,21 +62,13 @@ class Model:
 
     def copies(self, weight: Weight) -> int:
         """How many tensors a weight class stands for."""
-        return self.layers if weight.layered else 1
+        return self._copies[weight.name, weight.shape]
 
     def weights(self) -> list[tuple[str, tuple[int, ...], str | None]]:
         """(name as in the checkpoint, shape, dtype or None) of every parameter, in transformers' order."""
-        out: list[tuple[str, tuple[int, ...], str | None]] = []
-        layered = [w for w in self.weight_classes if w.layered]
-        done = False
-        for weight in self.weight_classes:
-            if not weight.layered:
-                out.append((weight.name, tuple(d.size for d in weight.shape), None))
-            elif not done:
-                done = True
-                for i in range(self.layers):
-                    out += [(w.name.replace("*", str(i), 1), tuple(d.size for d in w.shape), None) for w in layered]
-        return out
+        return [
+            (w.name.replace("*", str(w.layer), 1), tuple(d.size for d in w.shape), None) for w in self.program.weights()
+        ]
 
     def parameters_by_component(self) -> dict[str, int]:
         """Parameter counts of "embedding", "attention", "mlp", ... in the order in which they first appear."""
@@ -158,7 +159,7 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
             f"--model {one_line(name)}: field `quantization_config` is set; quantized weights are not modelled, allowed: null"
         )
     module, attribute = FAMILIES[model_type]
-    family: type[Llama] = getattr(import_module(module), attribute)
+    family: type[Program] = getattr(import_module(module), attribute)
     try:
         checked = family.Config.trusted(config) if bundled else family.Config.read(config)
     except ValueError as error:

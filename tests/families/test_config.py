@@ -10,7 +10,7 @@ import paper
 import pytest
 
 from memcalc.families import FAMILIES
-from memcalc.families.config import repeats_after
+from memcalc.families.program import pattern_of
 
 TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8}
 
@@ -116,23 +116,34 @@ def test_positions_limit(fields: dict[str, Any], limit: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "period"),
+    ("fields", "pattern"),
     [
-        ({"model_type": "llama"}, 1),
-        ({"model_type": "gemma2"}, 1),
-        ({"model_type": "qwen2"}, 1),
+        ({"model_type": "llama"}, (0, 1)),
+        ({"model_type": "gemma2"}, (0, 1)),
+        ({"model_type": "qwen2"}, (0, 1)),
         ({"model_type": "qwen2", "use_sliding_window": True}, None),
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, 1),
-        (TINY | {"model_type": "qwen3", "num_key_value_heads": 4, "layer_types": ["full_attention"] * 4}, 1),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 20}, (20, 1)),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, (0, 1)),
+        (TINY | {"model_type": "qwen3", "num_key_value_heads": 4, "layer_types": ["full_attention"] * 4}, None),
     ],
 )
-def test_period(fields: dict[str, Any], period: int | None) -> None:
-    assert paper.program_of(fields).period() == period
+def test_pattern(fields: dict[str, Any], pattern: tuple[int, int] | None) -> None:
+    assert paper.program_of(fields).pattern() == pattern
 
 
 @pytest.mark.parametrize(
-    ("kinds", "period"),
-    [("a", 1), ("ab", None), ("aba", 2), ("aab", None), ("aabaabaa", 3), ("abab", 2), ("aaab", None)],
+    ("variants", "pattern"),
+    [
+        ("aaaaaa", (0, 1)),
+        ("aaaaa", None),
+        ("abababababab", (0, 2)),
+        ("ababababababa", (0, 2)),
+        ("babbbbbb", (2, 1)),
+        ("aaaaaab", None),
+        ("cababababababab", (1, 2)),
+        ("aabaabaabaabaabaab", (0, 3)),
+        ("", None),
+    ],
 )
-def test_repeats_after(kinds: str, period: int | None) -> None:
-    assert repeats_after(kinds) == period
+def test_pattern_of(variants: str, pattern: tuple[int, int] | None) -> None:
+    assert pattern_of(variants) == pattern

@@ -1,0 +1,97 @@
+"""What every family's program is: weights, buffers, a stack of layers and a `forward()`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.autograd import checkpoint
+from memcalc.families.module import Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from memcalc.families.config import FamilyConfig
+    from memcalc.families.module import Buffer, Module, Run
+    from memcalc.tensor import Tensor
+
+
+class Program:
+    """One model type's training forward, on paper. A subclass sets `layers` and `max_seq_len` and writes the rest."""
+
+    Config: type[FamilyConfig]
+    attention_kinds: tuple[str, ...] = ("sdpa", "eager")
+    """What transformers offers for it, its default first."""
+    routed: tuple[int, int] = (1, 1)
+    """Experts that a token is sent to, and routed experts."""
+    layers: int
+    layer: Any
+    """The forward of one layer, a method."""
+    max_seq_len: int
+    positions_limit: int | None = None
+    """The longest sequence that its tables have positions for; None without tables."""
+    polynomial: bool = True
+    """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def weights(self) -> Iterator[Weight]:
+        """Parameters in the order of `model.named_parameters()`, tied ones once."""
+        raise NotImplementedError
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        """Parameters of layer `i`, named from there."""
+        raise NotImplementedError
+
+    def buffers(self) -> Iterator[Buffer]:
+        """Buffers in the order of `model.named_buffers()`."""
+        yield from ()
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        """The loss of the model's forward with `ids` as input and labels."""
+        raise NotImplementedError
+
+    # --- the stack of layers
+
+    def variant(self, i: int) -> Hashable:
+        """What layer `i` is: layers of equal variants have equal weights and cost the same."""
+        return None
+
+    def pattern(self) -> tuple[int, int] | None:
+        """(lead, period): after how many first layers the stack repeats, and after how many more; None if it does not."""
+        return pattern_of([self.variant(i) for i in range(self.layers)])
+
+    def stack(self, path: str) -> Iterator[Weight]:
+        """The weights of all layers under `path`, layer by layer; those of one variant are written out once."""
+        written: dict[Hashable, list[Weight]] = {}
+        for i in range(self.layers):
+            variant = self.variant(i)
+            if variant not in written:
+                written[variant] = [w._replace(name=f"{path}.*.{w.name}") for w in self.layer_weights(i)]
+            for name, shape, component, _ in written[variant]:
+                yield Weight(name, shape, component, i)
+
+    def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Tensor:
+        """GradientCheckpointingLayer (modeling_layers.py): `self.layer`, recomputed in backward where that is asked for."""
+        if m.run.recompute:
+            return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest)
+        return self.layer(m, hidden_states, *rest)
+
+    def branch(self, batch: int, seq: int) -> Hashable:
+        """What of a workload decides which way the program goes: one profile holds for all that agree in it."""
+        if not self.polynomial:
+            return batch, seq
+        # A dim of one merges with its neighbours; a window makes a mask once the sequence reaches it.
+        return batch == 1, seq == 1, seq >= (getattr(self.config, "sliding_window", None) or 0)
+
+
+def pattern_of(variants: Sequence[Hashable]) -> tuple[int, int] | None:
+    """The shortest (lead, period) of a stack that has at least six periods after its lead; None if there is none."""
+    depth = len(variants)
+    found: list[tuple[int, int, int]] = []
+    for period in range(1, depth // 6 + 1):
+        breaks = [i for i in range(depth - period) if variants[i] != variants[i + period]]
+        lead = breaks[-1] + 1 if breaks else 0
+        if lead + 6 * period <= depth:
+            found.append((lead + 4 * period, lead, period))
+    return min(found)[1:] if found else None
