@@ -1,4 +1,4 @@
-"""Writes what the documents take from the code: the README's output, its count of models, and docs/options.md.
+"""Writes what the documents take from the code: the README's output and counts, docs/options.md and docs/accuracy.md.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    exits with 1 if one of them is stale
@@ -11,6 +11,8 @@ import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+
+import accuracy
 
 from memcalc.cli.main import COMMANDS, build, main
 from memcalc.inputs.model import model_names
@@ -57,7 +59,12 @@ def options() -> str:
 def run(check: bool) -> int:
     """Write the documents, or say which are stale."""
     stale = 0
-    for path, fresh in ((ROOT / "README.md", readme()), (ROOT / "docs" / "options.md", options())):
+    documents = (
+        (ROOT / "README.md", readme()),
+        (ROOT / "docs" / "options.md", options()),
+        (ROOT / "docs" / "accuracy.md", accuracy.page()),
+    )
+    for path, fresh in documents:
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         if old == fresh:
             continue

@@ -2,7 +2,8 @@
 
 - `parameters`: configurations whose weights and buffers are compared by name, order and shape;
 - `steps`: a configuration and a workload each, whose saved bytes and peaks are compared. `dtypes` (default bf16) says in
-  which dtypes.
+  which dtypes. Where paper and trace differ, `differs` has both numbers, [paper, trace], by run ("bf16-sdpa-none") and
+  quantity ("saved", "forward", "backward"), and `why` the reason.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Case(NamedTuple):
     seq: int
     fields: dict[str, Any]
     dtypes: tuple[str, ...]
+    differs: dict[str, dict[str, list[int]]]
+    why: str
 
     @property
     def id(self) -> str:
@@ -53,6 +56,8 @@ def step_cases(model_type: str) -> list[Case]:
             step["seq"],
             {"model_type": model_type, **step["config"]},
             tuple(step.get("dtypes", ("bf16",))),
+            step.get("differs", {}),
+            step.get("why", ""),
         )
         for step in read(model_type)["steps"]
     ]

@@ -33,6 +33,24 @@ Count = Annotated[int, Bounds(ge=1, le=10**7)]
 Layers = Annotated[int, Bounds(ge=1, le=10**4)]
 Probability = Annotated[float, Bounds(ge=0, lt=1)]
 
+
+class NoInteger:
+    """For a number that transformers takes as 1.0 but not as 1."""
+
+    @staticmethod
+    def check(value: Any) -> Any:
+        if isinstance(value, int):
+            raise ValueError(f"it should be a number with a decimal point, as {float(value)}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        return no_info_before_validator_function(self.check, handler(source))
+
+
+Decimal = Annotated[float, NoInteger()]
+
 Activation = Literal[
     "gelu", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
     "hardswish", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish",
@@ -51,6 +69,14 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
     "per_layer_config": (None,),
 }
 """Fields that change the program of every family, each with the values that leave it as it is written here."""
+
+
+_LAYER_TYPES = (
+    "chunked_attention", "compressed_sparse_attention", "conv", "full_attention", "heavily_compressed_attention", "hybrid",
+    "hybrid_sliding", "indexed_attention", "linear_attention", "minimax_m3_sparse", "moe",
+    "reference_sliding_attention", "sliding_attention", "window_attention",
+)  # fmt: skip
+"""What transformers takes in `layer_types` of any type, also of one that does not read them (configuration_utils.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +113,9 @@ class FamilyConfig:
             checked = model.model_validate(cls.renamed(config))
         except ValidationError as error:
             raise ValueError(first_problem(error)) from None
-        return cls(**{name: getattr(checked, name) for name in known})
+        made = cls(**{name: getattr(checked, name) for name in known})
+        _check_unread(made, config)
+        return made
 
     @classmethod
     def trusted(cls, config: Mapping[str, Any]) -> Self:
@@ -112,6 +140,30 @@ class FamilyConfig:
                         f"{other} {quoted(value)} and {name} {quoted(named[name])} are one field with two values"
                     )
         return named
+
+
+def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
+    """What transformers checks in every configuration, whether or not its type reads these fields."""
+    token = config.get("pad_token_id")
+    if type(token) not in (int, type(None)):
+        raise ValueError(f"field `pad_token_id` is {quoted(token)}; it should be an integer or null")
+    vocab: int = getattr(made, "vocab_size", 0)
+    padding_idx: int | None = getattr(made, "pad_token_id", None)  # a field where the embedding has a row for padding
+    if padding_idx is not None and not -vocab <= padding_idx < vocab:
+        raise ValueError(f"pad_token_id {padding_idx} is not one of the {vocab} tokens of vocab_size")
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name), dict | None):
+            raise ValueError(f"field `{name}` is {quoted(config[name])}; it should be an object or null")
+    kinds = config.get("layer_types")
+    if kinds is None or hasattr(made, "layer_types"):
+        return
+    layers = getattr(made, "num_hidden_layers", None) or getattr(made, "n_layer", None)
+    known = isinstance(kinds, list) and all(kind in _LAYER_TYPES for kind in cast("list[Any]", kinds))
+    if not known or len(cast("list[Any]", kinds)) != layers:
+        raise ValueError(
+            f"field `layer_types` is {quoted(cast('object', kinds))}; it should be null or a list of {layers} of "
+            + ", ".join(_LAYER_TYPES)
+        )
 
 
 def first_problem(error: ValidationError) -> str:

@@ -13,6 +13,7 @@ from memcalc.families.blocks import Attended, eager_attention
 from memcalc.families.config import (
     Activation,
     Count,
+    Decimal,
     Layers,
     LayerTypesConfig,
     Probability,
@@ -36,6 +37,7 @@ class Gemma2Config(LayerTypesConfig):
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"use_bidirectional_attention": (False, None)}
 
     vocab_size: Count = 256000
+    pad_token_id: int | None = 0
     hidden_size: Count = 2304
     intermediate_size: Count = 9216
     num_hidden_layers: Layers = 26
@@ -48,8 +50,8 @@ class Gemma2Config(LayerTypesConfig):
     attention_bias: bool = False
     attention_dropout: Probability = 0.0
     sliding_window: Count = 4096
-    final_logit_softcapping: float | None = 30.0
-    attn_logit_softcapping: float | None = 50.0
+    final_logit_softcapping: Decimal | None = 30.0
+    attn_logit_softcapping: Decimal | None = 50.0
 
     @property
     def hidden_act(self) -> str:

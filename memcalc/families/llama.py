@@ -34,6 +34,7 @@ class LlamaConfig(RotaryConfig):
     """models/llama/configuration_llama.py"""
 
     vocab_size: Count = 32000
+    pad_token_id: int | None = None
     hidden_size: Count = 4096
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 32

@@ -19,11 +19,12 @@ class MistralConfig(RotaryConfig):
     """models/mistral/configuration_mistral.py"""
 
     vocab_size: Count = 32000
+    pad_token_id: int | None = None
     hidden_size: Count = 4096
     intermediate_size: Count = 14336
     num_hidden_layers: Layers = 32
     num_attention_heads: Count = 32
-    num_key_value_heads: Count | None = 8
+    num_key_value_heads: Count = 8
     head_dim: Count | None = None
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 4096 * 32

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32, int32
 from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.mistral import Mistral
 from memcalc.families.module import Module, Weight, module
 from memcalc.ops.elementwise import cast, like, softmax, sum_last
@@ -32,15 +32,16 @@ class MixtralConfig(RotaryConfig):
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {
         "experts_implementation": (None, "grouped_mm"),
         "output_router_logits": (False, None),
-        "router_jitter_noise": (0, 0.0, None),
+        "router_jitter_noise": (0.0,),
     }
 
     vocab_size: Count = 32000
+    pad_token_id: int | None = None
     hidden_size: Count = 4096
     intermediate_size: Count = 14336
     num_hidden_layers: Layers = 32
     num_attention_heads: Count = 32
-    num_key_value_heads: Count | None = 8
+    num_key_value_heads: Count = 8
     head_dim: Count | None = None
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 4096 * 32
@@ -50,7 +51,7 @@ class MixtralConfig(RotaryConfig):
     num_experts_per_tok: Count = 2
     num_local_experts: Count = 8
     output_router_logits: bool = False
-    router_jitter_noise: float | None = 0.0
+    router_jitter_noise: Decimal = 0.0
 
     def check(self) -> None:
         super().check()

@@ -33,6 +33,7 @@ class OPTConfig(FamilyConfig):
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"layerdrop": (0, 0.0)}
 
     vocab_size: Count = 50272
+    pad_token_id: int | None = 1
     hidden_size: Count = 768
     num_hidden_layers: Layers = 12
     ffn_dim: Count = 3072

@@ -27,6 +27,7 @@ class Phi3Config(RotaryConfig):
     rotates_part: ClassVar[bool] = True
 
     vocab_size: Count = 32064
+    pad_token_id: int | None = 32000
     hidden_size: Count = 3072
     intermediate_size: Count = 8192
     num_hidden_layers: Layers = 32

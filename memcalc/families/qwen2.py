@@ -29,6 +29,7 @@ class Qwen2Config(LayerTypesConfig):
     """models/qwen2/configuration_qwen2.py"""
 
     vocab_size: Count = 151936
+    pad_token_id: int | None = None
     hidden_size: Count = 4096
     intermediate_size: Count = 22016
     num_hidden_layers: Layers = 32

@@ -1,0 +1,87 @@
+"""docs/accuracy.md: every family with how it compares to transformers' own code, case by case.
+
+The numbers are those that the tests enforce: names and shapes of parameters in tests/families/test_weights.py, bytes in
+tests/families/test_oracle_equality.py, both from tests/families/cases. So the page needs no run, and cannot be better than
+the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from memcalc.families import FAMILIES
+from memcalc.inputs.model import from_config
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from cases import Case, parameter_cases, step_cases
+
+HEAD = """# Accuracy
+
+Written by `docs/generate.py`; the tests hold every line of it against transformers {transformers} and torch {torch}.
+
+## What is compared
+
+Every family's program against transformers' own module of the same configuration:
+
+- **parameters**: names, order and shapes of `named_parameters()` and `named_buffers()` on the meta device, for the default
+  configuration and for the odd ones in `tests/families/cases`;
+- **saved**: the bytes that autograd keeps between forward and backward;
+- **forward**, **backward**: the highest bytes alive in that phase above what was alive before the step. The step is the
+  second one, after an optimizer step, under fake tensors.
+
+Each case runs with every attention that transformers offers for the family, without and with recomputation. A 0 is a
+difference of zero bytes in all runs of that case.
+
+## {count} families
+
+Of the {mapped} model types of transformers' causal language models, {analytic} have a program here ({others} more are
+encoders, encoder-decoders or others). {broken} types cannot be built by transformers from their own default configuration.
+The rest is traced: the real module runs under fake tensors, which needs torch and transformers.
+"""
+
+
+def difference(case: Case, quantity: str) -> str:
+    """The largest difference of a case's runs, in bytes and relative to the trace."""
+    pairs = [run[quantity] for run in case.differs.values() if quantity in run]
+    if not pairs:
+        return "0"
+    ours, theirs = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / pair[1])
+    return f"{ours - theirs:+,} B ({100 * (ours - theirs) / theirs:+.3f} %)"
+
+
+def shape(case: Case) -> str:
+    return f"{case.name}, {case.batch} × {case.seq}"
+
+
+def line(case: Case, first: bool) -> str:
+    fields = parameter_cases(case.model_type)
+    family = f"`{case.model_type}`" if first else ""
+    parameters = f"{from_config(fields[0], '').num_parameters:,}, and {len(fields) - 1} odd" if first else ""
+    quantities = [difference(case, quantity) for quantity in ("saved", "forward", "backward")]
+    return f"| {family} | {parameters} | {shape(case)} | {' | '.join(quantities)} | {case.why} |"
+
+
+def page() -> str:
+    """The text of docs/accuracy.md."""
+    import torch
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    mapped = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    lines = [
+        HEAD.format(
+            transformers=transformers.__version__,
+            torch=torch.__version__.split("+")[0],
+            count=len(FAMILIES),
+            mapped=len(mapped),
+            analytic=len(mapped & set(FAMILIES)),
+            others=len(set(FAMILIES) - mapped),
+            broken=len(mapped) - 173,
+        ),
+        "| family | parameters of the default, exact | case | saved | forward | backward | why not 0 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for family in FAMILIES:
+        lines += [line(case, i == 0) for i, case in enumerate(step_cases(family))]
+    return "\n".join(lines) + "\n"
