@@ -1,0 +1,60 @@
+"""A profile that is extended in depth and in batch and sequence equals a run of just that size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paper
+import pytest
+from cases import step_cases
+
+from memcalc.dims import evaluate
+from memcalc.dtypes import bf16
+from memcalc.families import FAMILIES
+from memcalc.profile import Choices, Moment, Profile, full_profile, profile
+
+DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def deeper(family: str, depth: int) -> dict[str, Any]:
+    """The last case's configuration with more layers, one list entry a layer where it has lists."""
+    fields = dict(step_cases(family)[-1].fields)
+    layers = next((fields[name] for name in DEPTH_FIELDS if name in fields), None)
+    for name, value in fields.items():
+        if name in DEPTH_FIELDS:
+            fields[name] = depth
+        elif isinstance(value, list) and len(value) == layers:
+            fields[name] = (value * depth)[:depth]
+    return fields
+
+
+def highest(moments: tuple[Moment, ...], batch: int, seq: int, gradients: int) -> int:
+    return max(evaluate(m.poly, batch, seq) + gradients * m.gradients for m in moments)
+
+
+def peaks(of: Profile, batch: int, seq: int) -> list[int]:
+    moments = (of.forward, of.backward, (of.saved,))
+    return [highest(each, batch, seq, gradients) for each in moments for gradients in (0, 1)]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("depth", [12, 15])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_profile_is_a_run_of_that_depth_and_size(family: str, depth: int, recompute: bool) -> None:
+    program = paper.program_of(deeper(family, depth))
+    for attention in program.attention_kinds:
+        choices = Choices(bf16, attention, recompute, False)
+        for batch, seq in ((1, 24), (3, 40)):
+            short = profile(program, choices, batch, seq)
+            for b, s in ((batch, seq), (batch * 2 - 1, 3 * seq)):
+                if program.branch(b, s) == program.branch(batch, seq):
+                    whole = full_profile(program, choices, b, s)
+                    assert peaks(short, b, s) == peaks(whole, b, s)
+
+
+def test_a_lead_of_other_layers_is_no_part_of_the_period() -> None:
+    fields = deeper("qwen2", 15) | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 4}
+    program = paper.program_of(fields)
+    assert program.pattern() == (4, 1)
+    choices = Choices(bf16, "sdpa", False, False)
+    assert peaks(profile(program, choices, 2, 16), 2, 16) == peaks(full_profile(program, choices, 2, 16), 2, 16)
