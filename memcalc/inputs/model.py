@@ -182,8 +182,12 @@ def _aliases() -> dict[str, Path]:
 
 
 def model_names() -> list[str]:
-    """The bundled models, by name."""
-    return sorted(path.stem for path in specs_folder().glob("*.json"))
+    """The bundled models whose family is modelled, by name."""
+    from memcalc.families import FAMILIES
+
+    return sorted(
+        path.stem for path in specs_folder().glob("*.json") if read_bundled(path)["config"]["model_type"] in FAMILIES
+    )
 
 
 def _find_spec(text: str) -> Path | None:

@@ -21,7 +21,17 @@ NAMES = model_names()
 
 
 def aliases() -> dict[str, str]:
-    return {alias: path.stem for path in specs_folder().glob("*.json") for alias in read_bundled(path)["aliases"]}
+    return {alias: name for name in NAMES for alias in read_bundled(specs_folder() / f"{name}.json")["aliases"]}
+
+
+def test_the_names_are_those_that_load() -> None:
+    assert len(NAMES) > 80
+    for path in specs_folder().glob("*.json"):
+        if path.stem in NAMES:
+            assert memcalc.load_model(path.stem).name == path.stem
+        else:
+            with pytest.raises(memcalc.InputError, match=r"field `model_type` is .*, which is not supported"):
+                memcalc.load_model(path.stem)
 
 
 # --- names
