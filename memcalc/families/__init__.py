@@ -15,5 +15,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "gpt_neox": ("memcalc.families.gpt_neox", "GPTNeoX"),
     "opt": ("memcalc.families.opt", "OPT"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
+    "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),
+    "qwen3_moe": ("memcalc.families.qwen3_moe", "Qwen3Moe"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

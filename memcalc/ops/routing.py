@@ -59,6 +59,16 @@ def _quotient_gradient(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return like(grad, "quotient gradient")
 
 
+def add_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b of the same shape: saves nothing; the result has a's storage."""
+    node = Node(a.memory, _add_inplace_backward, (a, b)) if recording(a, b) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _add_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [grads[0], grads[0]]
+
+
 def sort(a: Tensor) -> tuple[Tensor, Tensor]:
     """torch.sort of integers: the sorted values and where they were."""
     return like(a, "sorted"), like(a, "permutation")
