@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32, int32
+from memcalc.dims import Dim, divided, merge
+from memcalc.dtypes import boolean, fp32, int32
 from memcalc.families.blocks import act
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import cast, like, softmax, sum_last
+from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.ops.elementwise import cast, like, sigmoid, softmax, sum_last
 from memcalc.ops.matmul import linear
-from memcalc.ops.routing import add_, div_, grouped_mm, index, sort, sum_middle, topk
-from memcalc.ops.shape import chunk, reshape, transpose, unsqueeze, view
+from memcalc.ops.routing import add_, div_, gather, grouped_mm, index, masked_fill, sort, sum_middle, topk
+from memcalc.ops.shape import chunk, expand, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ REFUSED: Final[Mapping[str, Sequence[Any]]] = {
 """Fields of every routed family that change its program, each with the values that leave it as it is written here."""
 
 
+TWO: Final = Dim("2", 2)
+
+
 def check_experts(config: FamilyConfig, experts: str, *widths: str) -> None:
     """ValueError unless a token can be sent to `num_experts_per_tok` of the field `experts` and the widths can be run."""
     chosen: int = getattr(config, "num_experts_per_tok")  # noqa: B009  (a field of each routed family)
@@ -43,6 +46,15 @@ def check_experts(config: FamilyConfig, experts: str, *widths: str) -> None:
             raise ValueError(
                 f"{name} {width} does not divide by 8: rows of grouped_mm have to be multiples of 16 bytes"
             )
+
+
+def check_groups(config: FamilyConfig, experts: str, at_least: int = 2) -> None:
+    """ValueError unless the field `experts` is in `n_group` groups of so many, `topk_group` of which are chosen."""
+    count, groups, chosen = (getattr(config, name) for name in (experts, "n_group", "topk_group"))
+    if count % groups or count // groups < at_least:
+        raise ValueError(f"{experts} {count} are not n_group {groups} equal groups of {at_least} or more")
+    if chosen > groups:
+        raise ValueError(f"topk_group {chosen} is above n_group {groups}")
 
 
 @dataclass(frozen=True)
@@ -142,3 +154,71 @@ class SoftmaxRouter:
         if not self.in_fp32:
             router_top_value = cast(router_top_value, router_logits.dtype)
         return router_logits, router_top_value, router_indices
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Experts in groups, of which a token is sent to a few."""
+
+    experts: Dim
+    count: Dim
+    per_token: Dim
+
+    def apart(self, scores: Tensor) -> Tensor:
+        """scores.view(tokens, groups, experts of a group)"""
+        return view(scores, scores.shape[0], self.count, divided(self.experts, self.count.size))
+
+    def choose(self, group_scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices of the best groups, a mask of groups and one of experts."""
+        tokens = group_scores.shape[0]
+        group_idx = topk(group_scores, self.per_token)[1]
+        group_mask = like(group_scores, "mask of the groups")
+        of_a_group = divided(self.experts, self.count.size)
+        score_mask = reshape(expand(unsqueeze(group_mask, 2), tokens, self.count, of_a_group), tokens, self.experts)
+        return group_idx, group_mask, score_mask
+
+
+def without_other_groups(scores: Tensor, score_mask: Tensor) -> Tensor:
+    """scores.masked_fill(~score_mask.bool(), number)"""
+    return masked_fill(scores, like(like(score_mask, "mask", boolean), "inverted mask"))
+
+
+@dataclass(frozen=True)
+class GroupedRouter:
+    """A linear layer in fp32 whose best experts of the best groups are taken: DeepseekV3TopkRouter."""
+
+    count: Dim
+    per_token: Dim
+    hidden: Dim
+    groups: Groups
+    normalised: bool
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.weight", (self.count, self.hidden), "router")
+
+    def buffers(self, path: str) -> Iterator[Buffer]:
+        yield Buffer(f"{path}.e_score_correction_bias", (self.count,))
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, weights of the chosen experts, and which these are."""
+        hidden_states = view(hidden_states, merge(*hidden_states.shape[:-1]), self.hidden)
+        router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
+        scores = sigmoid(router_logits)
+        scores_for_choice = scores + m.buffer("e_score_correction_bias")
+        group_scores = sum_last(topk(self.groups.apart(scores_for_choice), TWO)[0])
+        _chosen = self.groups.choose(view(group_scores, scores.shape[0], self.groups.count))
+        scores_for_choice = without_other_groups(scores_for_choice, _chosen[2])
+        topk_indices = topk(scores_for_choice, self.per_token)[1]
+        topk_weights = gather(scores, topk_indices)
+        if self.normalised:
+            denominator = sum_last(topk_weights) + 1e-20
+            topk_weights = div_(topk_weights, denominator)
+        topk_weights = topk_weights * 2.5
+        return router_logits, topk_weights, topk_indices
+
+
+def grouped_router(config: Any, experts: Dim, per_token: Dim, hidden: Dim) -> GroupedRouter:
+    """The router of a configuration with `n_group` and `topk_group`."""
+    groups = Groups(experts, Dim("groups", config.n_group), Dim("groups_per_token", config.topk_group))
+    return GroupedRouter(experts, per_token, hidden, groups, normalised=bool(config.norm_topk_prob))

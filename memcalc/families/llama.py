@@ -126,7 +126,7 @@ class Llama(Program):
         positions = position_ids(run)
         masks = self.masks(run)
         hidden_states = inputs_embeds
-        position_embeddings = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type)
+        position_embeddings = self.position_embeddings(m / "rotary_emb", positions)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
@@ -134,6 +134,9 @@ class Llama(Program):
             hidden_states = self.call_layer(layer, hidden_states, position_embeddings, mask, positions)
         run.memory.enter(run.memory.phase, None)
         return self.norm(m / "norm", hidden_states)
+
+    def position_embeddings(self, m: Module, positions: Tensor) -> Any:
+        return rotary_embedding(m, positions, self.rotary_dim, self.rope_type)
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
         return (m / "embed_tokens").embedding(ids)

@@ -119,6 +119,17 @@ def _mul_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [grad_a, grad_b]
 
 
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: saves nothing; the second gradient is the incoming one negated."""
+    out = of_two(a, b, "sub")
+    return record(out, _sub_backward, (a, b))
+
+
+def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    return [grad if node.needs(0) else None, like(grad, "sub gradient") if node.needs(1) else None]
+
+
 def scale(a: Tensor, op: str, name: str = "") -> Tensor:
     """a op scalar, for add, sub, mul and div: saves nothing."""
     return record(like(a, name or op), _add_scalar_backward if op in ("add", "sub") else _scale_backward, (a,))
