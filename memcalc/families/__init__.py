@@ -15,6 +15,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "gpt_neox": ("memcalc.families.gpt_neox", "GPTNeoX"),
     "opt": ("memcalc.families.opt", "OPT"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
+    "gpt_oss": ("memcalc.families.gpt_oss", "GptOss"),
     "deepseek_v2": ("memcalc.families.deepseek_v2", "DeepseekV2"),
     "deepseek_v3": ("memcalc.families.deepseek_v3", "DeepseekV3"),
     "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),
