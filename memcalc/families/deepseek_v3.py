@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.families.blocks import Attended, apply_rotary_pos_emb, rms_norm
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig
-from memcalc.families.experts import REFUSED, Experts, check_experts, check_groups, grouped_router
+from memcalc.families.experts import REFUSED, check_experts, check_groups
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.sparse import SparseLayers, gated_mlp_weights
+from memcalc.families.module import Module, Weight, module
+from memcalc.families.sparse import GroupedSparseLayers
 from memcalc.ops.elementwise import sub
 from memcalc.ops.shape import cat, copy_into, every_second, expand, part, reshape, split, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
@@ -89,7 +89,7 @@ class DeepseekV3Config(LatentConfig):
         check_groups(self, "n_routed_experts")
 
 
-class DeepseekV3(SparseLayers):
+class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
     Config = DeepseekV3Config
@@ -105,17 +105,8 @@ class DeepseekV3(SparseLayers):
         self.qk_dim = Dim("qk_head_dim", self.nope_dim.size + self.rope_dim.size)
         self.kv_dim = Dim("(qk_nope_head_dim+v_head_dim)", self.nope_dim.size + self.v_dim.size)
         self.latent_dim = Dim("(kv_lora_rank+qk_rope_head_dim)", self.kv_rank.size + self.rope_dim.size)
-        self.routed = (config.num_experts_per_tok, config.n_routed_experts)
-        per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
-        expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
-        self.shared_ffn = Dim("shared_ffn", config.moe_intermediate_size * config.n_shared_experts)
-        self.router = self.make_router(experts, per_token)
-        self.experts = Experts(experts, per_token, self.hidden, expert_ffn, config.hidden_act)
 
-    def make_router(self, experts: Dim, per_token: Dim) -> Any:
-        return grouped_router(self.config, experts, per_token, self.hidden)
-
-    # --- weights and buffers
+    # --- weights
 
     def attention_weights(self) -> Iterator[Weight]:
         bias = self.config.attention_bias
@@ -131,22 +122,6 @@ class DeepseekV3(SparseLayers):
         yield from linear_weights("self_attn.kv_b_proj", self.kv_rank, kv, "attention", bias=False)
         out = merge(self.heads, self.v_dim)
         yield from linear_weights("self_attn.o_proj", out, self.hidden, "attention", bias=bias)
-
-    def sparse(self, i: int) -> bool:
-        return i >= self.config.first_k_dense_replace
-
-    def sparse_weights(self) -> Iterator[Weight]:
-        yield from self.experts.weights("mlp.experts")
-        yield from self.router.weights("mlp.gate")
-        yield from gated_mlp_weights("mlp.shared_experts", self.hidden, self.shared_ffn)
-
-    def layer_buffers(self, i: int) -> Iterator[Buffer]:
-        if self.sparse(i):
-            yield from self.router.buffers("mlp.gate")
-
-    def buffers(self) -> Iterator[Buffer]:
-        yield from self.buffer_stack("model.layers")
-        yield from super().buffers()
 
     # --- forward
 
@@ -195,16 +170,6 @@ class DeepseekV3(SparseLayers):
         key_states = copy_into(key_states, k_nope)
         key_states = copy_into(key_states, k_rot)
         return key_states, value_states
-
-    @module
-    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """DeepseekV3MoE"""
-        batch, seq, hidden = x.shape
-        _logits, topk_weights, topk_indices = self.router.forward(m / "gate", x)
-        hidden_states = view(x, merge(batch, seq), hidden)
-        hidden_states = self.experts.forward(m / "experts", hidden_states, topk_indices, topk_weights)
-        hidden_states = view(hidden_states, batch, seq, hidden)
-        return hidden_states + self.dense_mlp(m / "shared_experts", x)
 
 
 def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -218,6 +218,15 @@ def clamp(a: Tensor, bounds: int) -> Tensor:
     return out
 
 
+def clamp_(a: Tensor, bounds: int) -> Tensor:
+    """a.clamp_ with one or two bounds: saves a copy of what a was; the result has a's storage."""
+    node = None
+    if recording(a):
+        original = like(a, "copy of the clamped")
+        node = Node(a.memory, _clamp_backward, (a,), (original,), bounds)
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
 def _clamp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     (a,) = node.unpack()
     # where((a >= min).logical_and_(a <= max), grad, zero), clamp_backward in FunctionsManual.cpp
