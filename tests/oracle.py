@@ -130,10 +130,13 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.n
     hf_config.use_cache = False
     hf_config._attn_implementation = attention
     model = AutoModelForCausalLM.from_config(hf_config, attn_implementation=attention, dtype=dtype)
-    for module in model.modules():  # what `model.to(dtype)` does to buffers; on fake tensors `.to` itself fails
+    for module in model.modules():  # what `model.to(dtype)` does; on fake tensors `.to` itself fails
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 module._buffers[name] = buffer.to(dtype)
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.dtype is not dtype:  # some routers are made in fp32
+                module._parameters[name] = torch.nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
     return model.train()
 
 

@@ -34,12 +34,14 @@ REFUSED: Final[Mapping[str, Sequence[Any]]] = {
 TWO: Final = Dim("2", 2)
 
 
-def check_experts(config: FamilyConfig, experts: str, *widths: str) -> None:
-    """ValueError unless a token can be sent to `num_experts_per_tok` of the field `experts` and the widths can be run."""
-    chosen: int = getattr(config, "num_experts_per_tok")  # noqa: B009  (a field of each routed family)
+def check_experts(
+    config: FamilyConfig, experts: str, *widths: str, per_token: str = "num_experts_per_tok"
+) -> None:
+    """ValueError unless a token can be sent to `per_token` of the field `experts` and the widths can be run."""
+    chosen: int = getattr(config, per_token)
     count: int = getattr(config, experts)
     if chosen > count:
-        raise ValueError(f"num_experts_per_tok {chosen} is above {experts} {count}")
+        raise ValueError(f"{per_token} {chosen} is above {experts} {count}")
     for name in widths:
         width: int = getattr(config, name)
         if width % 8:

@@ -21,6 +21,7 @@ from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Pro
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import Program
+from memcalc.ops.matmul import linear
 from memcalc.ops.shape import reshape, transpose, view
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Llama(Program):
         yield Weight("model.norm.weight", (self.hidden,), "norm")
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
+        if getattr(self.config, "lm_head_bias", False):
+            yield Weight("lm_head.bias", (self.vocab,), "head")
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.attention_weights()
@@ -117,7 +120,8 @@ class Llama(Program):
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         root.run.memory.scope = "lm_head"
         tied = self.config.tie_word_embeddings
-        return (root / "model.embed_tokens" if tied else root / "lm_head").linear(hidden_states)
+        weight = (root / "model.embed_tokens" if tied else root / "lm_head").weight()
+        return linear(hidden_states, weight, (root / "lm_head").optional("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

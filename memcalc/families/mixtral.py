@@ -52,6 +52,8 @@ class Mixtral(Mistral):
     """The program of MixtralForCausalLM."""
 
     Config = MixtralConfig
+    router_name = "gate"
+    router: Any
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -61,7 +63,7 @@ class Mixtral(Mistral):
         self.experts = Experts(experts, per_token, self.hidden, self.ffn, config.hidden_act)
 
     def mlp_weights(self) -> Iterator[Weight]:
-        yield from self.router.weights("mlp.gate")
+        yield from self.router.weights(f"mlp.{self.router_name}")
         yield from self.experts.weights("mlp.experts")
 
     @module
@@ -69,6 +71,6 @@ class Mixtral(Mistral):
         """MixtralSparseMoeBlock"""
         batch, seq, hidden = x.shape
         hidden_states = view(x, merge(batch, seq), hidden)
-        _logits, top_k_weights, top_k_index = self.router.forward(m / "gate", hidden_states)
+        _logits, top_k_weights, top_k_index = self.router.forward(m / self.router_name, hidden_states)
         hidden_states = self.experts.forward(m / "experts", hidden_states, top_k_index, top_k_weights)
         return reshape(hidden_states, batch, seq, hidden)

@@ -53,6 +53,14 @@ def div_(a: Tensor, b: Tensor) -> Tensor:
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
 
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """a / b: saves both."""
+    node = Node(a.memory, _div_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = of_two(a, b, "quotient")
+    out.node = node
+    return out
+
+
 def _div_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     original, b = node.unpack()
     grad_b = _quotient_gradient(grads[0], original, b)
@@ -86,6 +94,19 @@ def gather(a: Tensor, where: Tensor) -> Tensor:
 def _gather_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     _where = node.unpack()
     return [_written_into_zeros(node, grads[0], "gathered gradient")]
+
+
+def scatter(a: Tensor, where: Tensor) -> Tensor:
+    """a.scatter(-1, where, number): saves the indices."""
+    node = Node(a.memory, _scatter_backward, (a,), (where,)) if recording(a) else None
+    out = like(a, "scattered")
+    out.node = node
+    return out
+
+
+def _scatter_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _where = node.unpack()
+    return [like(grads[0], "scattered gradient")]
 
 
 def masked_fill(a: Tensor, mask: Tensor) -> Tensor:

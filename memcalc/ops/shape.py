@@ -143,6 +143,26 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     ]
 
 
+def stack(a: Tensor, b: Tensor) -> Tensor:
+    """torch.stack((a, b), -1), contiguous; backward unbinds, which is views."""
+    out = new_tensor(a.memory, (*a.shape, Dim("2", 2)), a.dtype, "stack")
+    if recording(a, b):
+        out.node = Node(a.memory, _stack_backward, (a, b))
+    return out
+
+
+def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    one = Tensor(grad.storage, grad.shape[:-1], grad.strides[:-1], grad.dtype)
+    return [one if node.needs(i) else None for i in (0, 1)]
+
+
+def repeat_interleave(a: Tensor, times: int, dim: Dim) -> Tensor:
+    """a.repeat_interleave(times, -1) of a tensor without a gradient: a copy; `dim` is the new last dim."""
+    assert dim.size == times * a.shape[-1].size
+    return new_tensor(a.memory, (*a.shape[:-1], dim), a.dtype, "repeated")
+
+
 def unsqueeze(a: Tensor, i: int) -> Tensor:
     """A dim of size 1 before dim `i` (i >= 0)."""
     stride = a.strides[i] * a.shape[i].size if i < len(a.shape) else 1
