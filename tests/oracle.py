@@ -105,6 +105,25 @@ def fused_as_on_cuda(
     return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
+@contextlib.contextmanager
+def balanced_routing() -> Iterator[None]:
+    """Expert e is chosen for the copies e, e + experts, e + 2·experts, … of tokens, whatever the router says."""
+    original = torch.topk
+
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, **kwargs: Any) -> Any:
+        chosen = original(scores, k, dim=dim, **kwargs)
+        with torch.utils._python_dispatch._disable_current_modes():
+            indices = torch.arange(chosen.indices.numel()).remainder(scores.shape[-1])
+            chosen.indices.data.copy_(indices.view(chosen.indices.shape))
+        return chosen
+
+    torch.topk = topk
+    try:
+        yield
+    finally:
+        torch.topk = original
+
+
 _SDPA = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -152,12 +171,15 @@ def training_step(
     implementation: str = "foreach",
     micro_batches: int = 1,
     real: bool = False,
+    balanced: bool = False,
     log: bool = False,
 ) -> Step:
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
-    with contextlib.nullcontext() if real else not_traced(), contextlib.nullcontext() if real else cuda_kernels(), fake:
+    with contextlib.nullcontext() if real else not_traced(), contextlib.nullcontext() if real else cuda_kernels(), fake, (
+        balanced_routing() if balanced else contextlib.nullcontext()
+    ):
         model = build(config, attention, dtype)
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.dims import Dim, divided, merge
+from memcalc.dims import Dim, divided, merge, numel
 from memcalc.dtypes import boolean, fp32, int32
 from memcalc.families.blocks import act
 from memcalc.families.module import Buffer, Module, Weight, module
@@ -57,6 +57,12 @@ def check_groups(config: FamilyConfig, experts: str, at_least: int = 2) -> None:
         raise ValueError(f"{experts} {count} are not n_group {groups} equal groups of {at_least} or more")
     if chosen > groups:
         raise ValueError(f"topk_group {chosen} is above n_group {groups}")
+
+
+def balanced_rows(chosen: Tensor, experts: Dim) -> list[Dim]:
+    """How many copies of tokens each expert has that has any, where copy i goes to expert i modulo their number."""
+    copies = numel(chosen.shape)[0]
+    return [Dim("rows", len(range(e, copies, experts.size))) for e in range(min(experts.size, copies))]
 
 
 @dataclass(frozen=True)

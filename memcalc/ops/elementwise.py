@@ -130,6 +130,17 @@ def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [grad if node.needs(0) else None, like(grad, "sub gradient") if node.needs(1) else None]
 
 
+def mul_(a: Tensor, b: Tensor) -> Tensor:
+    """a *= b, `b` without a gradient: saves b; the result has a's storage."""
+    node = Node(a.memory, _mul_inplace_backward, (a,), (b,)) if recording(a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _mul_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (b,) = node.unpack()
+    return [of_two(grads[0], b, "mul gradient")]
+
+
 def scale(a: Tensor, op: str, name: str = "") -> Tensor:
     """a op scalar, for add, sub, mul and div: saves nothing."""
     return record(like(a, name or op), _add_scalar_backward if op in ("add", "sub") else _scale_backward, (a,))

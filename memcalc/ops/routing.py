@@ -140,6 +140,41 @@ def _index_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [_written_into_zeros(node, grads[0], f"{node.context} gradient")]
 
 
+def index_two(a: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """a[first, second]: saves both indices."""
+    name = "weights of rows"
+    node = Node(a.memory, _index_backward, (a,), (first, second), name) if recording(a) else None
+    out = new_tensor(a.memory, (*first.shape, *a.shape[2:]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def index_add_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
+    """a.index_add_(0, where, source): saves the indices, and the source for its shape; the result has a's storage."""
+    node = Node(a.memory, _index_add_backward, (a, source), (where, source)) if recording(a, source) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _index_add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    _where, source = node.unpack()
+    source_gradient = new_tensor(node.memory, source.shape, source.dtype, "rows of the gradient")
+    return [grads[0] if node.needs(0) else None, source_gradient]
+
+
+def absolute_norm(a: Tensor) -> Tensor:
+    """torch.norm(a, p=1, dim=-1, keepdim=True): saves its input and its result."""
+    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), a.dtype, "norm of the weights")
+    if recording(a):
+        result = Tensor(out.storage, out.shape, out.strides, out.dtype)
+        out.node = Node(a.memory, _absolute_norm_backward, (a,), (a, result))
+    return out
+
+
+def _absolute_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    a, _result = node.unpack()
+    return [of_two(like(a, "sign"), grads[0], "norm gradient")]
+
+
 def sum_middle(a: Tensor) -> Tensor:
     """a.sum(dim=1) of three dims."""
     out = new_tensor(a.memory, (a.shape[0], a.shape[2]), a.dtype, "sum")

@@ -88,6 +88,12 @@ def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "slice gradient")]
 
 
+def select(a: Tensor, i: int) -> Tensor:
+    """a[i]: a view; its backward is a full tensor of zeros with the gradient in it (select_backward)."""
+    assert i < a.shape[0].size
+    return _view(a, a.shape[1:], a.strides[1:], _part_backward, a.shape)
+
+
 def every_second(a: Tensor) -> Tensor:
     """a[..., ::2] and a[..., 1::2]: a view."""
     shape = (*a.shape[:-1], divided(a.shape[-1], 2))
