@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
+from memcalc.dims import ONE_DIM
 from memcalc.dtypes import int64
 from memcalc.ops.elementwise import like, of_two, recording
-from memcalc.ops.shape import transpose
+from memcalc.ops.shape import transpose, view
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ def topk(a: Tensor, k: Dim) -> tuple[Tensor, Tensor]:
     if recording(a):
         values.node = Node(a.memory, _topk_backward, (a,), (indices,))
     return values, indices
+
+
+def maximum(a: Tensor) -> Tensor:
+    """a.max(dim=-1).values: saves the indices, as the first of topk."""
+    return view(topk(a, ONE_DIM)[0], *a.shape[:-1])
 
 
 def _topk_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
@@ -47,6 +53,14 @@ def div_(a: Tensor, b: Tensor) -> Tensor:
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
 
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """a / b: saves both."""
+    node = Node(a.memory, _div_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = of_two(a, b, "quotient")
+    out.node = node
+    return out
+
+
 def _div_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     original, b = node.unpack()
     grad_b = _quotient_gradient(grads[0], original, b)
@@ -57,6 +71,55 @@ def _quotient_gradient(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     # -grad * ((a / b) / b): one C++ expression, whose temporaries live until its end.
     _temporaries = [of_two(a, b, "quotient gradient"), of_two(a, b, "quotient gradient"), like(grad, "neg")]
     return like(grad, "quotient gradient")
+
+
+def add_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b of the same shape: saves nothing; the result has a's storage."""
+    node = Node(a.memory, _add_inplace_backward, (a, b)) if recording(a, b) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _add_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [grads[0], grads[0]]
+
+
+def gather(a: Tensor, where: Tensor) -> Tensor:
+    """a.gather(-1, where): saves the indices."""
+    node = Node(a.memory, _gather_backward, (a,), (where,)) if recording(a) else None
+    out = new_tensor(a.memory, where.shape, a.dtype, "gathered")
+    out.node = node
+    return out
+
+
+def _gather_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _where = node.unpack()
+    return [_written_into_zeros(node, grads[0], "gathered gradient")]
+
+
+def scatter(a: Tensor, where: Tensor) -> Tensor:
+    """a.scatter(-1, where, number): saves the indices."""
+    node = Node(a.memory, _scatter_backward, (a,), (where,)) if recording(a) else None
+    out = like(a, "scattered")
+    out.node = node
+    return out
+
+
+def _scatter_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _where = node.unpack()
+    return [like(grads[0], "scattered gradient")]
+
+
+def masked_fill(a: Tensor, mask: Tensor) -> Tensor:
+    """a.masked_fill(mask, number): saves the mask."""
+    node = Node(a.memory, _masked_fill_backward, (a,), (mask,)) if recording(a) else None
+    out = like(a, "masked")
+    out.node = node
+    return out
+
+
+def _masked_fill_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _mask = node.unpack()
+    return [like(grads[0], "masked gradient")]
 
 
 def sort(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,6 +138,41 @@ def index(a: Tensor, where: Tensor, name: str) -> Tensor:
 def _index_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     _where = node.unpack()
     return [_written_into_zeros(node, grads[0], f"{node.context} gradient")]
+
+
+def index_two(a: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """a[first, second]: saves both indices."""
+    name = "weights of rows"
+    node = Node(a.memory, _index_backward, (a,), (first, second), name) if recording(a) else None
+    out = new_tensor(a.memory, (*first.shape, *a.shape[2:]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def index_add_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
+    """a.index_add_(0, where, source): saves the indices, and the source for its shape; the result has a's storage."""
+    node = Node(a.memory, _index_add_backward, (a, source), (where, source)) if recording(a, source) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _index_add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    _where, source = node.unpack()
+    source_gradient = new_tensor(node.memory, source.shape, source.dtype, "rows of the gradient")
+    return [grads[0] if node.needs(0) else None, source_gradient]
+
+
+def absolute_norm(a: Tensor) -> Tensor:
+    """torch.norm(a, p=1, dim=-1, keepdim=True): saves its input and its result."""
+    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), a.dtype, "norm of the weights")
+    if recording(a):
+        result = Tensor(out.storage, out.shape, out.strides, out.dtype)
+        out.node = Node(a.memory, _absolute_norm_backward, (a,), (a, result))
+    return out
+
+
+def _absolute_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    a, _result = node.unpack()
+    return [of_two(like(a, "sign"), grads[0], "norm gradient")]
 
 
 def sum_middle(a: Tensor) -> Tensor:
