@@ -19,6 +19,11 @@ _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
 
+ATTENTION_MASK: Final = Row(
+    "buffers", "attention_mask", (_BATCH, _SEQ), int64, life="the step's batch", source="the caller"
+)
+"""A padded batch has it beside its ids, whatever the engine."""
+
 
 class Flush(NamedTuple):
     """Blocks that come while gradients are being reduced: alive at moments with at least `after` bytes of gradients."""

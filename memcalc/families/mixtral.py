@@ -1,6 +1,6 @@
 """Mixtral (models/mixtral/modeling_mixtral.py): Mistral with experts, run as grouped products (integrations/moe.py).
 
-Routing is taken to be balanced; the bytes on one rank are the same however tokens are spread over its experts.
+The bytes on one rank are the same however unevenly tokens are spread over its experts (`--expert-imbalance`).
 """
 
 from __future__ import annotations
