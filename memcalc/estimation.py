@@ -10,7 +10,7 @@ from memcalc.collectives import Collective, wire_bytes
 from memcalc.dims import Poly, evaluate, numel
 from memcalc.dtypes import DType
 from memcalc.engines import load_engine
-from memcalc.engines.holdings import Holdings
+from memcalc.engines.holdings import ATTENTION_MASK, Holdings
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
@@ -278,11 +278,13 @@ class Report:
 def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
     key = (
         "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
-        setup.optimizer_implementation, setup.micro_batches > 1,
+        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded,
     )  # fmt: skip
     if key not in model.profiles:
         if isinstance(model, Model):
             held = load_engine(setup.engine).holdings(model, setup)
+            if setup.padded:
+                held = held._replace(always=(*held.always, ATTENTION_MASK))
         else:
             held = model.holdings(setup)
         sums = _Sums(
@@ -302,7 +304,7 @@ def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
         return None
     assert setup.attention is not None and setup.seq_len is not None
     program = model.program
-    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", accumulates)
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", accumulates, padded=setup.padded)
     key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len))
     if key not in model.profiles:
         model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)

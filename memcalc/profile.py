@@ -44,6 +44,7 @@ class Choices(NamedTuple):
     attention: str
     recompute: bool
     accumulating: bool
+    padded: bool = False
 
 
 class Moment(NamedTuple):
@@ -115,6 +116,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     for buffer in program.buffers():
         run.add_buffer(buffer)
     ids = new_tensor(memory, (size.batch, size.seq), int64, "input ids", component="buffers")
+    if choices.padded:
+        run.add_attention_mask()
     memory.enter("forward", None)
     loss = program.forward(run, ids)
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's

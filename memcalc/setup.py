@@ -111,7 +111,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         attention=None if model is None else _attention(options, model),
         cross_entropy=None if model is None else "eager",
         padded=options.padded,
-        expert_imbalance=options.expert_imbalance,
+        expert_imbalance=_expert_imbalance(options, model),
         kernels="hf",
         engine=engine,
         gpu=options.gpu,
@@ -146,13 +146,11 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
         ("recompute", ("none", "full")),
         ("cross_entropy", (None, "eager")),
         ("kernels", (None, "hf")),
-        ("padded", (False,)),
-        ("expert_imbalance", (1.0,)),
     )
     for name, values in only:
         value = getattr(options, name)
         if value not in values:
-            refuse(name, value, _NOT_YET + ", ".join("off" if v is False else str(v) for v in values if v is not None))
+            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values if v is not None))
 
 
 def _pp_rank(options: Options) -> int:
@@ -270,6 +268,20 @@ def _global_batch_size(options: Options, dp: int) -> int:
             f"does not divide by dp {dp} · micro-batch {options.micro_batch_size} = {unit}; allowed: a multiple of {unit}",
         )
     return options.global_batch_size
+
+
+def _expert_imbalance(options: Options, model: Model | None) -> float:
+    """At most all tokens of a batch choose the same expert: experts / experts per token times the average."""
+    imbalance = options.expert_imbalance
+    if model is None:
+        return imbalance
+    per_token, experts = model.program.routed
+    if imbalance > 1 and experts == 1:
+        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} routes to no experts; allowed: 1.0")
+    if imbalance * per_token > experts:
+        routing = f"{per_token} of {experts} experts per token"
+        refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")
+    return imbalance
 
 
 def _attention(options: Options, model: Model) -> str:

@@ -170,6 +170,7 @@ def training_step(
     optimizer: str = "adamw",
     implementation: str = "foreach",
     micro_batches: int = 1,
+    padded: bool = False,
     real: bool = False,
     balanced: bool = False,
     log: bool = False,
@@ -190,8 +191,11 @@ def training_step(
         for tensor in [*model.parameters(), *model.buffers()]:
             mode.register(tensor)
         ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
+        attention_mask = padding_mask(micro_batch_size, seq_len) if padded else None
         with mode:
             mode.register(ids)
+            if attention_mask is not None:
+                mode.register(attention_mask)
             result = None
             loss: torch.Tensor | None = None
             for turn in range(2):
@@ -203,7 +207,7 @@ def training_step(
                 for micro in range(micro_batches):
                     before = mode.now
                     mode.begin()
-                    out = model(input_ids=ids, labels=ids)
+                    out = model(input_ids=ids, labels=ids, attention_mask=attention_mask)
                     loss = out.loss
                     del out
                     gc.collect()
@@ -218,6 +222,17 @@ def training_step(
                 result = Step(start, saved, forward, backward, mode.highest, mode.log or [])
     assert result is not None
     return result
+
+
+def padding_mask(batch: int, seq: int) -> torch.Tensor:
+    """A collator's mask of a batch whose first sequence is a token short.
+
+    transformers asks whether a mask has a zero (masking_utils.fast_all, `padding_mask.all()`) before it builds the 4-d
+    one. Under fake tensors it asks nothing and takes a mask to have one (is_tracing): the branch of a padded batch.
+    """
+    mask = torch.ones((batch, seq), dtype=torch.int64)
+    mask[0, seq - 1] = 0
+    return mask
 
 
 def make_optimizer(name: str, implementation: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

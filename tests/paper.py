@@ -47,7 +47,15 @@ class PaperRun:
     """One program with its weights, buffers and token ids in memory."""
 
     def __init__(
-        self, program: Any, batch: int, seq: int, dtype: DType, attention: str = "sdpa", *, recompute: bool = False
+        self,
+        program: Any,
+        batch: int,
+        seq: int,
+        dtype: DType,
+        attention: str = "sdpa",
+        *,
+        recompute: bool = False,
+        padded: bool = False,
     ) -> None:
         self.program = program
         self.memory = Memory()
@@ -58,6 +66,8 @@ class PaperRun:
         for buffer in program.buffers():
             self.run.add_buffer(buffer)
         self.ids = new_tensor(self.memory, (size.batch, size.seq), int64, "input ids", component="buffers")
+        if padded:
+            self.run.add_attention_mask()
 
     def step(self) -> PaperStep:
         """Run forward and backward and read the bytes off the log."""
@@ -110,7 +120,8 @@ def paper_step(
     dtype: DType,
     attention: str = "sdpa",
     recompute: bool = False,
+    padded: bool = False,
 ) -> PaperStep:
     """The paper's counterpart of `oracle.training_step`."""
     program = program_of(fields)
-    return PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute).step()
+    return PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute, padded=padded).step()

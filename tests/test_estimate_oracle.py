@@ -23,6 +23,8 @@ GEMMA2 = {"model_type": "gemma2", "hidden_size": 64, "intermediate_size": 160, "
           "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "sliding_window": 32}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 128, "vocab_size": 500,
         "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}  # fmt: skip
+OPT = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 160, "num_hidden_layers": 6, "num_attention_heads": 4,
+       "max_position_embeddings": 64, "vocab_size": 500, "dropout": 0.0}  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 
 
@@ -35,15 +37,16 @@ def counters(config: dict[str, Any], optimizer: str, implementation: str) -> int
 
 def check(config: dict[str, Any], *, precision: str = "bf16", b: int = 2, s: int = 48, attention: str = "sdpa",
           recompute: str = "none", optimizer: str = "adamw", implementation: str = "foreach",
-          micro_batches: int = 1) -> None:  # fmt: skip
+          micro_batches: int = 1, padded: bool = False) -> None:  # fmt: skip
     real = training_step(
         config, micro_batch_size=b, seq_len=s, attention=attention, dtype=DTYPES[precision],
         recompute=recompute == "full", optimizer=optimizer, implementation=implementation,
-        micro_batches=micro_batches, real=optimizer == "adafactor",  # its step reads a value, which fake tensors have not
+        micro_batches=micro_batches, padded=padded,
+        real=optimizer == "adafactor",  # its step reads a value, which fake tensors have not
     )  # fmt: skip
     report = memcalc.estimate(
         config, precision=precision, micro_batch_size=b, seq_len=s, attention=attention, recompute=recompute,
-        optimizer=optimizer, optimizer_implementation=implementation, global_batch_size=b * micro_batches,
+        optimizer=optimizer, optimizer_implementation=implementation, global_batch_size=b * micro_batches, padded=padded,
     )  # fmt: skip
     extra = counters(config, optimizer, implementation)
     assert report.total("saved_activations") == real.saved
@@ -85,6 +88,17 @@ def test_every_phase_with_every_torch_optimizer(optimizer: str, implementation: 
 def test_every_phase_with_gradients_of_earlier_micro_batches(micro_batches: int, recompute: str) -> None:
     check(LLAMA, micro_batches=micro_batches, recompute=recompute)
     check(QWEN3, micro_batches=micro_batches, recompute=recompute, precision="fp32")
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "s"),
+    [(LLAMA, "sdpa", 48), (LLAMA, "eager", 17), (QWEN3, "sdpa", 33), (GEMMA2, "eager", 24), (GEMMA2, "eager", 64),
+     (GPT2, "sdpa", 128), (OPT, "sdpa", 40)],
+)  # fmt: skip
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_every_phase_of_a_padded_batch(config: dict[str, Any], attention: str, s: int, recompute: str) -> None:
+    check(config, attention=attention, s=s, recompute=recompute, padded=True)
+    check(config, attention=attention, s=s, recompute=recompute, padded=True, micro_batches=2, optimizer="sgd")
 
 
 def test_half_precision() -> None:

@@ -85,6 +85,7 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "recompute": draw(st.sampled_from(("none", "full"))),
         "attention": draw(st.sampled_from(("sdpa", "eager"))),
+        "padded": draw(st.booleans()),
         "gpu": draw(st.sampled_from((None, "h100-80gb", "t4"))),
     }
     if gpus > 1 and out["zero"] and out["optimizer"] == "muon":
@@ -341,7 +342,12 @@ def check_profile(config: dict[str, Any], choices: Choices, made_at: tuple[int, 
 
 
 CHOICES = st.builds(
-    Choices, st.sampled_from((bf16, fp32)), st.sampled_from(("sdpa", "eager")), st.booleans(), st.booleans()
+    Choices,
+    st.sampled_from((bf16, fp32)),
+    st.sampled_from(("sdpa", "eager")),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
 )
 
 

@@ -14,10 +14,13 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positi
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_fake_tensors_count_as_real_ones(config: dict[str, object], attention: str, recompute: bool) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_fake_tensors_count_as_real_ones(
+    config: dict[str, object], attention: str, recompute: bool, padded: bool
+) -> None:
     def run(real: bool) -> object:
         return training_step(
-            config, micro_batch_size=2, seq_len=16, attention=attention, recompute=recompute, real=real
+            config, micro_batch_size=2, seq_len=16, attention=attention, recompute=recompute, padded=padded, real=real
         )
 
     assert run(real=True) == run(real=False)

@@ -66,9 +66,16 @@ SeqLen = Annotated[
 GlobalBatchSize = Annotated[
     int | None, _option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")
 ]
-Padded = Annotated[bool, _option("Batches with a padding mask.", _BATCH, "--padded")]
+Padded = Annotated[
+    bool, _option("Batches with a padding mask: every attention has a mask, sdpa repeats k and v.", _BATCH, "--padded")
+]
 ExpertImbalance = Annotated[
-    float | None, _option("Tokens of the busiest expert over the average. (default: 1.0)", _BATCH, "--expert-imbalance")
+    float | None,
+    _option(
+        "Tokens of the busiest expert over the average. (default: 1.0; no effect with all experts on every GPU)",
+        _BATCH,
+        "--expert-imbalance",
+    ),
 ]
 Optimizer = Annotated[
     str | None,

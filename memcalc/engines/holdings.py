@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
+
+ATTENTION_MASK: Final = Row(
+    "buffers", "attention_mask", (_BATCH, _SEQ), int64, life="the step's batch", source="the caller"
+)
+"""A padded batch has it beside its ids, whatever the engine."""
 
 
 class Flush(NamedTuple):

@@ -193,6 +193,12 @@ def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
     return reshape(expand(unsqueeze(x, 2), batch, kv_heads, groups, seq, width), batch, heads, seq, width)
 
 
+def pack_gqa(q: Tensor, kv_heads: Dim) -> Tensor:
+    """One token's q, (batch, heads, 1, head_dim) -> (batch, kv_heads, heads/kv_heads, head_dim); a view."""
+    batch, heads, _, width = q.shape
+    return reshape(q, batch, kv_heads, Dim("heads/kv_heads", heads.size // kv_heads.size), width)
+
+
 def eager_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
@@ -214,11 +220,20 @@ def eager_attention(
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-    """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel."""
-    if mask is not None or k.shape[3].size > 256 or k.shape[3].size != v.shape[3].size:
+    """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel.
+
+    With a mask or wide heads the kernel takes no grouped k and v: they are repeated, or for a single token q is grouped.
+    """
+    grouped = q.shape[1].size != k.shape[1].size
+    if not grouped or (mask is None and k.shape[3].size == v.shape[3].size <= 256):
+        attn_output = scaled_dot_product_attention(q, k, v, mask)
+    elif q.shape[2].size == 1:
+        packed = scaled_dot_product_attention(pack_gqa(q, k.shape[1]), k, v, mask)
+        attn_output = reshape(packed, *q.shape)
+    else:
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
-    attn_output = scaled_dot_product_attention(q, k, v, mask)
+        attn_output = scaled_dot_product_attention(q, k, v, mask)
     return contiguous(transpose(attn_output, 1, 2)), None
 
 

@@ -7,6 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from memcalc.autograd import Leaf
+from memcalc.dtypes import int64
 from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import conv1d, linear
 from memcalc.ops.norm import layer_norm
@@ -65,6 +66,8 @@ class Run:
     batch: Dim
     seq: Dim
     accumulating: bool = False
+    attention_mask: Tensor | None = None
+    """The collator's int64 mask of a padded batch, (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
@@ -74,6 +77,11 @@ class Run:
         tensor.name = weight.name
         tensor.node = Leaf(self.memory, weight.name, weight.shape, weight.layer, accumulating=self.accumulating)
         self.weights[weight.name, weight.layer] = tensor
+
+    def add_attention_mask(self) -> None:
+        """Pad the batch: from here on there is a mask, which the caller holds."""
+        shape = (self.batch, self.seq)
+        self.attention_mask = new_tensor(self.memory, shape, int64, "attention mask", component="buffers")
 
     def add_buffer(self, buffer: Buffer) -> None:
         """Allocate a buffer."""

@@ -120,7 +120,9 @@ class OPT(Program):
     def decoder(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
         inputs_embeds = (m / "embed_tokens").embedding(ids)
-        position_attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "positions that count")
+        position_attention_mask = run.attention_mask
+        if position_attention_mask is None:
+            position_attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "positions that count")
         positions = like(position_attention_mask, "cumulated positions")
         positions = cast(scale(positions * position_attention_mask, "sub"), int64)
         mask = causal_mask(run)

@@ -3,12 +3,17 @@
 The fused kernels save q, k, v, their output and one fp32 logsumexp per query and head, and a mask if there is one
 (derivatives.yaml: _scaled_dot_product_flash_attention, _scaled_dot_product_efficient_attention). Grouped k and v stay
 grouped without a mask. A boolean mask becomes an additive one in the dtype of q, anew in every layer
-(native/transformers/attention.cpp, convert_boolean_attn_mask); on CUDA a sequence that is not a multiple of 8 elements
-would pad it besides. The output is laid out as q is; the three gradients as (batch, seq, heads, head_dim).
+(native/transformers/attention.cpp, convert_boolean_attn_mask). The output is laid out as q is; the three gradients as
+(batch, seq, heads, head_dim).
 
 Values of another width than the keys' leave CUDA one fused kernel, the memory-efficient one. It lays its output out as
 (batch, seq, heads, head_dim), and saves the seed and offset of its dropout besides. The kernel pads the logsumexp to 32
 queries, at most 124 bytes a head that are not counted.
+
+With a mask this is the CPU's flash kernel, as traced. CUDA has no flash kernel for masks: it takes the memory-efficient
+one, or cuDNN's. The additive mask is the same there, of (batch, 1, seq, seq), and expanding it over the heads is a view;
+but the memory-efficient kernel wants rows that are multiples of 8 elements (preprocess_mask, pad_bias): any other seq has
+the mask copied into one of ⌈seq/8⌉·8 columns, and that is what is saved.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _title(report: Report) -> Text:
     parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
     if s.seq_len is not None:
-        parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens")
+        parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
         parts.append(f"{s.attention} attention")
         if s.recompute != "none":
             parts.append(f"recompute {s.recompute}")
