@@ -206,15 +206,14 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Atte
 
     With a mask or wide heads the kernel takes no grouped k and v: they are repeated, or for a single token q is grouped.
     """
-    if mask is None and k.shape[3].size <= 256:
-        attn_output = scaled_dot_product_attention(q, k, v, mask)
-    elif q.shape[2].size == 1:
-        packed = scaled_dot_product_attention(pack_gqa(q, k.shape[1]), k, v, mask)
-        attn_output = reshape(packed, *q.shape)
-    else:
-        k = repeat_kv(k, q.shape[1])
-        v = repeat_kv(v, q.shape[1])
-        attn_output = scaled_dot_product_attention(q, k, v, mask)
+    shape = (*q.shape[:3], v.shape[3])
+    if mask is not None or k.shape[3].size > 256:
+        if q.shape[2].size == 1:
+            q = pack_gqa(q, k.shape[1])
+        else:
+            k = repeat_kv(k, q.shape[1])
+            v = repeat_kv(v, q.shape[1])
+    attn_output = reshape(scaled_dot_product_attention(q, k, v, mask), *shape)
     return contiguous(transpose(attn_output, 1, 2)), None
 
 
