@@ -224,6 +224,7 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Atte
 
     With a mask or wide heads the kernel takes no grouped k and v: they are repeated, or for a single token q is grouped.
     """
+<<<<<<< HEAD
     grouped = q.shape[1].size != k.shape[1].size
     if not grouped or (mask is None and k.shape[3].size == v.shape[3].size <= 256):
         attn_output = scaled_dot_product_attention(q, k, v, mask)
@@ -234,6 +235,16 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Atte
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
         attn_output = scaled_dot_product_attention(q, k, v, mask)
+=======
+    shape = (*q.shape[:3], v.shape[3])
+    if mask is not None or k.shape[3].size > 256:
+        if q.shape[2].size == 1:
+            q = pack_gqa(q, k.shape[1])
+        else:
+            k = repeat_kv(k, q.shape[1])
+            v = repeat_kv(v, q.shape[1])
+    attn_output = reshape(scaled_dot_product_attention(q, k, v, mask), *shape)
+>>>>>>> padded
     return contiguous(transpose(attn_output, 1, 2)), None
 
 
