@@ -10,10 +10,15 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "qwen2": ("memcalc.families.qwen2", "Qwen2"),
     "qwen3": ("memcalc.families.qwen3", "Qwen3"),
     "phi3": ("memcalc.families.phi3", "Phi3"),
+    "gemma": ("memcalc.families.gemma", "Gemma"),
     "gemma2": ("memcalc.families.gemma2", "Gemma2"),
+    "gemma3_text": ("memcalc.families.gemma3_text", "Gemma3Text"),
     "gpt2": ("memcalc.families.gpt2", "GPT2"),
     "gpt_neox": ("memcalc.families.gpt_neox", "GPTNeoX"),
     "opt": ("memcalc.families.opt", "OPT"),
+    "olmo": ("memcalc.families.olmo", "Olmo"),
+    "olmo2": ("memcalc.families.olmo2", "Olmo2"),
+    "olmo3": ("memcalc.families.olmo3", "Olmo3"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

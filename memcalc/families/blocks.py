@@ -25,14 +25,35 @@ from memcalc.ops.elementwise import (
 )
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import cat, contiguous, expand, part, reshape, rotate_half, transpose, unsqueeze, view
+from memcalc.ops.shape import (
+    cat,
+    contiguous,
+    every_second,
+    expand,
+    interleave,
+    part,
+    repeat_interleave,
+    reshape,
+    rotate_half,
+    transpose,
+    unsqueeze,
+    view,
+)
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from memcalc.dtypes import DType
+
 Attended = tuple[Tensor, Tensor | None]
 """What an attention returns: its output and, when eager, the weights, which the caller's frame keeps alive."""
+
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, (batch, heads, seq, head_dim) each."""
+
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin, (1, seq, rotary dim)."""
 
 
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
@@ -43,6 +64,23 @@ def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
         variance = mean(power(hidden_states, 2))
         hidden_states = hidden_states * rsqrt(variance + 1e-6)
         return m.weight() * cast(hidden_states, input_dtype)
+
+
+def rms_norm_in_fp32(m: Module, hidden_states: Tensor) -> Tensor:
+    """Olmo2RMSNorm (models/olmo2/modeling_olmo2.py): the weight is multiplied before the cast back."""
+    with m:
+        input_dtype = hidden_states.dtype
+        hidden_states = cast(hidden_states, fp32)
+        variance = mean(power(hidden_states, 2))
+        hidden_states = hidden_states * rsqrt(variance + 1e-6)
+        return cast(m.weight() * hidden_states, input_dtype)
+
+
+def softcap(x: Tensor) -> Tensor:
+    """tanh(x / cap) * cap, each result under the same name."""
+    x = scale(x, "div")
+    x = tanh(x)
+    return scale(x, "mul")
 
 
 ONE_KERNEL = {
@@ -114,36 +152,42 @@ def position_ids(run: Run) -> Tensor:
     return unsqueeze(like(ids, "position ids"), 0)
 
 
-def rotary_embedding(m: Module, positions: Tensor, width: Dim, kind: str) -> tuple[Tensor, Tensor]:
-    """LlamaRotaryEmbedding: cos and sin of (1, seq, rotary dim) in the model's dtype; no gradient."""
+def rotary_embedding(
+    m: Module, positions: Tensor, width: Dim, kind: str, *, prefix: str = "", dtype: DType | None = None
+) -> Rotary:
+    """LlamaRotaryEmbedding: cos and sin in the model's dtype, or in `dtype`; no gradient.
+
+    `prefix` is what the names of the frequencies begin with where there is a set per kind of layer.
+    """
     run = m.run
     run.memory.scope = m.path
     grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
     if kind == "longrope":
-        _longrope_frequency_update(m)
-    inv_freq = run.buffers[f"{m.path}.inv_freq"]
+        _longrope_frequency_update(m, prefix)
+    inv_freq = run.buffers[f"{m.path}.{prefix}inv_freq"]
     freqs = mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
     emb = cat((freqs, freqs), width)
     cos = scale(like(emb, "cos"), "mul", "cos")
     sin = scale(like(emb, "sin"), "mul", "sin")
-    cos, sin = cast(cos, run.dtype, "cos"), cast(sin, run.dtype, "sin")
+    dtype = dtype or run.dtype
+    cos, sin = cast(cos, dtype, "cos"), cast(sin, dtype, "sin")
     run.memory.grad_enabled = grad_enabled
     return cos, sin
 
 
-def rotary_buffers(path: str, width: Dim, kind: str) -> Iterator[Buffer]:
+def rotary_buffers(path: str, width: Dim, kind: str, *, prefix: str = "") -> Iterator[Buffer]:
     """The frequencies that LlamaRotaryEmbedding keeps. Those of longrope's long set are a plain attribute, made in fp32
     by the first forward and kept (modeling_rope_utils.py)."""
     half = divided(width, 2)
-    yield Buffer(f"{path}.inv_freq", (half,))
-    yield Buffer(f"{path}.original_inv_freq", (half,))
+    yield Buffer(f"{path}.{prefix}inv_freq", (half,))
+    yield Buffer(f"{path}.{prefix}original_inv_freq", (half,))
     if kind == "longrope":
-        yield Buffer(f"{path}.long_inv_freq", (half,), fp32, registered=False)
+        yield Buffer(f"{path}.{prefix}long_inv_freq", (half,), fp32, registered=False)
 
 
-def _longrope_frequency_update(m: Module) -> None:
+def _longrope_frequency_update(m: Module, prefix: str) -> None:
     """Picks the long or the short set, then copies it into `inv_freq`."""
-    _picked = like(m.run.buffers[f"{m.path}.long_inv_freq"], "picked inv_freq")
+    _picked = like(m.run.buffers[f"{m.path}.{prefix}long_inv_freq"], "picked inv_freq")
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,6 +208,18 @@ def apply_partial_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor)
     q_embed = cat(((q_rot * cos) + (rotate_half(q_rot) * sin), q_pass), head_dim)
     k_embed = cat(((k_rot * cos) + (rotate_half(k_rot) * sin), k_pass), head_dim)
     return q_embed, k_embed
+
+
+def rotate_pairs(x: Tensor) -> Tensor:
+    """rotate_half of GLM and others: stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)."""
+    x1 = every_second(x)
+    x2 = every_second(x)
+    return interleave((-x2, x1), x.shape[-1])
+
+
+def repeat_pairs(x: Tensor) -> Tensor:
+    """x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1)"""
+    return repeat_interleave(part(x, divided(x.shape[-1], 2)), x.shape[-1])
 
 
 def repeat_kv(x: Tensor, heads: Dim) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, Shape
-from memcalc.dtypes import DType, fp32
+from memcalc.dtypes import DType, boolean, fp32
 from memcalc.ops.strides import elementwise_strides
 from memcalc.tensor import Tensor, contiguous_strides, is_dense, new_tensor, same_sizes
 
@@ -96,6 +96,17 @@ def add(a: Tensor, b: Tensor | float) -> Tensor:
 def _add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad = grads[0]
     return [grad if node.needs(0) else None, grad if node.needs(1) else None]
+
+
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: saves nothing."""
+    out = of_two(a, b, "sub")
+    return record(out, _sub_backward, (a, b))
+
+
+def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    return [grad if node.needs(0) else None, like(grad, "neg") if node.needs(1) else None]
 
 
 def mul(a: Tensor, b: Tensor | float) -> Tensor:
@@ -199,6 +210,22 @@ def activation(a: Tensor, name: str) -> Tensor:
     return out
 
 
+def clamp_(a: Tensor) -> Tensor:
+    """a.clamp_(min, max): saves a copy of what a was; the result has a's storage."""
+    node = None
+    if recording(a):
+        original = like(a, "copy of what is clamped")
+        node = Node(a.memory, _clamp_backward, (a,), (original,))
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _clamp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (original,) = node.unpack()
+    # where(self >= min & self <= max, grad, 0): one C++ expression, whose temporaries live until its end.
+    _temporaries = [like(original, "clamp gradient", boolean) for _ in ("ge", "le", "and")]
+    return [of_two(original, grads[0], "clamp gradient")]
+
+
 def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
     """torch.where(mask, value, scalar) without a gradient: the scalar becomes a tensor of `value`'s dtype first."""
     scalar = new_tensor(mask.memory, (), value.dtype, name)
@@ -273,8 +300,6 @@ def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def dropout(a: Tensor, p: float) -> Tensor:
     """Training dropout as CUDA's native_dropout: saves a bool mask. p = 0 is the identity's cost: see below."""
-    from memcalc.dtypes import boolean
-
     if p == 0.0:
         return a
     out = like(a, "dropout")

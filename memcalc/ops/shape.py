@@ -88,6 +88,35 @@ def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "slice gradient")]
 
 
+def every_second(a: Tensor) -> Tensor:
+    """a[..., 0::2] or a[..., 1::2]: a slice of the last dim, a view."""
+    strides = (*a.strides[:-1], 2 * a.strides[-1])
+    return _view(a, (*a.shape[:-1], divided(a.shape[-1], 2)), strides, _part_backward, a.shape)
+
+
+def interleave(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
+    """torch.stack(tensors, -1).flatten(-2), a new tensor; `dim` is the joined last dim. Backward selects views."""
+    first = tensors[0]
+    count = Dim(str(len(tensors)), len(tensors))
+    stacked = new_tensor(first.memory, (*first.shape, count), first.dtype, "stack")
+    if recording(*tensors):
+        stacked.node = Node(first.memory, _stack_backward, tensors)
+    return reshape(stacked, *first.shape[:-1], dim)
+
+
+def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    selected = Tensor(grad.storage, grad.shape[:-1], grad.strides[:-1], grad.dtype)
+    return [selected if node.needs(i) else None for i in range(len(node.edges))]
+
+
+def repeat_interleave(a: Tensor, dim: Dim) -> Tensor:
+    """a.repeat_interleave(n, dim=-1), `dim` being the new last dim: a contiguous copy of an expanded view."""
+    count = Dim(str(dim.size // a.shape[-1].size), dim.size // a.shape[-1].size)
+    expanded = expand(unsqueeze(a, len(a.shape)), *a.shape, count)
+    return reshape(clone(expanded), *a.shape[:-1], dim)
+
+
 def split(a: Tensor, *dims: Dim) -> tuple[Tensor, ...]:
     """a.split(sizes, -1): views with one grad_fn; backward joins their gradients in one new tensor."""
     node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=len(dims)) if recording(a) else None

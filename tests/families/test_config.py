@@ -23,7 +23,13 @@ def family_of(model_type: str) -> Any:
 DERIVED = {"head_dim", "num_key_value_heads", "layer_types", "sliding_window", "rope_parameters", "word_embed_proj_dim"}
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
-ELSEWHERE: dict[str, Any] = {"rope_scaling": None, "partial_rotary_factor": None, "rotary_pct": 0.25, "head_dim": None}
+ELSEWHERE: dict[str, Any] = {
+    "rope_scaling": None,
+    "partial_rotary_factor": None,
+    "rotary_pct": 0.25,
+    "head_dim": None,
+    "sliding_window_pattern": 4,
+}
 """What transformers reads from a config.json although its class has no such field."""
 
 
@@ -70,6 +76,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
     ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
     ({"model_type": "gemma2", "sliding_window": None}, "sliding_window"),
+    ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ({"model_type": "gemma", "num_key_value_heads": None}, "num_key_value_heads None"),
+    ({"model_type": "gemma3_text", "sliding_window": None}, "sliding_window is None"),
+    ({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "spiral"}}}, "'spiral'"),
+    ({"model_type": "olmo", "num_key_value_heads": 5}, "num_key_value_heads 5"),
+    ({"model_type": "olmo3", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
     ({"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'linear'"),
     (
         {"model_type": "phi3", "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
