@@ -1,7 +1,7 @@
 """The cases of each family: small models that are like no default. `tests/families/cases/<model_type>.json` holds
 
-- `parameters`: configurations whose weights and buffers are compared by name, order and shape;
-- `default`: false where transformers' own default configuration cannot be run, and so is refused;
+- `parameters`: configurations whose weights and buffers are compared by name, order and shape, the type's defaults
+  among them unless `default` is false: transformers cannot build a model of some types' own defaults;
 - `steps`: a configuration and a workload each, whose saved bytes and peaks are compared. `dtypes` (default bf16) says in
   which dtypes. Where paper and trace differ, `differs` has both numbers, [paper, trace], by run ("bf16-sdpa-none") and
   quantity ("saved", "forward", "backward"), and `why` the reason.

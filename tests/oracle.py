@@ -143,7 +143,16 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.n
 
     fields = dict(config)
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    for name in ("attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout"):
+    for name in (
+        "attn_pdrop",
+        "resid_pdrop",
+        "embd_pdrop",
+        "dropout",
+        "attention_dropout",
+        "hidden_dropout",
+        "residual_dropout",
+        "embedding_dropout",
+    ):
         if hasattr(hf_config, name):
             setattr(hf_config, name, 0.0)
     hf_config.use_cache = False

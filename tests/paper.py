@@ -16,7 +16,16 @@ from memcalc.tensor import Memory, StorageRow, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout")
+DROPOUTS = (
+    "attn_pdrop",
+    "resid_pdrop",
+    "embd_pdrop",
+    "dropout",
+    "attention_dropout",
+    "hidden_dropout",
+    "residual_dropout",
+    "embedding_dropout",
+)
 LOSS_BYTES = 4
 
 

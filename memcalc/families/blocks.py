@@ -25,14 +25,35 @@ from memcalc.ops.elementwise import (
 )
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import cat, contiguous, expand, part, reshape, rotate_half, transpose, unsqueeze, view
+from memcalc.ops.shape import (
+    cat,
+    contiguous,
+    every_second,
+    expand,
+    interleave,
+    part,
+    repeat_interleave,
+    reshape,
+    rotate_half,
+    transpose,
+    unsqueeze,
+    view,
+)
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from memcalc.dtypes import DType
+
 Attended = tuple[Tensor, Tensor | None]
 """What an attention returns: its output and, when eager, the weights, which the caller's frame keeps alive."""
+
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, (batch, heads, seq, head_dim) each."""
+
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin, (1, seq, rotary dim)."""
 
 
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
@@ -43,6 +64,23 @@ def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
         variance = mean(power(hidden_states, 2))
         hidden_states = hidden_states * rsqrt(variance + 1e-6)
         return m.weight() * cast(hidden_states, input_dtype)
+
+
+def rms_norm_in_fp32(m: Module, hidden_states: Tensor) -> Tensor:
+    """Olmo2RMSNorm (models/olmo2/modeling_olmo2.py): the weight is multiplied before the cast back."""
+    with m:
+        input_dtype = hidden_states.dtype
+        hidden_states = cast(hidden_states, fp32)
+        variance = mean(power(hidden_states, 2))
+        hidden_states = hidden_states * rsqrt(variance + 1e-6)
+        return cast(m.weight() * hidden_states, input_dtype)
+
+
+def softcap(x: Tensor) -> Tensor:
+    """tanh(x / cap) * cap, each result under the same name."""
+    x = scale(x, "div")
+    x = tanh(x)
+    return scale(x, "mul")
 
 
 ONE_KERNEL = {
@@ -114,54 +152,47 @@ def position_ids(run: Run) -> Tensor:
     return unsqueeze(like(ids, "position ids"), 0)
 
 
-def rotary_embedding(m: Module, positions: Tensor, width: Dim, kind: str) -> tuple[Tensor, Tensor]:
-    """LlamaRotaryEmbedding: cos and sin of (1, seq, rotary dim) in the model's dtype; no gradient."""
+def rotary_embedding(
+    m: Module, positions: Tensor, width: Dim, kind: str, *, prefix: str = "", dtype: DType | None = None
+) -> Rotary:
+    """LlamaRotaryEmbedding: cos and sin in the model's dtype, or in `dtype`; no gradient.
+
+    `prefix` is what the names of the frequencies begin with where there is a set per kind of layer.
+    """
     run = m.run
     run.memory.scope = m.path
     grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
-    freqs = rotary_angles(m, positions, kind)
+    freqs = rotary_angles(m, positions, kind, prefix)
     emb = cat((freqs, freqs), width)
     cos = scale(like(emb, "cos"), "mul", "cos")
     sin = scale(like(emb, "sin"), "mul", "sin")
-    cos, sin = cast(cos, run.dtype, "cos"), cast(sin, run.dtype, "sin")
+    dtype = dtype or run.dtype
+    cos, sin = cast(cos, dtype, "cos"), cast(sin, dtype, "sin")
     run.memory.grad_enabled = grad_enabled
     return cos, sin
 
 
-def rotary_embedding_in_fp32(m: Module, positions: Tensor, width: Dim, kind: str) -> tuple[Tensor, Tensor]:
-    """The same, left in fp32 (models/ernie4_5_moe/modeling_ernie4_5_moe.py)."""
-    run = m.run
-    run.memory.scope = m.path
-    grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
-    freqs = rotary_angles(m, positions, kind)
-    emb = cat((freqs, freqs), width)
-    cos = scale(like(emb, "cos"), "mul", "cos")
-    sin = scale(like(emb, "sin"), "mul", "sin")
-    run.memory.grad_enabled = grad_enabled
-    return cos, sin
-
-
-def rotary_angles(m: Module, positions: Tensor, kind: str) -> Tensor:
+def rotary_angles(m: Module, positions: Tensor, kind: str, prefix: str = "") -> Tensor:
     """position_ids * inv_freq, in fp32."""
     if kind == "longrope":
-        longrope_frequency_update(m)
-    inv_freq = m.run.buffers[f"{m.path}.inv_freq"]
+        longrope_frequency_update(m, prefix)
+    inv_freq = m.run.buffers[f"{m.path}.{prefix}inv_freq"]
     return mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
 
 
-def rotary_buffers(path: str, width: Dim, kind: str) -> Iterator[Buffer]:
+def rotary_buffers(path: str, width: Dim, kind: str, *, prefix: str = "") -> Iterator[Buffer]:
     """The frequencies that LlamaRotaryEmbedding keeps. Those of longrope's long set are a plain attribute, made in fp32
     by the first forward and kept (modeling_rope_utils.py)."""
     half = divided(width, 2)
-    yield Buffer(f"{path}.inv_freq", (half,))
-    yield Buffer(f"{path}.original_inv_freq", (half,))
+    yield Buffer(f"{path}.{prefix}inv_freq", (half,))
+    yield Buffer(f"{path}.{prefix}original_inv_freq", (half,))
     if kind == "longrope":
-        yield Buffer(f"{path}.long_inv_freq", (half,), fp32, registered=False)
+        yield Buffer(f"{path}.{prefix}long_inv_freq", (half,), fp32, registered=False)
 
 
-def longrope_frequency_update(m: Module) -> None:
+def longrope_frequency_update(m: Module, prefix: str = "") -> None:
     """Picks the long or the short set, then copies it into `inv_freq`."""
-    _picked = like(m.run.buffers[f"{m.path}.long_inv_freq"], "picked inv_freq")
+    _picked = like(m.run.buffers[f"{m.path}.{prefix}long_inv_freq"], "picked inv_freq")
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,6 +213,18 @@ def apply_partial_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor)
     q_embed = cat(((q_rot * cos) + (rotate_half(q_rot) * sin), q_pass), head_dim)
     k_embed = cat(((k_rot * cos) + (rotate_half(k_rot) * sin), k_pass), head_dim)
     return q_embed, k_embed
+
+
+def rotate_pairs(x: Tensor) -> Tensor:
+    """rotate_half of GLM and others: stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)."""
+    x1 = every_second(x)
+    x2 = every_second(x)
+    return interleave((-x2, x1), x.shape[-1])
+
+
+def repeat_pairs(x: Tensor) -> Tensor:
+    """x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1)"""
+    return repeat_interleave(part(x, divided(x.shape[-1], 2)), x.shape[-1])
 
 
 def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
@@ -224,27 +267,16 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Atte
 
     With a mask or wide heads the kernel takes no grouped k and v: they are repeated, or for a single token q is grouped.
     """
-<<<<<<< HEAD
     grouped = q.shape[1].size != k.shape[1].size
     if not grouped or (mask is None and k.shape[3].size == v.shape[3].size <= 256):
         attn_output = scaled_dot_product_attention(q, k, v, mask)
     elif q.shape[2].size == 1:
         packed = scaled_dot_product_attention(pack_gqa(q, k.shape[1]), k, v, mask)
-        attn_output = reshape(packed, *q.shape)
+        attn_output = reshape(packed, *q.shape[:3], v.shape[3])
     else:
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
         attn_output = scaled_dot_product_attention(q, k, v, mask)
-=======
-    shape = (*q.shape[:3], v.shape[3])
-    if mask is not None or k.shape[3].size > 256:
-        if q.shape[2].size == 1:
-            q = pack_gqa(q, k.shape[1])
-        else:
-            k = repeat_kv(k, q.shape[1])
-            v = repeat_kv(v, q.shape[1])
-    attn_output = reshape(scaled_dot_product_attention(q, k, v, mask), *shape)
->>>>>>> padded
     return contiguous(transpose(attn_output, 1, 2)), None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_type_hints
 
 from memcalc.errors import quoted
 
@@ -59,6 +59,7 @@ Activation = Literal[
 """Names of transformers' ACT2FN that `blocks.act` writes out."""
 
 LayerType = Literal["full_attention", "sliding_attention"]
+LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 RopeType = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 
 _REFUSED: Mapping[str, Sequence[Any]] = {
@@ -239,6 +240,10 @@ class RotaryConfig(FamilyConfig):
         nested = [key for key in rope if isinstance(rope[key], dict)]
         if nested:
             raise ValueError(f"rope_parameters by layer type ({nested[0]}) are not read here; allowed: one set for all")
+        self.check_rope(rope)
+
+    def check_rope(self, rope: Mapping[str, Any]) -> None:
+        """What has to hold in one set of rotary parameters."""
         kind, factor = rope["rope_type"], rope["partial_rotary_factor"]
         if kind not in _ROPE_KEYS:
             raise ValueError(f"rope_parameters rope_type {kind!r} is not known; allowed: {_listed(tuple(_ROPE_KEYS))}")
@@ -263,6 +268,24 @@ def _check_factors(rope: Mapping[str, Any], count: int) -> None:
         factors = cast("list[Any]", rope[key])
         if len(factors) != count:
             raise ValueError(f"rope_parameters {key} has to be a list of {count} numbers, not {len(factors)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(RotaryConfig):
+    """What Llama and its relatives have in common; each gives its own defaults."""
+
+    vocab_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Layers
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    max_position_embeddings: Count
+    attention_dropout: Probability = 0.0
+    tie_word_embeddings: bool = False
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
 
 
 # --- layers that differ
@@ -291,3 +314,54 @@ class LayerTypesConfig(RotaryConfig):
         layers = self.num_hidden_layers
         if self.layer_types is not None and len(self.layer_types) != layers:
             raise ValueError(f"layer_types has {len(self.layer_types)} entries, num_hidden_layers is {layers}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowedConfig(LayerTypesConfig):
+    """A family some of whose layers attend to a window."""
+
+    masks_both: ClassVar[bool] = True
+    """Whether its forward makes a mask with a window even where no layer has one, which fails without a window."""
+
+    sliding_window: Count | None = 4096
+
+    def default_kind(self, i: int) -> LayerType:
+        """What layer `i` attends to where `layer_types` is left out."""
+        raise NotImplementedError
+
+    @property
+    def kinds(self) -> list[LayerType]:
+        """What each layer attends to."""
+        if self.layer_types is not None:
+            return list(self.layer_types)
+        return [self.default_kind(i) for i in range(self.num_hidden_layers)]
+
+    def check(self) -> None:
+        super().check()
+        if self.sliding_window is None and (self.masks_both or "sliding_attention" in self.kinds):
+            raise ValueError("sliding_window is None, which fails in transformers; allowed: a number of tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryByKindConfig(LayerTypesConfig):
+    """A family whose `rope_parameters` hold one set per kind of layer (models/gemma3/configuration_gemma3.py)."""
+
+    def rope_of(self, kind: str) -> dict[str, Any]:
+        """convert_rope_params_to_dict: `rope_scaling` goes to the layers that attend to everything."""
+        given = self.rope_parameters or {}
+        rope: dict[str, Any] = {**(given.get(kind) or {})}
+        if kind == "full_attention":
+            rope |= self.rope_scaling or {}
+            if self.rope_parameters is None:
+                rope.setdefault("rope_type", "default")
+        rope.setdefault("rope_type", rope.get("type", "default"))
+        rope.setdefault("partial_rotary_factor", 1.0)
+        return rope
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        return self.rope_of("full_attention")
+
+    def check(self) -> None:
+        super().check()
+        self.check_rope(self.rope_of("sliding_attention"))

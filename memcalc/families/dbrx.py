@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.dtypes import int64
@@ -75,7 +75,8 @@ class DbrxConfig(FamilyConfig):
         for name in ("attn_config", "ffn_config"):
             inner = flat.pop(name, None)
             if isinstance(inner, Mapping):
-                flat |= {key: value for key, value in inner.items() if key not in ("model_type", "hidden_size")}
+                given = cast("Mapping[str, Any]", inner)
+                flat |= {key: value for key, value in given.items() if key not in ("model_type", "hidden_size")}
             elif inner is not None:
                 raise ValueError(f"{name} {inner!r} is not an object")
         return super().renamed(flat)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import fp32
-from memcalc.families.blocks import rotary_embedding_in_fp32
+from memcalc.families.blocks import repeat_pairs, rotary_embedding, rotate_pairs
 from memcalc.families.config import Activation, Bounds, Count, Layers, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, Experts, check_experts
 from memcalc.families.module import Module, Weight, module
@@ -19,7 +19,7 @@ from memcalc.families.sparse import SparseLayers, gated_mlp_weights
 from memcalc.ops.elementwise import cast, clamp, softmax, sum_last
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import div, gather, topk
-from memcalc.ops.shape import every_second, part, repeat_interleave, reshape, stack, unsqueeze, view
+from memcalc.ops.shape import reshape, unsqueeze, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,13 +98,11 @@ class Ernie4_5_Moe(SparseLayers):
             yield from gated_mlp_weights("mlp.shared_experts", self.hidden, self.shared_ffn, bias=bias)
 
     def position_embeddings(self, m: Module, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary_embedding_in_fp32(m, positions, self.rotary_dim, self.rope_type)
+        return rotary_embedding(m, positions, self.rotary_dim, self.rope_type, dtype=fp32)
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
-        half = every_second(cos).shape[-1]
-        cos = repeat_interleave(part(cos, half), 2, cos.shape[-1])
-        sin = repeat_interleave(part(sin, half), 2, sin.shape[-1])
+        cos, sin = repeat_pairs(cos), repeat_pairs(sin)
         q_embed = (cast(q, fp32) * cos) + (cast(rotate_pairs(q), fp32) * sin)
         k_embed = (cast(k, fp32) * cos) + (cast(rotate_pairs(k), fp32) * sin)
         return cast(q_embed, q.dtype), cast(k_embed, k.dtype)
@@ -120,13 +118,6 @@ class Ernie4_5_Moe(SparseLayers):
         if shared_output is not None:
             final_hidden_states = final_hidden_states + shared_output
         return reshape(final_hidden_states, batch, seq, hidden)
-
-
-def rotate_pairs(x: Tensor) -> Tensor:
-    """rotate_half of neighbouring dims: stack((-odd, even), dim=-1).flatten(-2)."""
-    x1 = every_second(x)
-    x2 = every_second(x)
-    return reshape(stack(-x2, x1), *x.shape)
 
 
 @dataclass(frozen=True)

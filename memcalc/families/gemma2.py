@@ -8,21 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import Attended, eager_attention
+from memcalc.families.blocks import Attended, Rotary, eager_attention, softcap
 from memcalc.families.config import (
     Activation,
     Count,
     Decimal,
+    DecoderConfig,
     Layers,
-    LayerTypesConfig,
-    Probability,
+    LayerType,
+    WindowedConfig,
     check_divides,
 )
-from memcalc.families.llama import Llama
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.elementwise import cast, mean, power, rsqrt, scale, tanh
+from memcalc.families.gemma import Gemma
+from memcalc.families.module import Module, Weight, module
+from memcalc.families.variations import Windowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma2Config(LayerTypesConfig):
+class Gemma2Config(WindowedConfig, DecoderConfig):
     """models/gemma2/configuration_gemma2.py"""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"use_bidirectional_attention": (False, None)}
@@ -48,8 +47,6 @@ class Gemma2Config(LayerTypesConfig):
     max_position_embeddings: Count = 8192
     tie_word_embeddings: bool = True
     attention_bias: bool = False
-    attention_dropout: Probability = 0.0
-    sliding_window: Count = 4096
     final_logit_softcapping: Decimal | None = 30.0
     attn_logit_softcapping: Decimal | None = 50.0
 
@@ -57,67 +54,31 @@ class Gemma2Config(LayerTypesConfig):
     def hidden_act(self) -> str:
         return self.hidden_activation
 
-    @property
-    def kinds(self) -> list[str]:
-        """What each layer attends to."""
-        if self.layer_types is not None:
-            return list(self.layer_types)
-        return ["full_attention" if i % 2 else "sliding_attention" for i in range(self.num_hidden_layers)]
+    def default_kind(self, i: int) -> LayerType:
+        return "full_attention" if i % 2 else "sliding_attention"
 
     def check(self) -> None:
         super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
-        check_divides(self, "num_attention_heads", "num_key_value_heads")
 
 
-class Gemma2(Llama):
+class Gemma2(Windowed, Gemma):
     """The program of Gemma2ForCausalLM."""
 
     Config = Gemma2Config
     attention_kinds = ("eager",)
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.kinds: list[str] = config.kinds
-
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from super().layer_weights(i)
-        yield Weight("pre_feedforward_layernorm.weight", (self.hidden,), "norm")
-        yield Weight("post_feedforward_layernorm.weight", (self.hidden,), "norm")
-
-    def buffers(self) -> Iterator[Buffer]:
-        yield Buffer("model.embed_tokens.embed_scale", ())
-        yield from super().buffers()
-
-    def layer_kind(self, i: int) -> str:  # of one variant: eager attention adds a mask of the same size in every layer
-        return self.kinds[i]
-
-    def masks(self, run: Run) -> dict[str, Tensor | None]:
-        full = causal_mask(run)
-        return {"full_attention": full, "sliding_attention": causal_mask(run, self.config.sliding_window)}
-
-    def embed(self, m: Module, ids: Tensor) -> Tensor:
-        return super().embed(m, ids) * m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
-
-    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """Gemma2RMSNorm: the weight is an offset from 1, multiplied in fp32."""
-        with m:
-            output = _norm(cast(hidden_states, fp32))
-            output = output * (1.0 + cast(m.weight(), fp32))
-            return cast(output, hidden_states.dtype)
+        yield from self.norm_weights("pre_feedforward_layernorm")
+        yield from self.norm_weights("post_feedforward_layernorm")
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        logits = super().head(root, hidden_states)
-        if self.config.final_logit_softcapping is not None:
-            logits = scale(logits, "div")
-            logits = tanh(logits)
-            logits = scale(logits, "mul")
-        return logits
+        capped = self.config.final_logit_softcapping is not None
+        return softcap(super().head(root, hidden_states)) if capped else super().head(root, hidden_states)
 
     @module
-    def layer(
-        self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor
-    ) -> Tensor:
+    def layer(self, m: Module, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None, positions: Tensor) -> Tensor:
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
@@ -130,9 +91,5 @@ class Gemma2(Llama):
         return residual + hidden_states
 
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-        softcap = self.config.attn_logit_softcapping is not None
-        return eager_attention(q, k, v, mask, p=self.config.attention_dropout, softcap=softcap)
-
-
-def _norm(x: Tensor) -> Tensor:
-    return x * rsqrt(mean(power(x, 2)) + 1e-6)
+        capped = self.config.attn_logit_softcapping is not None
+        return eager_attention(q, k, v, mask, p=self.config.attention_dropout, softcap=capped)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import (
+    QKV,
     Attended,
+    Rotary,
     act,
     apply_rotary_pos_emb,
     attention,
@@ -17,7 +19,7 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import LAYER_TYPES, Activation, Count, DecoderConfig, FamilyConfig, Layers, check_divides
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import Program
@@ -27,11 +29,12 @@ from memcalc.ops.shape import reshape, transpose, view
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memcalc.dtypes import DType
     from memcalc.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(RotaryConfig):
+class LlamaConfig(DecoderConfig):
     """models/llama/configuration_llama.py"""
 
     vocab_size: Count = 32000
@@ -40,25 +43,22 @@ class LlamaConfig(RotaryConfig):
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 32
     num_attention_heads: Count = 32
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 2048
     attention_bias: bool = False
-    attention_dropout: Probability = 0.0
     mlp_bias: bool = False
-    tie_word_embeddings: bool = False
 
     def check(self) -> None:
         super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
-        check_divides(self, "num_attention_heads", "num_key_value_heads")
 
 
 class Llama(Program):
     """The program of LlamaForCausalLM; its relatives override what differs."""
 
     Config: type[FamilyConfig] = LlamaConfig
+    rotary_dtype: DType | None = None
+    """The dtype of cos and sin; None is the model's."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -80,7 +80,7 @@ class Llama(Program):
     def weights(self) -> Iterator[Weight]:
         yield Weight("model.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
         yield from self.stack("model.layers")
-        yield Weight("model.norm.weight", (self.hidden,), "norm")
+        yield from self.norm_weights("model.norm")
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
         if getattr(self.config, "lm_head_bias", False):
@@ -89,8 +89,12 @@ class Llama(Program):
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.attention_weights()
         yield from self.mlp_weights()
-        yield Weight("input_layernorm.weight", (self.hidden,), "norm")
-        yield Weight("post_attention_layernorm.weight", (self.hidden,), "norm")
+        yield from self.norm_weights("input_layernorm")
+        yield from self.norm_weights("post_attention_layernorm")
+
+    def norm_weights(self, name: str) -> Iterator[Weight]:
+        """The parameters of a norm over the hidden dim."""
+        yield Weight(f"{name}.weight", (self.hidden,), "norm")
 
     def attention_weights(self) -> Iterator[Weight]:
         q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
@@ -106,6 +110,10 @@ class Llama(Program):
         yield from linear_weights("mlp.down_proj", self.ffn, self.hidden, "mlp", bias=bias)
 
     def buffers(self) -> Iterator[Buffer]:
+        yield from self.frequencies()
+
+    def frequencies(self) -> Iterator[Buffer]:
+        """The buffers of its rotary embedding."""
         yield from rotary_buffers("model.rotary_emb", self.rotary_dim, self.rope_type)
 
     # --- forward
@@ -131,35 +139,43 @@ class Llama(Program):
         positions = position_ids(run)
         masks = self.masks(run)
         hidden_states = inputs_embeds
-        position_embeddings = self.position_embeddings(m / "rotary_emb", positions)
+        position_embeddings = self.rotary_embeddings(m / "rotary_emb", positions)
+        hidden_states = self.before_layers(m, hidden_states)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
-            mask = masks[self.layer_kind(i)]
-            hidden_states = self.call_layer(layer, hidden_states, position_embeddings, mask, positions)
+            kind = self.layer_kind(i)
+            hidden_states = self.call_layer(layer, hidden_states, position_embeddings[kind], masks[kind], positions)
         run.memory.enter(run.memory.phase, None)
         return self.norm(m / "norm", hidden_states)
 
-    def position_embeddings(self, m: Module, positions: Tensor) -> Any:
-        return rotary_embedding(m, positions, self.rotary_dim, self.rope_type)
-
     def embed(self, m: Module, ids: Tensor) -> Tensor:
         return (m / "embed_tokens").embedding(ids)
+
+    def before_layers(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """What is done with the embeddings, which the model's frame keeps."""
+        return hidden_states
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return rms_norm(m, hidden_states)
 
     def layer_kind(self, i: int) -> str:
-        """Which of `masks()` layer `i` takes."""
+        """Which of `masks()` and `rotary_embeddings()` layer `i` takes."""
         return "full_attention"
+
+    def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
+        """cos and sin by kind of layer; here all kinds have the same."""
+        return dict.fromkeys(LAYER_TYPES, self.position_embeddings(m, positions))
+
+    def position_embeddings(self, m: Module, positions: Tensor) -> Any:
+        """What the attention rotates with."""
+        return rotary_embedding(m, positions, self.rotary_dim, self.rope_type, dtype=self.rotary_dtype)
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
         return {"full_attention": causal_mask(run)}
 
     @module
-    def layer(
-        self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor
-    ) -> Tensor:
+    def layer(self, m: Module, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None, positions: Tensor) -> Tensor:
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
@@ -170,18 +186,21 @@ class Llama(Program):
         return residual + hidden_states
 
     @module
-    def attention(
-        self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None
-    ) -> Attended:
-        query_states, key_states, value_states = self.qkv(m, hidden_states)
-        cos, sin = rotary
-        query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+    def attention(self, m: Module, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
+        query_states, key_states, value_states = self.rotated_qkv(m, hidden_states, rotary)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)
         return attn_output, attn_weights
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Rotary) -> QKV:
+        """All that an attention does before the attention itself."""
+        query_states, key_states, value_states = self.qkv(m, hidden_states)
+        cos, sin = rotary
+        query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+        return query_states, key_states, value_states
+
+    def qkv(self, m: Module, hidden_states: Tensor) -> QKV:
         batch, seq, _ = hidden_states.shape
         q = transpose(view((m / "q_proj").linear(hidden_states), batch, seq, self.heads, self.head_dim), 1, 2)
         k = transpose(view((m / "k_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim), 1, 2)
@@ -192,7 +211,7 @@ class Llama(Program):
         return apply_rotary_pos_emb(q, k, cos, sin)
 
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-        return attention(m.run, q, k, v, mask, p=self.config.attention_dropout)
+        return attention(m.run, q, k, v, mask, p=getattr(self.config, "attention_dropout", 0.0))
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:

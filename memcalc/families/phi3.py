@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import act, apply_partial_rotary_pos_emb, rms_norm
+from memcalc.families.blocks import apply_partial_rotary_pos_emb, rms_norm
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.variations import JoinedMLP
 from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import chunk, part, transpose, view
+from memcalc.ops.shape import part, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +58,7 @@ class Phi3Config(RotaryConfig):
             raise ValueError(f"rope_parameters rope_type {kind!r} is not one of phi3's; allowed: 'default', 'longrope'")
 
 
-class Phi3(Llama):
+class Phi3(JoinedMLP):
     """The program of Phi3ForCausalLM. Its `embd_pdrop` is a field that no module reads."""
 
     Config = Phi3Config
@@ -67,15 +68,10 @@ class Phi3(Llama):
         self.q_width = merge(self.heads, self.head_dim)
         self.kv_width = merge(self.kv_heads, self.head_dim)
         self.qkv_width = Dim("(heads+2·kv_heads)·head_dim", self.q_width.size + 2 * self.kv_width.size)
-        self.gate_up = Dim("2·ffn", 2 * self.ffn.size)
 
     def attention_weights(self) -> Iterator[Weight]:
         yield from linear_weights("self_attn.o_proj", self.q_width, self.hidden, "attention", bias=False)
         yield from linear_weights("self_attn.qkv_proj", self.hidden, self.qkv_width, "attention", bias=False)
-
-    def mlp_weights(self) -> Iterator[Weight]:
-        yield from linear_weights("mlp.gate_up_proj", self.hidden, self.gate_up, "mlp", bias=False)
-        yield from linear_weights("mlp.down_proj", self.ffn, self.hidden, "mlp", bias=False)
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
         return {"full_attention": causal_mask(run, self.config.sliding_window)}
@@ -105,10 +101,3 @@ class Phi3(Llama):
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_partial_rotary_pos_emb(q, k, cos, sin)
-
-    @module
-    def mlp(self, m: Module, x: Tensor) -> Tensor:
-        up_states = (m / "gate_up_proj").linear(x)
-        gate, up_states = chunk(up_states, 2)
-        up_states = up_states * act(gate, self.config.hidden_act)
-        return (m / "down_proj").linear(up_states)

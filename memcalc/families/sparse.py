@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 class SparseLayers(Llama):
     """Llama's stack with a routed block in place of some layers' MLP."""
 
+    sparse_mlp: Any
+    """The forward of a routed block, a module's method."""
+
     def sparse(self, i: int) -> bool:
         """Whether layer `i` has experts."""
         raise NotImplementedError
 
     def sparse_weights(self) -> Iterator[Weight]:
         """Weights of a routed block, in the place of `mlp_weights`."""
-        raise NotImplementedError
-
-    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """The forward of a routed block, a module."""
         raise NotImplementedError
 
     def variant(self, i: int) -> Hashable:

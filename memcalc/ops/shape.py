@@ -116,6 +116,29 @@ def _copy_into_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [result, part_gradient]
 
 
+def interleave(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
+    """torch.stack(tensors, -1).flatten(-2), a new tensor; `dim` is the joined last dim. Backward selects views."""
+    first = tensors[0]
+    count = Dim(str(len(tensors)), len(tensors))
+    stacked = new_tensor(first.memory, (*first.shape, count), first.dtype, "stack")
+    if recording(*tensors):
+        stacked.node = Node(first.memory, _stack_backward, tensors)
+    return reshape(stacked, *first.shape[:-1], dim)
+
+
+def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    selected = Tensor(grad.storage, grad.shape[:-1], grad.strides[:-1], grad.dtype)
+    return [selected if node.needs(i) else None for i in range(len(node.edges))]
+
+
+def repeat_interleave(a: Tensor, dim: Dim) -> Tensor:
+    """a.repeat_interleave(n, dim=-1), `dim` being the new last dim: a contiguous copy of an expanded view."""
+    count = Dim(str(dim.size // a.shape[-1].size), dim.size // a.shape[-1].size)
+    expanded = expand(unsqueeze(a, len(a.shape)), *a.shape, count)
+    return reshape(clone(expanded), *a.shape[:-1], dim)
+
+
 def split(a: Tensor, *dims: Dim) -> tuple[Tensor, ...]:
     """a.split(sizes, -1): views with one grad_fn; backward joins their gradients in one new tensor."""
     node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=len(dims)) if recording(a) else None
@@ -147,26 +170,6 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
         Tensor(grad.storage, shape, grad.strides, grad.dtype) if node.needs(i) else None
         for i, shape in enumerate(node.context)
     ]
-
-
-def stack(a: Tensor, b: Tensor) -> Tensor:
-    """torch.stack((a, b), -1), contiguous; backward unbinds, which is views."""
-    out = new_tensor(a.memory, (*a.shape, Dim("2", 2)), a.dtype, "stack")
-    if recording(a, b):
-        out.node = Node(a.memory, _stack_backward, (a, b))
-    return out
-
-
-def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    grad = grads[0]
-    one = Tensor(grad.storage, grad.shape[:-1], grad.strides[:-1], grad.dtype)
-    return [one if node.needs(i) else None for i in (0, 1)]
-
-
-def repeat_interleave(a: Tensor, times: int, dim: Dim) -> Tensor:
-    """a.repeat_interleave(times, -1) of a tensor without a gradient: a copy; `dim` is the new last dim."""
-    assert dim.size == times * a.shape[-1].size
-    return new_tensor(a.memory, (*a.shape[:-1], dim), a.dtype, "repeated")
 
 
 def unsqueeze(a: Tensor, i: int) -> Tensor:

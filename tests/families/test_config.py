@@ -20,10 +20,19 @@ def family_of(model_type: str) -> Any:
     return getattr(import_module(module_name), class_name)
 
 
-DERIVED = {"head_dim", "num_key_value_heads", "layer_types", "sliding_window", "rope_parameters", "word_embed_proj_dim"}
+DERIVED = {
+    "head_dim", "num_key_value_heads", "layer_types", "sliding_window", "rope_parameters", "word_embed_proj_dim",
+    "no_rope_layers",
+}  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
-ELSEWHERE: dict[str, Any] = {"rope_scaling": None, "partial_rotary_factor": None, "rotary_pct": 0.25, "head_dim": None}
+ELSEWHERE: dict[str, Any] = {
+    "rope_scaling": None,
+    "partial_rotary_factor": None,
+    "rotary_pct": 0.25,
+    "head_dim": None,
+    "sliding_window_pattern": 4,
+}
 """What transformers reads from a config.json although its class has no such field."""
 
 
@@ -70,6 +79,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
     ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
     ({"model_type": "gemma2", "sliding_window": None}, "sliding_window"),
+    ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ({"model_type": "gemma", "num_key_value_heads": None}, "num_key_value_heads None"),
+    ({"model_type": "gemma3_text", "sliding_window": None}, "sliding_window is None"),
+    ({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "spiral"}}}, "'spiral'"),
+    ({"model_type": "olmo", "num_key_value_heads": 5}, "num_key_value_heads 5"),
+    ({"model_type": "olmo3", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+    ({"model_type": "glm", "partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
+    ({"model_type": "glm4", "head_dim": 10}, "5 rotated dims"),
+    ({"model_type": "cohere2", "sliding_window": None}, "sliding_window is None"),
+    ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries"),
+    ({"model_type": "exaone4", "sliding_window": None}, "needs layer_types"),
+    ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, "'LLLG' needs layer_types"),
+    ({"model_type": "helium", "head_dim": 64}, "hidden_size 2560"),
+    ({"model_type": "hunyuan_v1_dense"}, "head_dim None"),
+    ({"model_type": "nemotron"}, "num_key_value_heads None"),
     ({"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'linear'"),
     (
         {"model_type": "phi3", "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},

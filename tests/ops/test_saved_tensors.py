@@ -74,6 +74,7 @@ def our_div_(a: Tensor, b: Tensor) -> Tensor:
 
 OPS: dict[str, Op] = {
     "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
+    "sub": Op(elementwise.sub, torch.sub, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "mul": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(SIX)]),
     "mul-half": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)]),
     "mul-bf16-fp32": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX, dtype=bf16), dense(FOUR, Dim("1", 1))]),
@@ -129,12 +130,23 @@ OPS: dict[str, Op] = {
     ),
     "chunk": Op(lambda a: shape.chunk(a, 2)[0], lambda a: a.chunk(2, -1)[0], [dense(FOUR, SIX)]),
     "slice": Op(lambda a: shape.part(a, FOUR), lambda a: a[..., :4], [dense(FOUR, SIX)]),
+    "every_second-interleave": Op(
+        lambda a: blocks.rotate_pairs(a) * a,
+        lambda a: torch.stack((-a[..., 1::2], a[..., 0::2]), -1).flatten(-2) * a,
+        [dense(FOUR, SIX)],
+    ),
+    "repeat_interleave": Op(
+        lambda a, b: a * blocks.repeat_pairs(b),
+        lambda a, b: a * b[..., :3].repeat_interleave(2, dim=-1),
+        [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
+    ),
     "copying-reshape": Op(
         lambda a: shape.reshape(shape.transpose(a, 0, 1), Dim("all", 24)),
         lambda a: a.transpose(0, 1).reshape(24),
         [dense(FOUR, SIX)],
     ),
     "topk": Op(lambda a: routing.topk(a, TWO)[0], lambda a: torch.topk(a, 2)[0], [dense(FOUR, SIX)]),
+    "clamp_": Op(lambda a: elementwise.clamp_(a * 1.0), lambda a: torch.mul(a, 1).clamp_(-1, 1), [dense(FOUR, SIX)]),
     "div_": Op(our_div_, torch_div_, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "index": Op(
         lambda a, where: routing.index(a, where, "rows"),

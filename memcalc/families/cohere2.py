@@ -1,0 +1,49 @@
+"""Command R7B and A (models/cohere2/modeling_cohere2.py): Command R with windows in three of four layers, which are the
+ones that rotate q and k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memcalc.families.cohere import ParallelLayer
+from memcalc.families.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.variations import Windowed
+
+if TYPE_CHECKING:
+    from memcalc.families.blocks import QKV, Rotary
+    from memcalc.families.module import Module
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohere2Config(WindowedConfig, DecoderConfig):
+    """models/cohere2/configuration_cohere2.py"""
+
+    vocab_size: Count = 256000
+    hidden_size: Count = 8192
+    intermediate_size: Count = 22528
+    num_hidden_layers: Layers = 40
+    num_attention_heads: Count = 64
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 8192
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    sliding_window_pattern: Count = 4
+
+    def default_kind(self, i: int) -> LayerType:
+        return "sliding_attention" if (i + 1) % self.sliding_window_pattern else "full_attention"
+
+
+class Cohere2(Windowed, ParallelLayer):
+    """The program of Cohere2ForCausalLM."""
+
+    Config = Cohere2Config
+
+    def variant(self, i: int) -> LayerType:
+        return self.kinds[i]
+
+    def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Rotary) -> QKV:
+        assert m.layer is not None
+        rotates = self.kinds[m.layer] == "sliding_attention"
+        return super().rotated_qkv(m, hidden_states, rotary) if rotates else self.qkv(m, hidden_states)

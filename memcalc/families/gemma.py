@@ -1,0 +1,61 @@
+"""Gemma (models/gemma/modeling_gemma.py): Llama with scaled embeddings and norms in fp32 around 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dtypes import fp32
+from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.llama import Llama
+from memcalc.families.module import Buffer, Module
+from memcalc.ops.elementwise import cast, mean, power, rsqrt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaConfig(DecoderConfig):
+    """models/gemma/configuration_gemma.py. `gelu` stands for its tanh form there, which costs the same."""
+
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"use_bidirectional_attention": (False, None)}
+
+    vocab_size: Count = 256000
+    hidden_size: Count = 3072
+    intermediate_size: Count = 24576
+    num_hidden_layers: Layers = 28
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count = 16
+    head_dim: Count = 256
+    hidden_act: Activation = "gelu_pytorch_tanh"
+    max_position_embeddings: Count = 8192
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+
+
+class Gemma(Llama):
+    """The program of GemmaForCausalLM."""
+
+    Config = GemmaConfig
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield Buffer("model.embed_tokens.embed_scale", ())
+        yield from super().buffers()
+
+    def embed(self, m: Module, ids: Tensor) -> Tensor:
+        return super().embed(m, ids) * m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
+
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """GemmaRMSNorm: the weight is an offset from 1, multiplied in fp32."""
+        with m:
+            output = scaled_by_rms(cast(hidden_states, fp32))
+            output = output * (1.0 + cast(m.weight(), fp32))
+            return cast(output, hidden_states.dtype)
+
+
+def scaled_by_rms(x: Tensor) -> Tensor:
+    """GemmaRMSNorm._norm"""
+    return x * rsqrt(mean(power(x, 2)) + 1e-6)

@@ -1,0 +1,45 @@
+"""Gemma 3's text model (models/gemma3/modeling_gemma3.py): Gemma 2 with norms over each head of q and k instead of
+capped scores, and frequencies of their own for layers with a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from memcalc.families.blocks import Attended
+from memcalc.families.config import Count, LayerType, RotaryByKindConfig
+from memcalc.families.gemma2 import Gemma2, Gemma2Config
+from memcalc.families.llama import Llama
+from memcalc.families.module import Module
+from memcalc.families.variations import HeadNorm, RotaryByKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3TextConfig(Gemma2Config, RotaryByKindConfig):
+    """models/gemma3/configuration_gemma3.py. Its `attn_logit_softcapping` is a field that no attention reads."""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
+
+    vocab_size: Count = 262208
+    max_position_embeddings: Count = 131072
+    final_logit_softcapping: float | None = None
+    attn_logit_softcapping: float | None = None
+    sliding_window_pattern: Count = 6
+
+    def default_kind(self, i: int) -> LayerType:
+        return "sliding_attention" if (i + 1) % self.sliding_window_pattern else "full_attention"
+
+
+class Gemma3Text(RotaryByKind, HeadNorm, Gemma2):
+    """The program of Gemma3ForCausalLM."""
+
+    Config = Gemma3TextConfig
+    attention_kinds = ("sdpa", "eager")
+
+    def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+        return Llama.attend(self, m, q, k, v, mask)

@@ -1,0 +1,68 @@
+"""GLM (models/glm/modeling_glm.py): Llama with a joined MLP, rotating pairs of a part of each head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from memcalc.dims import Dim, merge
+from memcalc.families.blocks import repeat_pairs, rotate_pairs
+from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.llama import linear_weights
+from memcalc.families.variations import JoinedMLP
+from memcalc.ops.shape import cat, part, unsqueeze
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.families.module import Weight
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmConfig(DecoderConfig):
+    """models/glm/configuration_glm.py, models/glm4/configuration_glm4.py"""
+
+    rotates_part: ClassVar[bool] = True
+
+    vocab_size: Count = 151552
+    hidden_size: Count = 4096
+    intermediate_size: Count = 13696
+    num_hidden_layers: Layers = 40
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count = 2
+    head_dim: Count = 128
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 131072
+    attention_bias: bool = True
+
+    @property
+    def default_rotary_factor(self) -> float:
+        return 0.5 if self.partial_rotary_factor is None else self.partial_rotary_factor
+
+
+class Glm(JoinedMLP):
+    """The program of GlmForCausalLM."""
+
+    Config = GlmConfig
+
+    def attention_weights(self) -> Iterator[Weight]:
+        q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
+        for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield from linear_weights(
+                f"self_attn.{name}", self.hidden, out, "attention", bias=self.config.attention_bias
+            )
+        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
+        cos, sin = repeat_pairs(cos), repeat_pairs(sin)
+        head_dim, rotary_dim = q.shape[3], cos.shape[3]
+        rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
+        q_rot, q_pass = part(q, rotary_dim), part(q, rest)
+        k_rot, k_pass = part(k, rotary_dim), part(k, rest)
+        q_embed = (q_rot * cos) + (rotate_pairs(q_rot) * sin)
+        k_embed = (k_rot * cos) + (rotate_pairs(k_rot) * sin)
+        q_embed = cat((q_embed, q_pass), head_dim)
+        k_embed = cat((k_embed, k_pass), head_dim)
+        return q_embed, k_embed

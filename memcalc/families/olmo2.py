@@ -1,0 +1,56 @@
+"""OLMo 2 (models/olmo2/modeling_olmo2.py): norms after attention and MLP instead of before, and over all of q and k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memcalc.dims import merge
+from memcalc.families.blocks import QKV, rms_norm_in_fp32
+from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.module import Module, Weight
+from memcalc.families.variations import PostNorm, RotaryInFp32
+from memcalc.ops.shape import transpose, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmo2Config(DecoderConfig):
+    """models/olmo2/configuration_olmo2.py"""
+
+    vocab_size: Count = 50304
+    hidden_size: Count = 4096
+    intermediate_size: Count = 11008
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Count = 32
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 2048
+    attention_bias: bool = False
+
+
+class Olmo2(PostNorm, RotaryInFp32):
+    """The program of Olmo2ForCausalLM."""
+
+    Config = Olmo2Config
+
+    def attention_weights(self) -> Iterator[Weight]:
+        yield from super().attention_weights()
+        yield Weight("self_attn.q_norm.weight", (merge(self.heads, self.head_dim),), "norm")
+        yield Weight("self_attn.k_norm.weight", (merge(self.kv_heads, self.head_dim),), "norm")
+
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        return rms_norm_in_fp32(m, hidden_states)
+
+    def qkv(self, m: Module, hidden_states: Tensor) -> QKV:
+        batch, seq, _ = hidden_states.shape
+        q = self.norm(m / "q_norm", (m / "q_proj").linear(hidden_states))
+        k = self.norm(m / "k_norm", (m / "k_proj").linear(hidden_states))
+        v = (m / "v_proj").linear(hidden_states)
+        q = transpose(view(q, batch, seq, self.heads, self.head_dim), 1, 2)
+        k = transpose(view(k, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        return q, k, v

@@ -1,0 +1,23 @@
+"""OLMo 3 (models/olmo3/modeling_olmo3.py): OLMo 2 with windows in three of four layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.families.config import LayerType, RotaryByKindConfig, WindowedConfig
+from memcalc.families.olmo2 import Olmo2, Olmo2Config
+from memcalc.families.variations import RotaryByKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmo3Config(Olmo2Config, RotaryByKindConfig, WindowedConfig):
+    """models/olmo3/configuration_olmo3.py"""
+
+    def default_kind(self, i: int) -> LayerType:
+        return "sliding_attention" if (i + 1) % 4 else "full_attention"
+
+
+class Olmo3(RotaryByKind, Olmo2):
+    """The program of Olmo3ForCausalLM."""
+
+    Config = Olmo3Config
