@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.dims import numel
 from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
+from memcalc.inputs.towers import text_tower
 
 if TYPE_CHECKING:
     from memcalc.families.module import Weight
@@ -143,6 +144,9 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
     from memcalc.families import FAMILIES
 
     model_type = config.get("model_type")
+    tower = text_tower(config) if model_type not in FAMILIES else None
+    if tower is not None and tower.get("model_type") in FAMILIES:
+        return from_config(tower, f"{name} (text tower)", bundled=bundled)
     if not isinstance(model_type, str):
         raise InputError(
             f"--model {one_line(name)}: field `model_type` is {_shown(config, 'model_type')}; allowed: {', '.join(FAMILIES)}"
