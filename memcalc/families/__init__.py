@@ -32,6 +32,17 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "seed_oss": ("memcalc.families.seed_oss", "SeedOss"),
     "hunyuan_v1_dense": ("memcalc.families.hunyuan_v1_dense", "HunYuanDenseV1"),
     "nemotron": ("memcalc.families.nemotron", "Nemotron"),
+    "arcee": ("memcalc.families.arcee", "Arcee"),
+    "cwm": ("memcalc.families.cwm", "Cwm"),
+    "vaultgemma": ("memcalc.families.vaultgemma", "VaultGemma"),
+    "hyperclovax": ("memcalc.families.hyperclovax", "HyperCLOVAX"),
+    "jais2": ("memcalc.families.jais2", "Jais2"),
+    "nanochat": ("memcalc.families.nanochat", "NanoChat"),
+    "ministral": ("memcalc.families.ministral", "Ministral"),
+    "ministral3": ("memcalc.families.ministral3", "Ministral3"),
+    "bitnet": ("memcalc.families.bitnet", "BitNet"),
+    "internlm3": ("memcalc.families.internlm3", "InternLM3"),
+    "iquestcoder": ("memcalc.families.iquestcoder", "IQuestCoder"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
 }
 """`model_type` -> module and class, imported when it is asked for."""
