@@ -1,0 +1,25 @@
+"""Arcee (models/arcee/modeling_arcee.py): Llama with an MLP without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.families.config import Activation, Count
+from memcalc.families.llama import LlamaConfig
+from memcalc.families.variations import PlainMLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArceeConfig(LlamaConfig):
+    """models/arcee/configuration_arcee.py"""
+
+    hidden_size: Count = 2560
+    intermediate_size: Count = 18432
+    hidden_act: Activation = "relu2"
+    max_position_embeddings: Count = 4096
+
+
+class Arcee(PlainMLP):
+    """The program of ArceeForCausalLM."""
+
+    Config = ArceeConfig

@@ -1,0 +1,29 @@
+"""Jais 2 (models/jais2/modeling_jais2.py): Llama with layer norms, biases and an MLP without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.families.config import Activation, Count
+from memcalc.families.llama import LlamaConfig
+from memcalc.families.variations import LayerNorm, PlainMLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jais2Config(LlamaConfig):
+    """models/jais2/configuration_jais2.py"""
+
+    vocab_size: Count = 150272
+    hidden_size: Count = 3328
+    intermediate_size: Count = 26624
+    num_attention_heads: Count = 26
+    hidden_act: Activation = "relu2"
+    max_position_embeddings: Count = 8192
+    attention_bias: bool = True
+    mlp_bias: bool = True
+
+
+class Jais2(PlainMLP, LayerNorm):
+    """The program of Jais2ForCausalLM."""
+
+    Config = Jais2Config
