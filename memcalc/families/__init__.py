@@ -24,6 +24,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "hunyuan_v1_moe": ("memcalc.families.hunyuan_v1_moe", "HunYuanMoEV1"),
     "phimoe": ("memcalc.families.phimoe", "Phimoe"),
     "dbrx": ("memcalc.families.dbrx", "Dbrx"),
+    "llama4_text": ("memcalc.families.llama4_text", "Llama4Text"),
     "deepseek_v2": ("memcalc.families.deepseek_v2", "DeepseekV2"),
     "deepseek_v3": ("memcalc.families.deepseek_v3", "DeepseekV3"),
     "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),

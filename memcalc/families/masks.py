@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import boolean, int64
 from memcalc.ops.elementwise import like, of_two, where
-from memcalc.ops.shape import expand, unsqueeze
+from memcalc.ops.shape import expand, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -29,15 +29,28 @@ def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
     return _boolean_mask(run, window)
 
 
-def _boolean_mask(run: Run, window: int | None) -> Tensor:
+def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
+    """create_chunked_causal_mask: its left padding is counted by sequence, which gives the mask a batch dim of its own."""
+    run.memory.scope = "chunked causal mask"
+    left_padding = new_tensor(run.memory, (run.batch,), int64, "left padding")
+    if run.attention == "eager":
+        mask = _boolean_mask(run, None, left_padding)
+        zero = new_tensor(run.memory, (), run.dtype, "zero")
+        return where(mask, zero, "additive mask")
+    return None if run.seq.size < chunk_size else _boolean_mask(run, None, left_padding)
+
+
+def _boolean_mask(run: Run, window: int | None, left_padding: Tensor | None = None) -> Tensor:
     """sdpa_mask: (batch, 1, seq, seq), the batch dim a view."""
     batch, seq = run.batch, run.seq
-    _batch_arange = _arange(run, batch)
+    batch_arange = _arange(run, batch)
     _head_arange = _arange(run, ONE_DIM)
     q_arange = like(_arange(run, seq), "query positions")  # arange + q_offset
     kv_arange = like(_arange(run, seq), "key positions")
     q_idx = unsqueeze(unsqueeze(unsqueeze(q_arange, 0), 0), 3)
     kv_idx = unsqueeze(unsqueeze(unsqueeze(kv_arange, 0), 0), 0)
+    if left_padding is not None:
+        return _chunked(view(batch_arange, batch, ONE_DIM, ONE_DIM, ONE_DIM), q_idx, kv_idx)
     mask = _causal(q_idx, kv_idx) if window is None else _sliding(q_idx, kv_idx)
     return expand(mask, batch, ONE_DIM, seq, seq)
 
@@ -48,6 +61,20 @@ def _arange(run: Run, dim: Dim) -> Tensor:
 
 def _causal(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return of_two(kv_idx, q_idx, "causal mask", boolean)
+
+
+def _chunked(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """and_masks(chunked_overlay(chunk_size, left_padding), causal_mask_function)"""
+    result = new_tensor(q_idx.memory, (), boolean, "all positions")
+    result = of_two(_same_chunk(batch_idx, q_idx, kv_idx), result, "chunk", boolean)
+    return of_two(result, _causal(q_idx, kv_idx), "chunked mask", boolean)
+
+
+def _same_chunk(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """(kv_idx - left_padding[batch_idx]) // chunk_size == (q_idx - left_padding[batch_idx]) // chunk_size"""
+    kv_chunk = like(of_two(kv_idx, like(batch_idx, "left padding"), "key positions"), "chunks of keys")
+    q_chunk = like(of_two(q_idx, like(batch_idx, "left padding"), "query positions"), "chunks of queries")
+    return of_two(kv_chunk, q_chunk, "same chunk", boolean)
 
 
 def _sliding(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
