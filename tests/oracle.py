@@ -177,8 +177,11 @@ def training_step(
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
-    with contextlib.nullcontext() if real else not_traced(), contextlib.nullcontext() if real else cuda_kernels(), fake, (
-        balanced_routing() if balanced else contextlib.nullcontext()
+    with (
+        contextlib.nullcontext() if real else not_traced(),
+        contextlib.nullcontext() if real else cuda_kernels(),
+        fake,
+        balanced_routing() if balanced else contextlib.nullcontext(),
     ):
         model = build(config, attention, dtype)
         if recompute:

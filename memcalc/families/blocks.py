@@ -45,6 +45,16 @@ def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
         return m.weight() * cast(hidden_states, input_dtype)
 
 
+def rms_norm_in_fp32(m: Module, hidden_states: Tensor) -> Tensor:
+    """GptOssRMSNorm, Olmo2RMSNorm: the weight is multiplied before the cast back."""
+    with m:
+        input_dtype = hidden_states.dtype
+        hidden_states = cast(hidden_states, fp32)
+        variance = mean(power(hidden_states, 2))
+        hidden_states = hidden_states * rsqrt(variance + 1e-6)
+        return cast(m.weight() * hidden_states, input_dtype)
+
+
 ONE_KERNEL = {
     "silu": "silu",
     "swish": "silu",

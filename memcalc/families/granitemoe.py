@@ -59,7 +59,9 @@ class GraniteMoe(Llama):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.routed = (config.num_experts_per_tok, config.num_local_experts)
-        self.router = GraniteRouter(Dim("experts", self.routed[1]), Dim("experts_per_token", self.routed[0]), self.hidden)
+        self.router = GraniteRouter(
+            Dim("experts", self.routed[1]), Dim("experts_per_token", self.routed[0]), self.hidden
+        )
         self.experts = Experts(self.router.count, self.router.per_token, self.hidden, self.ffn, config.hidden_act)
 
     def layer_weights(self, i: int) -> Iterator[Weight]:

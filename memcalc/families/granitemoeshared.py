@@ -39,9 +39,7 @@ class GraniteMoeShared(GraniteMoe):
     def mlp_weights(self) -> Iterator[Weight]:
         yield from super().mlp_weights()
         if self.shared_ffn.size:
-            yield from linear_weights(
-                "shared_mlp.input_linear", self.hidden, self.shared_gate_up, "mlp", bias=False
-            )
+            yield from linear_weights("shared_mlp.input_linear", self.hidden, self.shared_gate_up, "mlp", bias=False)
             yield from linear_weights("shared_mlp.output_linear", self.shared_ffn, self.hidden, "mlp", bias=False)
 
     def mlp(self, m: Module, x: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Llama(Program):
         inputs_embeds = self.embed(m, ids)
         positions = position_ids(run)
         masks = self.masks(run)
-        hidden_states = inputs_embeds
+        hidden_states = self.first_hidden_states(inputs_embeds)
         position_embeddings = self.position_embeddings(m / "rotary_emb", positions)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
@@ -144,6 +144,10 @@ class Llama(Program):
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
         return (m / "embed_tokens").embedding(ids)
+
+    def first_hidden_states(self, inputs_embeds: Tensor) -> Tensor:
+        """What the first layer gets; the embeddings themselves stay in the model's frame."""
+        return inputs_embeds
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return rms_norm(m, hidden_states)

@@ -114,8 +114,6 @@ class Qwen2Moe(SparseLayers, Qwen2):
         shared_expert_output = self.dense_mlp(m / "shared_expert", hidden_states_reshaped)
         _logits, routing_weights, selected_experts = self.router.forward(m / "gate", hidden_states_reshaped)
         expert_output = self.experts.forward(m / "experts", hidden_states_reshaped, selected_experts, routing_weights)
-        shared_expert_output = (
-            sigmoid((m / "shared_expert_gate").linear(hidden_states_reshaped)) * shared_expert_output
-        )
+        shared_expert_output = sigmoid((m / "shared_expert_gate").linear(hidden_states_reshaped)) * shared_expert_output
         expert_output = expert_output + shared_expert_output
         return reshape(expert_output, batch, seq, hidden)
