@@ -1,6 +1,7 @@
 """The cases of each family: small models that are like no default. `tests/families/cases/<model_type>.json` holds
 
 - `parameters`: configurations whose weights and buffers are compared by name, order and shape;
+- `balanced`: true where the bytes depend on which experts are chosen: the trace is of real tensors, with balanced routing;
 - `default`: false where transformers' own default configuration cannot be run, and so is refused;
 - `steps`: a configuration and a workload each, whose saved bytes and peaks are compared. `dtypes` (default bf16) says in
   which dtypes.
@@ -25,6 +26,7 @@ class Case(NamedTuple):
     seq: int
     fields: dict[str, Any]
     dtypes: tuple[str, ...]
+    balanced: bool
 
     @property
     def id(self) -> str:
@@ -56,6 +58,7 @@ def step_cases(model_type: str) -> list[Case]:
             step["seq"],
             {"model_type": model_type, **step["config"]},
             tuple(step.get("dtypes", ("bf16",))),
+            read(model_type).get("balanced", False),
         )
         for step in read(model_type)["steps"]
     ]

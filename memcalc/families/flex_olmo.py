@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.families.blocks import apply_rotary_pos_emb, rms_norm_in_fp32, rotary_embedding_in_fp32
 from memcalc.families.config import Count, Layers
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class FlexOlmoConfig(OlmoeConfig):
     """models/flex_olmo/configuration_flex_olmo.py"""
+
+    clip_qkv: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     vocab_size: Count = 100352
     hidden_size: Count = 4096

@@ -84,15 +84,15 @@ def _add_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def gather(a: Tensor, where: Tensor) -> Tensor:
-    """a.gather(-1, where): saves the indices."""
-    node = Node(a.memory, _gather_backward, (a,), (where,)) if recording(a) else None
+    """a.gather(-1, where): saves a, for its shape, and the indices."""
+    node = Node(a.memory, _gather_backward, (a,), (a, where)) if recording(a) else None
     out = new_tensor(a.memory, where.shape, a.dtype, "gathered")
     out.node = node
     return out
 
 
 def _gather_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    _where = node.unpack()
+    _a_and_where = node.unpack()
     return [_written_into_zeros(node, grads[0], "gathered gradient")]
 
 
