@@ -2,6 +2,7 @@
 
 - `parameters`: configurations whose weights and buffers are compared by name, order and shape, the type's defaults
   among them unless `default` is false: transformers cannot build a model of some types' own defaults;
+- `balanced`: true where the bytes depend on which experts are chosen: the trace is of real tensors, with balanced routing;
 - `steps`: a configuration and a workload each, whose saved bytes and peaks are compared. `dtypes` (default bf16) says in
   which dtypes. Where paper and trace differ, `differs` has both numbers, [paper, trace], by run ("bf16-sdpa-none") and
   quantity ("saved", "forward", "backward"), and `why` the reason.
@@ -28,6 +29,7 @@ class Case(NamedTuple):
     dtypes: tuple[str, ...]
     differs: dict[str, dict[str, list[int]]]
     why: str
+    balanced: bool
 
     @property
     def id(self) -> str:
@@ -61,6 +63,7 @@ def step_cases(model_type: str) -> list[Case]:
             tuple(step.get("dtypes", ("bf16",))),
             step.get("differs", {}),
             step.get("why", ""),
+            read(model_type).get("balanced", False),
         )
         for step in read(model_type)["steps"]
     ]

@@ -74,11 +74,10 @@ class DbrxConfig(FamilyConfig):
             raise ValueError("hidden_size has to be named d_model: the experts do not see it otherwise")
         for name in ("attn_config", "ffn_config"):
             inner = flat.pop(name, None)
-            if isinstance(inner, Mapping):
-                given = cast("Mapping[str, Any]", inner)
-                flat |= {key: value for key, value in given.items() if key not in ("model_type", "hidden_size")}
-            elif inner is not None:
+            if inner is not None and not isinstance(inner, dict):
                 raise ValueError(f"{name} {inner!r} is not an object")
+            named = cast("dict[str, Any]", inner or {})
+            flat |= {key: value for key, value in named.items() if key not in ("model_type", "hidden_size")}
         return super().renamed(flat)
 
     @property

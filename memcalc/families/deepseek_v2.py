@@ -12,7 +12,7 @@ from memcalc.dtypes import fp32
 from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
 from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
-from memcalc.families.experts import REFUSED, Groups, check_experts, check_groups, without_other_groups
+from memcalc.families.experts import REFUSED, Groups, check_experts, check_given, check_groups, without_other_groups
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.sparse import gated_mlp_weights
 from memcalc.ops.elementwise import cast, softmax
@@ -55,8 +55,7 @@ class DeepseekV2Config(LatentConfig):
     def check(self) -> None:
         super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
-        if self.num_experts_per_tok is None:
-            raise ValueError("num_experts_per_tok None has to be a number: this type has no default for it")
+        check_given(self, "num_experts_per_tok")
         check_experts(self, "n_routed_experts", "hidden_size", "moe_intermediate_size")
         if self.topk_method == "group_limited_greedy":
             if self.n_group is None or self.topk_group is None:

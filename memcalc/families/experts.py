@@ -48,6 +48,13 @@ def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: s
             )
 
 
+def check_given(config: FamilyConfig, *names: str) -> None:
+    """ValueError for a field without which a model cannot be made, although its type has no default for it."""
+    for name in names:
+        if getattr(config, name) is None:
+            raise ValueError(f"{name} None has to be a number: this type has no default for it")
+
+
 def check_groups(config: FamilyConfig, experts: str, at_least: int = 2) -> None:
     """ValueError unless the field `experts` is in `n_group` groups of so many, `topk_group` of which are chosen."""
     count, groups, chosen = (getattr(config, name) for name in (experts, "n_group", "topk_group"))
@@ -160,6 +167,30 @@ class SoftmaxRouter:
         if not self.in_fp32:
             router_top_value = cast(router_top_value, router_logits.dtype)
         return router_logits, router_top_value, router_indices
+
+
+@dataclass(frozen=True)
+class SigmoidRouter:
+    """A linear layer whose best experts are taken after a correction: MiniMaxM2TopKRouter. The block has the correction."""
+
+    count: Dim
+    per_token: Dim
+    hidden: Dim
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.weight", (self.count, self.hidden), "router")
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor, correction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, weights of the chosen experts, and which these are."""
+        hidden_states = reshape(hidden_states, *hidden_states.shape)
+        router_logits = linear(hidden_states, m.weight())
+        routing_weights = sigmoid(cast(router_logits, fp32))
+        scores_for_choice = routing_weights + correction
+        _values, top_k_index = topk(scores_for_choice, self.per_token)
+        top_k_weights = gather(routing_weights, top_k_index)
+        top_k_weights = div_(top_k_weights, sum_last(top_k_weights))
+        return router_logits, top_k_weights, top_k_index
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.blocks import apply_partial_rotary_pos_emb, rms_norm
+from memcalc.families.blocks import apply_partial_rotary_pos_emb
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, check_experts, check_groups
-from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Weight
+from memcalc.families.normed_heads import NormedHeads
 from memcalc.families.sparse import GroupedSparseLayers
-from memcalc.ops.shape import transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,30 +64,18 @@ class Glm4MoeConfig(RotaryConfig):
         check_groups(self, "n_routed_experts")
 
 
-class Glm4Moe(GroupedSparseLayers):
+class Glm4Moe(NormedHeads, GroupedSparseLayers):
     """The program of Glm4MoeForCausalLM."""
 
     Config = Glm4MoeConfig
 
     def attention_weights(self) -> Iterator[Weight]:
-        q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
-        bias = self.config.attention_bias
-        for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
-            yield from linear_weights(f"self_attn.{name}", self.hidden, out, "attention", bias=bias)
-        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
-        if self.config.use_qk_norm:
-            yield Weight("self_attn.q_norm.weight", (self.head_dim,), "norm")
-            yield Weight("self_attn.k_norm.weight", (self.head_dim,), "norm")
+        for weight in super().attention_weights():
+            if weight.name != "self_attn.o_proj.bias" and (self.config.use_qk_norm or weight.component != "norm"):
+                yield weight
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, seq, _ = hidden_states.shape
-        q = view((m / "q_proj").linear(hidden_states), batch, seq, self.heads, self.head_dim)
-        k = view((m / "k_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
-        v = view((m / "v_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
-        if self.config.use_qk_norm:
-            q = rms_norm(m / "q_norm", q)
-            k = rms_norm(m / "k_norm", k)
-        return transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
+    def head_norm(self, m: Module, x: Tensor) -> Tensor:
+        return super().head_norm(m, x) if self.config.use_qk_norm else x
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_partial_rotary_pos_emb(q, k, cos, sin)

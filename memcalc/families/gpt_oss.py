@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import Attended, repeat_kv, rotary_angles
+from memcalc.families.blocks import Attended, repeat_kv, rms_norm_in_fp32, rotary_angles
 from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
 from memcalc.families.experts import REFUSED, Experts, check_experts
 from memcalc.families.llama import Llama
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
-from memcalc.ops.elementwise import cast, clamp, dropout, like, mean, power, rsqrt, scale, sigmoid, softmax, sub
+from memcalc.ops.elementwise import cast, clamp, dropout, like, scale, sigmoid, softmax, sub
 from memcalc.ops.matmul import matmul
 from memcalc.ops.routing import maximum, topk
 from memcalc.ops.shape import cat, chunk, contiguous, every_second, expand, part, reshape, transpose, unsqueeze
@@ -125,13 +124,7 @@ class GptOss(Llama):
         return cos, sin
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """GptOssRMSNorm: the weight is multiplied in fp32."""
-        with m:
-            input_dtype = hidden_states.dtype
-            hidden_states = cast(hidden_states, fp32)
-            variance = mean(power(hidden_states, 2))
-            hidden_states = hidden_states * rsqrt(variance + 1e-5)
-            return cast(m.weight() * hidden_states, input_dtype)
+        return rms_norm_in_fp32(m, hidden_states)
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)

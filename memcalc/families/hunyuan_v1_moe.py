@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import rms_norm
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
+from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts, check_given
 from memcalc.families.llama import Llama
 from memcalc.families.module import Module, Weight, module
 from memcalc.families.sparse import gated_mlp_weights
@@ -59,8 +59,7 @@ class HunYuanMoEV1Config(RotaryConfig):
     def check(self) -> None:
         super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
-        if self.head_dim is None:
-            raise ValueError("head_dim None has to be a number: this type has no default for it")
+        check_given(self, "head_dim")
         if isinstance(self.moe_topk, list):
             if len(self.moe_topk) < self.num_hidden_layers:
                 raise ValueError(f"moe_topk has {len(self.moe_topk)} entries for {self.num_hidden_layers} layers")

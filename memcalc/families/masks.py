@@ -42,6 +42,13 @@ def _mask(run: Run, mask_function: MaskFunction, local_size: int | None = None) 
     return _boolean_mask(run, mask_function, padding_mask)
 
 
+def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
+    """create_chunked_causal_mask: its left padding is counted by sequence, which gives the mask a batch dim of its own."""
+    run.memory.scope = "chunked causal mask"
+    _left_padding = new_tensor(run.memory, (run.batch,), int64, "left padding")
+    return _mask(run, _and_masks(_chunked_overlay, _causal), chunk_size)
+
+
 def _boolean_mask(run: Run, mask_function: MaskFunction, padding_mask: Tensor | None) -> Tensor:
     """(batch, 1, seq, seq), the batch dim a view unless the sequences differ."""
     if padding_mask is not None:
@@ -76,6 +83,13 @@ def _causal(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 
 def _sliding_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return of_two(kv_idx, like(q_idx, "start of the window"), "window", boolean)
+
+
+def _chunked_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """(kv_idx - left_padding[batch_idx]) // chunk_size == (q_idx - left_padding[batch_idx]) // chunk_size"""
+    kv_chunk = like(of_two(kv_idx, like(batch_idx, "left padding"), "key positions"), "chunks of keys")
+    q_chunk = like(of_two(q_idx, like(batch_idx, "left padding"), "query positions"), "chunks of queries")
+    return of_two(kv_chunk, q_chunk, "same chunk", boolean)
 
 
 def _padding(padding_mask: Tensor) -> MaskFunction:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import rms_norm
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
-from memcalc.families.llama import Llama
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.normed_projections import NormedProjections
 from memcalc.ops.elementwise import clamp_
-from memcalc.ops.shape import reshape, transpose, view
+from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +53,7 @@ class OlmoeConfig(RotaryConfig):
         check_experts(self, "num_experts", "hidden_size", "intermediate_size")
 
 
-class Olmoe(Llama):
+class Olmoe(NormedProjections):
     """The program of OlmoeForCausalLM."""
 
     Config = OlmoeConfig
@@ -66,28 +65,14 @@ class Olmoe(Llama):
         self.router = SoftmaxRouter(experts, per_token, self.hidden, normalised=config.norm_topk_prob)
         self.experts = Experts(experts, per_token, self.hidden, self.ffn, config.hidden_act)
 
-    def attention_weights(self) -> Iterator[Weight]:
-        yield from super().attention_weights()
-        yield Weight("self_attn.q_norm.weight", (merge(self.heads, self.head_dim),), "norm")
-        yield Weight("self_attn.k_norm.weight", (merge(self.kv_heads, self.head_dim),), "norm")
-
     def mlp_weights(self) -> Iterator[Weight]:
         yield from self.router.weights("mlp.gate")
         yield from self.experts.weights("mlp.experts")
 
-    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, seq, _ = hidden_states.shape
-        q = rms_norm(m / "q_norm", (m / "q_proj").linear(hidden_states))
-        k = rms_norm(m / "k_norm", (m / "k_proj").linear(hidden_states))
-        v = (m / "v_proj").linear(hidden_states)
-        if self.config.clip_qkv is not None:
-            q = clamp_(q, 2)
-            k = clamp_(k, 2)
-            v = clamp_(v, 2)
-        q = transpose(view(q, batch, seq, self.heads, self.head_dim), 1, 2)
-        k = transpose(view(k, batch, seq, self.kv_heads, self.head_dim), 1, 2)
-        v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
-        return q, k, v
+    def clipped(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.config.clip_qkv is None:
+            return q, k, v
+        return clamp_(q, 2), clamp_(k, 2), clamp_(v, 2)
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:

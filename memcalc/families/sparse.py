@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.dims import Dim, merge
+from memcalc.families.config import Layers, RotaryConfig
 from memcalc.families.experts import Experts, grouped_router
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.shape import view
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
     from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpTypesConfig(RotaryConfig):
+    """A family whose layers differ in their MLP, one name each in `mlp_layer_types`."""
+
+    num_hidden_layers: Layers
+    mlp_layer_types: list[Literal["dense", "sparse"]] | None = None
+
+    @property
+    def default_mlp_types(self) -> Sequence[str]:
+        return ["dense", *["sparse"] * (self.num_hidden_layers - 1)]
+
+    @property
+    def mlp_types(self) -> Sequence[str]:
+        """Which MLP each layer has."""
+        return self.default_mlp_types if self.mlp_layer_types is None else self.mlp_layer_types
+
+    def check(self) -> None:
+        super().check()
+        given, layers = len(self.mlp_types), self.num_hidden_layers
+        if given < layers:
+            raise ValueError(f"mlp_layer_types has {given} entries, num_hidden_layers is {layers}")
 
 
 class SparseLayers(Llama):
@@ -24,7 +49,7 @@ class SparseLayers(Llama):
 
     def sparse(self, i: int) -> bool:
         """Whether layer `i` has experts."""
-        raise NotImplementedError
+        return self.config.mlp_types[i] == "sparse"
 
     def sparse_weights(self) -> Iterator[Weight]:
         """Weights of a routed block, in the place of `mlp_weights`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM
+from memcalc.dims import ONE_DIM, merge
 from memcalc.dtypes import int64
 from memcalc.ops.elementwise import like, of_two, recording
 from memcalc.ops.shape import transpose, view
@@ -84,15 +84,15 @@ def _add_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def gather(a: Tensor, where: Tensor) -> Tensor:
-    """a.gather(-1, where): saves the indices."""
-    node = Node(a.memory, _gather_backward, (a,), (where,)) if recording(a) else None
+    """a.gather(-1, where): saves a, for its shape, and the indices."""
+    node = Node(a.memory, _gather_backward, (a,), (a, where)) if recording(a) else None
     out = new_tensor(a.memory, where.shape, a.dtype, "gathered")
     out.node = node
     return out
 
 
 def _gather_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    _where = node.unpack()
+    _a_and_where = node.unpack()
     return [_written_into_zeros(node, grads[0], "gathered gradient")]
 
 
@@ -107,6 +107,17 @@ def scatter(a: Tensor, where: Tensor) -> Tensor:
 def _scatter_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     _where = node.unpack()
     return [like(grads[0], "scattered gradient")]
+
+
+def scatter_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
+    """a.scatter_(-1, where, source) of an `a` without a gradient: saves the indices; the result has a's storage."""
+    node = Node(a.memory, _scatter_inplace_backward, (source,), (where,)) if recording(source) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _scatter_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (where,) = node.unpack()
+    return [new_tensor(node.memory, where.shape, grads[0].dtype, "scattered gradient")]
 
 
 def masked_fill(a: Tensor, mask: Tensor) -> Tensor:
@@ -173,6 +184,30 @@ def absolute_norm(a: Tensor) -> Tensor:
 def _absolute_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     a, _result = node.unpack()
     return [of_two(like(a, "sign"), grads[0], "norm gradient")]
+
+
+def repeat_rows(a: Tensor, times: Dim) -> Tensor:
+    """a.repeat(times, 1): the whole of a, so many times over."""
+    out = new_tensor(a.memory, (merge(times, a.shape[0]), a.shape[1]), a.dtype, "repeated rows")
+    if recording(a):
+        out.node = Node(a.memory, _repeat_rows_backward, (a,), (), a.shape)
+    return out
+
+
+def _repeat_rows_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [new_tensor(node.memory, node.context, grads[0].dtype, "sum over the repetitions")]
+
+
+def sum_first(a: Tensor) -> Tensor:
+    """a.sum(dim=0)"""
+    out = new_tensor(a.memory, a.shape[1:], a.dtype, "sum")
+    if recording(a):
+        out.node = Node(a.memory, _sum_first_backward, (a,), (), a.shape)
+    return out
+
+
+def _sum_first_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [Tensor(grads[0].storage, node.context, (0, *grads[0].strides), grads[0].dtype)]
 
 
 def sum_middle(a: Tensor) -> Tensor:

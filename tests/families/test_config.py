@@ -21,8 +21,8 @@ def family_of(model_type: str) -> Any:
 
 
 DERIVED = {
-    "head_dim", "num_key_value_heads", "layer_types", "sliding_window", "rope_parameters", "word_embed_proj_dim",
-    "no_rope_layers",
+    "ffn_act_fn", "head_dim", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_end_index", "moe_layers",
+    "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
@@ -35,6 +35,19 @@ ELSEWHERE: dict[str, Any] = {
 }
 """What transformers reads from a config.json although its class has no such field."""
 
+ELSEWHERE_OF: dict[str, dict[str, Any]] = {
+    "axk1": {"first_k_dense_replace": 1, "moe_layer_freq": 1},
+    "dbrx": {"rope_theta": None},
+    "minimax_m2": {"rotary_dim": None},
+}
+"""The same for one type."""
+
+
+def holder(theirs: Any, key: str) -> Any:
+    """The configuration that has a field: that of the model, or one inside it."""
+    inner = [getattr(theirs, name) for name in ("attn_config", "ffn_config") if hasattr(theirs, name)]
+    return next((place for place in (theirs, *inner) if hasattr(place, key)), theirs)
+
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_defaults_are_transformers_own(model_type: str) -> None:
@@ -45,12 +58,15 @@ def test_defaults_are_transformers_own(model_type: str) -> None:
     other = {name: key for key, name in config.attribute_map.items() if key.startswith("_")}
     for field in fields(config):
         name, key = field.name, other.get(field.name, field.name)
-        if key in DERIVED and hasattr(type(theirs), key):
-            expected = getattr(type(theirs), key)
+        place = holder(theirs, key)
+        if key in ELSEWHERE_OF.get(model_type, {}):
+            expected = ELSEWHERE_OF[model_type][key]
+        elif key in DERIVED and hasattr(type(place), key):
+            expected = getattr(type(place), key)
         elif key in ELSEWHERE:
             expected = ELSEWHERE[key]
         else:
-            expected = getattr(theirs, key)
+            expected = getattr(place, key)
         assert field.default == expected, name
 
 
@@ -120,6 +136,70 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9"),
     ({"model_type": "mixtral", "intermediate_size": 100}, "intermediate_size 100"),
     ({"model_type": "mixtral", "experts_implementation": "eager"}, "experts_implementation 'eager'"),
+    ({"model_type": "qwen3_moe", "moe_intermediate_size": 100}, "moe_intermediate_size 100"),
+    ({"model_type": "qwen3_moe", "num_experts": 4}, "num_experts_per_tok 8 is above num_local_experts 4"),
+    ({"model_type": "qwen2_moe", "use_sliding_window": True, "sliding_window": None}, "sliding_window"),
+    (
+        {"model_type": "qwen2_moe", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+        "use_sliding_window true",
+    ),
+    ({"model_type": "deepseek_v3", "n_group": 256}, "n_group 256 equal groups of 2"),
+    ({"model_type": "deepseek_v3", "topk_group": 9}, "topk_group 9"),
+    ({"model_type": "deepseek_v3", "num_key_value_heads": 8}, "num_key_value_heads 8"),
+    ({"model_type": "deepseek_v3", "v_head_dim": 20}, "v_head_dim 20"),
+    ({"model_type": "deepseek_v2"}, "num_experts_per_tok None"),
+    ({"model_type": "deepseek_v2", "num_experts_per_tok": 6}, "moe_intermediate_size 1407"),
+    ({"model_type": "deepseek_v2", "topk_method": "noaux_tc"}, "topk_method"),
+    (
+        {
+            "model_type": "deepseek_v2",
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
+            "topk_method": "group_limited_greedy",
+        },
+        "n_group and topk_group",
+    ),
+    ({"model_type": "gpt_oss", "sliding_window": None}, "sliding_window"),
+    ({"model_type": "glm4_moe"}, "21 rotated dims"),
+    ({"model_type": "glm4_moe", "output_router_logits": True}, "output_router_logits True"),
+    ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}, "mlp_layer_types has 1 entries"),
+    ({"model_type": "glm4_moe_lite", "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+    ({"model_type": "olmoe", "hidden_size": 100, "num_attention_heads": 7}, "hidden_size 100"),
+    ({"model_type": "granitemoe", "intermediate_size": 100}, "intermediate_size 100"),
+    ({"model_type": "granitemoeshared", "shared_intermediate_size": -1}, "shared_intermediate_size"),
+    ({"model_type": "phimoe", "input_jitter_noise": 0.01}, "input_jitter_noise 0.01"),
+    (
+        {
+            "model_type": "phimoe",
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64},
+        },
+        "short_mscale",
+    ),
+    ({"model_type": "ernie4_5_moe", "moe_k": 65}, "moe_k 65 is above moe_num_experts 64"),
+    ({"model_type": "hunyuan_v1_moe"}, "head_dim None"),
+    ({"model_type": "hunyuan_v1_moe", "head_dim": 128, "moe_topk": [1] * 8}, "moe_topk has 8 entries"),
+    (
+        {"model_type": "hunyuan_v1_moe", "head_dim": 128, "num_experts": 8, "moe_topk": [1, 2] * 16},
+        "moe_topk differs between layers",
+    ),
+    ({"model_type": "dbrx"}, "clip_qkv of attn_config"),
+    ({"model_type": "dbrx", "attn_config": 8}, "attn_config 8"),
+    ({"model_type": "dbrx", "hidden_size": 64}, "d_model"),
+    (
+        {"model_type": "dbrx", "attn_config": {"clip_qkv": 8, "rope_theta": 1e4}, "ffn_config": {"moe_top_k": 5}},
+        "moe_top_k 5",
+    ),
+    ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size"),
+    ({"model_type": "llama4_text", "no_rope_layers": [1]}, "no_rope_layers has 1 entries"),
+    ({"model_type": "minimax_m2", "router_jitter_noise": 0.1}, "router_jitter_noise 0.1"),
+    ({"model_type": "minimax_m2", "rotary_dim": 130}, "partial_rotary_factor"),
+    ({"model_type": "dots1"}, "n_shared_experts None"),
+    ({"model_type": "exaone_moe", "sliding_window_pattern": "LLLG"}, "sliding_window_pattern 'LLLG'"),
+    ({"model_type": "axk1", "topk_group": 9}, "topk_group 9"),
+    ({"model_type": "hy_v3", "mlp_layer_types": ["wide"]}, "mlp_layer_types"),
+    ({"model_type": "afmoe", "num_key_value_heads": 3}, "num_key_value_heads 3"),
+    ({"model_type": "solar_open", "head_dim": 7}, "head_dim 7"),
+    ({"model_type": "flex_olmo", "num_experts_per_tok": 8}, "num_experts_per_tok 8"),
 ]
 
 
@@ -156,6 +236,10 @@ def test_positions_limit(fields: dict[str, Any], limit: int | None) -> None:
         ({"model_type": "qwen2", "use_sliding_window": True}, None),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 20}, (20, 1)),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, (0, 1)),
+        ({"model_type": "qwen3_moe"}, (0, 1)),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, (0, 2)),
+        ({"model_type": "deepseek_v3"}, (3, 1)),
+        ({"model_type": "llama4_text"}, (0, 4)),
         (TINY | {"model_type": "qwen3", "num_key_value_heads": 4, "layer_types": ["full_attention"] * 4}, None),
     ],
 )

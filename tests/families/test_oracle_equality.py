@@ -56,10 +56,9 @@ def test_a_step_on_paper_is_the_real_one(case: Case, dtype: str, attention: str,
     ours, theirs = DTYPES[dtype]
     on_paper = paper.paper_step(case.fields, dtype=ours, attention=attention, recompute=recompute, **workload)
     # torch has no fp32 grouped_mm for fake tensors; real ones are as small here.
-    real = case.model_type == "mixtral" and dtype == "fp32"
-    oracle_step = oracle.training_step(
-        deepcopy(case.fields), dtype=theirs, attention=attention, recompute=recompute, real=real, **workload
-    )
+    real = case.balanced or (case.model_type == "mixtral" and dtype == "fp32")
+    run: dict[str, Any] = {"attention": attention, "recompute": recompute, "balanced": case.balanced, "real": real}
+    oracle_step = oracle.training_step(deepcopy(case.fields), dtype=theirs, **run, **workload)
     ours_and_theirs = {
         quantity: list(pair)
         for quantity, *pair in zip(

@@ -14,7 +14,7 @@ from memcalc.autograd import Node, backward
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType, bf16, boolean, fp32, int32, int64
 from memcalc.families import blocks
-from memcalc.ops import attention, elementwise, embedding, loss, matmul, norm, routing, shape
+from memcalc.ops import attention, complex, elementwise, embedding, loss, matmul, norm, routing, shape
 from memcalc.tensor import Memory, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -70,6 +70,12 @@ def torch_div_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def our_div_(a: Tensor, b: Tensor) -> Tensor:
     return routing.div_(a * 1.0, b)
+
+
+def torch_copied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = a * 1.0
+    out[..., 2:4].copy_(b)
+    return out
 
 
 OPS: dict[str, Op] = {
@@ -146,12 +152,55 @@ OPS: dict[str, Op] = {
         [dense(FOUR, SIX)],
     ),
     "topk": Op(lambda a: routing.topk(a, TWO)[0], lambda a: torch.topk(a, 2)[0], [dense(FOUR, SIX)]),
-    "clamp_": Op(lambda a: elementwise.clamp_(a * 1.0), lambda a: torch.mul(a, 1).clamp_(-1, 1), [dense(FOUR, SIX)]),
+    "clamp_": Op(lambda a: elementwise.clamp_(a * 1.0, 2), lambda a: torch.mul(a, 1).clamp_(-1, 1), [dense(FOUR, SIX)]),
     "div_": Op(our_div_, torch_div_, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "index": Op(
         lambda a, where: routing.index(a, where, "rows"),
         lambda a, w: a[w],
         [dense(FOUR, SIX), dense(EIGHT, dtype=int64)],
+    ),
+    "mul_": Op(
+        lambda a, b: elementwise.mul_(a * 1.0, b),
+        lambda a, b: (a * 1.0).mul_(b),
+        [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
+    ),
+    "clamp": Op(lambda a: elementwise.clamp(a, 2), lambda a: a.clamp(-1, 1), [dense(FOUR, SIX)]),
+    "clamp_-max": Op(lambda a: elementwise.clamp_(a * 1.0, 1), lambda a: (a * 1.0).clamp_(max=1), [dense(FOUR, SIX)]),
+    "every_second": Op(lambda a: shape.every_second(a) * 1.0, lambda a: a[..., ::2] * 1.0, [dense(FOUR, SIX)]),
+    "select": Op(lambda a: shape.select(a, 1) * 1.0, lambda a: a[1] * 1.0, [dense(FOUR, SIX)]),
+    "copy_into": Op(lambda a, b: shape.copy_into(a * 1.0, b), torch_copied, [dense(FOUR, SIX), dense(FOUR, TWO)]),
+    "gather": Op(routing.gather, lambda a, w: a.gather(-1, w), [dense(FOUR, SIX), dense(FOUR, TWO, dtype=int64)]),
+    "masked_fill": Op(
+        routing.masked_fill, lambda a, m: a.masked_fill(m, 0.0), [dense(FOUR, SIX), dense(FOUR, SIX, dtype=boolean)]
+    ),
+    "scatter": Op(
+        routing.scatter, lambda a, w: a.scatter(-1, w, 0.0), [dense(FOUR, SIX), dense(FOUR, TWO, dtype=int64)]
+    ),
+    "scatter_": Op(
+        routing.scatter_,
+        lambda a, w, s: a.scatter_(-1, w, s),
+        [dense(FOUR, SIX, grad=False), dense(FOUR, TWO, dtype=int64), dense(FOUR, TWO)],
+    ),
+    "add_": Op(lambda a, b: routing.add_(a * 1.0, b), lambda a, b: (a * 1.0).add_(b), [dense(FOUR, SIX)] * 2),
+    "div": Op(routing.div, torch.div, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
+    "maximum": Op(routing.maximum, lambda a: a.max(dim=-1).values, [dense(FOUR, SIX)]),
+    "index_two": Op(
+        routing.index_two,
+        lambda a, first, second: a[first, second],
+        [dense(FOUR, SIX, EIGHT), dense(TEN, dtype=int64), dense(TEN, dtype=int64)],
+    ),
+    "index_add_": Op(
+        lambda a, w, s: routing.index_add_(a * 1.0, w, s),
+        lambda a, w, s: (a * 1.0).index_add_(0, w, s),
+        [dense(FOUR, SIX), dense(TEN, dtype=int64), dense(TEN, SIX)],
+    ),
+    "absolute_norm": Op(routing.absolute_norm, lambda a: torch.norm(a, p=1, dim=-1, keepdim=True), [dense(FOUR, SIX)]),
+    "repeat_rows": Op(lambda a: routing.repeat_rows(a, THREE), lambda a: a.repeat(3, 1), [dense(FOUR, SIX)]),
+    "sum_first": Op(routing.sum_first, lambda a: a.sum(0), [dense(FOUR, TWO, SIX)]),
+    "complex": Op(
+        lambda a, b: complex.view_as_real(complex.turn(complex.view_as_complex(a), complex.view_as_complex(b))),
+        lambda a, b: torch.view_as_real(torch.view_as_complex(a) * torch.view_as_complex(b)),
+        [dense(FOUR, SIX, TWO), dense(SIX, TWO, grad=False)],
     ),
     "sum_middle": Op(routing.sum_middle, lambda a: a.sum(1), [dense(FOUR, TWO, SIX)]),
     "grouped_mm": Op(
