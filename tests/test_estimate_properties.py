@@ -224,6 +224,23 @@ def test_shards_of_a_bare_count_sum_to_the_whole(count: int, gpus: int, zero: in
     assert {component: report.total(component) for component in STATES} == expected
 
 
+# --- padding
+
+
+@EXAMPLES
+@given(config=MODELS, options=setups())
+def test_a_padded_batch_needs_its_mask_and_never_less_than_another(
+    config: dict[str, Any], options: dict[str, Any]
+) -> None:
+    plain, padded = (memcalc.estimate(config, **{**options, "padded": on}) for on in (False, True))
+    mask = 8 * options["micro_batch_size"] * options["seq_len"]
+    assert padded.total("buffers") - plain.total("buffers") == mask
+    assert [item.nbytes for item in padded.items if item.name == "attention_mask"] == [mask]
+    assert padded.phases["step"] - plain.phases["step"] == mask
+    assert padded.total("saved_activations") >= plain.total("saved_activations")
+    assert padded.peak >= plain.peak + mask
+
+
 # --- inputs
 
 

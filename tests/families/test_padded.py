@@ -47,6 +47,7 @@ MISTRAL_BEYOND = Case(
 CASES = [
     LLAMA_GQA,
     Case("llama-mha", 1, 23, SMALL | {"model_type": "llama"}),
+    Case("llama-peak-in-a-layer", 3, 16, SMALL | {"model_type": "llama", "vocab_size": 2, "intermediate_size": 400}),
     Case("llama-one-token", 2, 1, SMALL | {"model_type": "llama", "num_key_value_heads": 2}),
     Case("llama-wide-heads", 2, 9, SMALL | {"model_type": "llama", "num_key_value_heads": 4, "head_dim": 264}),
     Case("qwen2-gqa", 2, 16, SMALL | {"model_type": "qwen2", "num_key_value_heads": 2}),
@@ -92,7 +93,7 @@ CASES = [
     Case("gpt2-one-sequence", 1, 24, GPT2 | {"n_positions": 24, "tie_word_embeddings": False}),
     Case("gpt_neox-parallel", 2, 16, SMALL | {"model_type": "gpt_neox", "rotary_pct": 0.5}),
     Case("gpt_neox-serial", 1, 24, SMALL | {"model_type": "gpt_neox", "use_parallel_residual": False}),
-    Case("opt-norm-first", 2, 16, OPT),
+    Case("opt-peak-in-a-layer", 2, 16, OPT | {"vocab_size": 2, "pad_token_id": 0, "ffn_dim": 400}),
     Case("opt-projected", 1, 24, OPT | {"word_embed_proj_dim": 40, "do_layer_norm_before": False}),
     Case("mixtral-gqa", 2, 16, SMALL | {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": 4}),
     Case("mixtral-mha", 1, 24, SMALL | {"model_type": "mixtral", "num_key_value_heads": 8, "sliding_window": 20}),
