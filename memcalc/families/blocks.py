@@ -25,7 +25,19 @@ from memcalc.ops.elementwise import (
 )
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import cat, contiguous, expand, part, reshape, rotate_half, transpose, unsqueeze, view
+from memcalc.ops.shape import (
+    cat,
+    contiguous,
+    every_second,
+    expand,
+    part,
+    reshape,
+    rotate_half,
+    stack,
+    transpose,
+    unsqueeze,
+    view,
+)
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -166,6 +178,13 @@ def apply_partial_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor)
     return q_embed, k_embed
 
 
+def rotate_every_two(x: Tensor) -> Tensor:
+    """stack((-x[..., 1::2], x[..., ::2]), -1), its last two dims flattened (models/gptj/modeling_gptj.py)."""
+    x1, x2 = every_second(x), every_second(x)
+    stacked = stack((-x2, x1), Dim("2", 2))
+    return view(stacked, *x.shape)
+
+
 def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
     """(batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim); a copy unless nothing is repeated."""
     batch, kv_heads, seq, width = x.shape
@@ -191,6 +210,18 @@ def eager_attention(
     attn_weights = cast(softmax(attn_weights, fp32), q.dtype)
     attn_weights = dropout(attn_weights, p)
     attn_output = matmul(attn_weights, value_states, "attention output")
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, attn_weights
+
+
+def plain_eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
+    """eager_attention_forward of BERT (models/bert/modeling_bert.py) and its kin: softmax in the model's dtype."""
+    attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
+    if mask is not None:
+        attn_weights = attn_weights + mask
+    attn_weights = softmax(attn_weights)
+    attn_weights = dropout(attn_weights, p)
+    attn_output = matmul(attn_weights, v, "attention output")
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, attn_weights
 

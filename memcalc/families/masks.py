@@ -21,15 +21,15 @@ def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
     """
     run.memory.scope = "causal mask"
     if run.attention == "eager":
-        mask = _boolean_mask(run, window)
+        mask = boolean_mask(run, window)
         zero = new_tensor(run.memory, (), run.dtype, "zero")
         return where(mask, zero, "additive mask")
     if window is None or run.seq.size < window:
         return None
-    return _boolean_mask(run, window)
+    return boolean_mask(run, window)
 
 
-def _boolean_mask(run: Run, window: int | None) -> Tensor:
+def boolean_mask(run: Run, window: int | None) -> Tensor:
     """sdpa_mask: (batch, 1, seq, seq), the batch dim a view."""
     batch, seq = run.batch, run.seq
     _batch_arange = _arange(run, batch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, Shape
-from memcalc.dtypes import DType, fp32
+from memcalc.dtypes import DType, boolean, fp32
 from memcalc.ops.strides import elementwise_strides
 from memcalc.tensor import Tensor, contiguous_strides, is_dense, new_tensor, same_sizes
 
@@ -207,6 +207,48 @@ def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
     return out
 
 
+def where_else(condition: Tensor, a: Tensor, name: str) -> Tensor:
+    """torch.where(condition, a, constant) or a.masked_fill(condition, constant): saves the condition."""
+    node = Node(a.memory, _where_else_backward, (a,), (condition,)) if recording(a) else None
+    out = of_two(a, condition, name, a.dtype)
+    out.node = node
+    return out
+
+
+def _where_else_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _condition = node.unpack()
+    return [like(grads[0], "where gradient")]
+
+
+def clamp(a: Tensor) -> Tensor:
+    """a.clamp(min, max): saves a."""
+    node = Node(a.memory, _clamp_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, "clamp")
+    out.node = node
+    return out
+
+
+def _clamp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (a,) = node.unpack()
+    # where((a >= min).logical_and_(a <= max), grad, 0), clamp_backward in FunctionsManual.cpp
+    _inside = [like(a, "clamp gradient", boolean) for _ in (">=", "<=")]
+    return [like(grads[0], "clamp gradient")]
+
+
+def add_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b: in place, as torch's graph has it."""
+    return _in_place(a, _add_backward, (a, b))
+
+
+def scale_(a: Tensor) -> Tensor:
+    """a *= scalar or a /= scalar: in place."""
+    return _in_place(a, _scale_backward, (a,))
+
+
+def _in_place(a: Tensor, backward: object, inputs: Sequence[Tensor]) -> Tensor:
+    return record(Tensor(a.storage, a.shape, a.strides, a.dtype), backward, inputs)
+
+
 def power(a: Tensor, exponent: float) -> Tensor:
     """a ** exponent: saves a."""
     node = Node(a.memory, _power_backward, (a,), (a,)) if recording(a) else None
@@ -273,8 +315,6 @@ def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def dropout(a: Tensor, p: float) -> Tensor:
     """Training dropout as CUDA's native_dropout: saves a bool mask. p = 0 is the identity's cost: see below."""
-    from memcalc.dtypes import boolean
-
     if p == 0.0:
         return a
     out = like(a, "dropout")

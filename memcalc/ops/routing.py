@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
+from memcalc.dims import ONE_DIM
 from memcalc.dtypes import int64
 from memcalc.ops.elementwise import like, of_two, recording
 from memcalc.ops.shape import transpose
@@ -68,6 +69,15 @@ def index(a: Tensor, where: Tensor, name: str) -> Tensor:
     """a[where]: rows of a; saves the indices."""
     node = Node(a.memory, _index_backward, (a,), (where,), name) if recording(a) else None
     out = new_tensor(a.memory, (*where.shape, *a.shape[1:]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def index_one(a: Tensor, i: int, name: str) -> Tensor:
+    """a[..., [k], ...] in dim `i`: a copy of one entry; saves the index."""
+    where = new_tensor(a.memory, (ONE_DIM,), int64, "index")
+    node = Node(a.memory, _index_backward, (a,), (where,), name) if recording(a) else None
+    out = new_tensor(a.memory, (*a.shape[:i], ONE_DIM, *a.shape[i + 1 :]), a.dtype, name)
     out.node = node
     return out
 

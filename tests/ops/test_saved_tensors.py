@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memcalc.autograd import Node, backward
-from memcalc.dims import Dim, numel
+from memcalc.dims import ONE_DIM, Dim, numel
 from memcalc.dtypes import DType, bf16, boolean, fp32, int32, int64
-from memcalc.families import blocks
+from memcalc.families import blocks, bloom
 from memcalc.ops import attention, elementwise, embedding, loss, matmul, norm, routing, shape
 from memcalc.tensor import Memory, Tensor, new_tensor
 
@@ -52,6 +53,8 @@ def dense(*dims: Dim, dtype: DType = fp32, grad: bool = True) -> Arg:
 
 HEADS = (Dim("batch", 2), FOUR, SIX, EIGHT)
 GROUPED = (Dim("batch", 2), Dim("kv_heads", 2), SIX, EIGHT)
+ONE_HEAD = (HEADS[0], ONE_DIM, SIX, EIGHT)
+BOOLEAN_MASK = Arg((HEADS[0], ONE_DIM, SIX, SIX), boolean)
 TWO = Dim("k", 2)
 THREE = Dim("e", 3)
 
@@ -64,6 +67,12 @@ def masked_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.T
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
+def math_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What F.scaled_dot_product_attention takes where k and v have fewer heads than q and there is a mask."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return masked_sdpa(q, k, v, mask)
+
+
 def torch_div_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mul(a, 1).div_(b)
 
@@ -72,12 +81,32 @@ def our_div_(a: Tensor, b: Tensor) -> Tensor:
     return routing.div_(a * 1.0, b)
 
 
+def torch_bloom_gelu(a: torch.Tensor) -> torch.Tensor:
+    from transformers.models.bloom.modeling_bloom import GeLUFunction
+
+    return GeLUFunction.apply(a)
+
+
 OPS: dict[str, Op] = {
     "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
     "mul": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(SIX)]),
     "mul-half": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)]),
     "mul-bf16-fp32": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX, dtype=bf16), dense(FOUR, Dim("1", 1))]),
     "scale": Op(lambda a: a * 2.0, lambda a: a * 2.0, [dense(FOUR, SIX)]),
+    "add_": Op(lambda a, b: elementwise.add_(a * 1.0, b), lambda a, b: (a * 1.0).add_(b), [dense(FOUR, SIX)] * 2),
+    "scale_": Op(lambda a: elementwise.scale_(a * 1.0), lambda a: (a * 1.0).mul_(2.0), [dense(FOUR, SIX)]),
+    "clamp": Op(elementwise.clamp, lambda a: a.clamp(-1.0, 1.0), [dense(FOUR, SIX)]),
+    "masked_fill": Op(
+        lambda a, mask: elementwise.where_else(mask, a, "filled"),
+        lambda a, mask: a.masked_fill(mask, 1.0),
+        [dense(FOUR, SIX), Arg((SIX,), boolean)],
+    ),
+    "where": Op(
+        lambda a, mask: elementwise.where_else(mask, a, "chosen"),
+        lambda a, mask: torch.where(mask, a, torch.tensor(1.0)),
+        [dense(FOUR, SIX), Arg((SIX,), boolean)],
+    ),
+    "bloom-gelu": Op(bloom.bloom_gelu, lambda a: torch_bloom_gelu(a), [dense(FOUR, SIX)]),
     "neg": Op(elementwise.neg, torch.neg, [dense(FOUR, SIX)]),
     "tanh": Op(elementwise.tanh, torch.tanh, [dense(FOUR, SIX)]),
     "sigmoid": Op(elementwise.sigmoid, torch.sigmoid, [dense(FOUR, SIX)]),
@@ -107,6 +136,11 @@ OPS: dict[str, Op] = {
         lambda a, b: torch.matmul(a, b.transpose(2, 3)),
         [Arg(HEADS), Arg(HEADS)],
     ),
+    "baddbmm": Op(
+        lambda bias, a, b: matmul.baddbmm(bias, a, b, "product"),
+        lambda bias, a, b: torch.baddbmm(bias, a, b, alpha=0.5),
+        [dense(TWO, FOUR, EIGHT, grad=False), dense(TWO, FOUR, SIX), dense(TWO, SIX, EIGHT)],
+    ),
     "layer_norm": Op(
         norm.layer_norm, lambda x, w, b: F.layer_norm(x, (6,), w, b), [dense(FOUR, SIX), dense(SIX), dense(SIX)]
     ),
@@ -121,20 +155,30 @@ OPS: dict[str, Op] = {
     "sdpa-masked": Op(
         attention.scaled_dot_product_attention,
         masked_sdpa,
-        [Arg(HEADS, bf16)] * 3 + [Arg((HEADS[0], Dim("1", 1), SIX, SIX), boolean)],
+        [*[Arg(HEADS, bf16)] * 3, BOOLEAN_MASK],
     ),
+    "sdpa-math": Op(attention.math_attention, math_sdpa, [Arg(HEADS, bf16), *[Arg(ONE_HEAD, bf16)] * 2, BOOLEAN_MASK]),
     "cross_entropy": Op(loss.cross_entropy, F.cross_entropy, [dense(TOKENS, TEN), dense(TOKENS, dtype=int64)]),
     "cat": Op(
         lambda a, b: shape.cat((a, b), TEN), lambda a, b: torch.cat((a, b), -1), [dense(FOUR, SIX), dense(FOUR, FOUR)]
     ),
     "chunk": Op(lambda a: shape.chunk(a, 2)[0], lambda a: a.chunk(2, -1)[0], [dense(FOUR, SIX)]),
     "slice": Op(lambda a: shape.part(a, FOUR), lambda a: a[..., :4], [dense(FOUR, SIX)]),
+    "every-second": Op(lambda a: shape.every_second(a), lambda a: a[..., ::2], [dense(FOUR, SIX)]),
+    "select": Op(lambda a: shape.select(a, 1), lambda a: a.select(1, 2), [dense(FOUR, SIX, EIGHT)]),
+    "split-one": Op(lambda a: shape.split_one(a, 0)[0], lambda a: a.split(1, 0)[0], [dense(FOUR, SIX)]),
+    "stack": Op(
+        lambda a, b: shape.stack((a, b), TWO),
+        lambda a, b: torch.stack((a, b), -1),
+        [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
+    ),
     "copying-reshape": Op(
         lambda a: shape.reshape(shape.transpose(a, 0, 1), Dim("all", 24)),
         lambda a: a.transpose(0, 1).reshape(24),
         [dense(FOUR, SIX)],
     ),
     "topk": Op(lambda a: routing.topk(a, TWO)[0], lambda a: torch.topk(a, 2)[0], [dense(FOUR, SIX)]),
+    "index_one": Op(lambda a: routing.index_one(a, 1, "entry"), lambda a: a[:, [3], :], [dense(FOUR, SIX, EIGHT)]),
     "div_": Op(our_div_, torch_div_, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "index": Op(
         lambda a, where: routing.index(a, where, "rows"),
