@@ -201,7 +201,7 @@ class Checkpoint:
 
     __slots__ = ("args", "done", "function", "holders", "memory")
 
-    def __init__(self, memory: Memory, function: Callable[..., Tensor], args: tuple[Any, ...]) -> None:
+    def __init__(self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.memory, self.function, self.args = memory, function, args
         self.holders: list[_Holder] = []
         self.done = False
@@ -246,7 +246,7 @@ class _Recomputation:
         return tensor
 
 
-def checkpoint(memory: Memory, function: Callable[..., Tensor], *args: Any) -> Tensor:
+def checkpoint(memory: Memory, function: Callable[..., Any], *args: Any) -> Any:
     """Run `function(*args)`, keeping its arguments only; what it saves is recomputed when backward asks for it."""
     memory.checkpoint = Checkpoint(memory, function, args)
     try:

@@ -18,6 +18,13 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).resolve().parent / "families" / "cases"
 
 
+DROPOUTS = (
+    "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout",
+    "resid_dropout", "embed_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop",
+)  # fmt: skip
+"""Every name that a configuration has for a dropout."""
+
+
 class Case(NamedTuple):
     """A small model and a workload."""
 

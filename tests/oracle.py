@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cases import DROPOUTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -75,16 +76,28 @@ class Step:
 
 
 @contextlib.contextmanager
-def not_traced() -> Iterator[None]:
-    """Under fake tensors transformers believes that it is being compiled and builds a mask that a real run skips."""
+def not_traced(*, padded: bool = False) -> Iterator[None]:
+    """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
+    looks for packed sequences nor at the values of a padding mask. Here nothing is packed; `padded` keeps the masks of padding."""
     from transformers import masking_utils
 
-    original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    skips = {
+        name: getattr(masking_utils, name)
+        for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
+        if not padded
+    }
+    replaced = {"find_packed_sequence_indices": lambda position_ids: None} | {
+        name: lambda padding_mask, *rest, original=original, **named: original(None, *rest, **named)
+        for name, original in skips.items()
+    }
+    originals = {name: getattr(masking_utils, name) for name in replaced}
+    for name, function in replaced.items():
+        setattr(masking_utils, name, function)
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = original
+        for name, function in originals.items():
+            setattr(masking_utils, name, function)
 
 
 def fused_as_on_cuda(
@@ -143,16 +156,7 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.n
 
     fields = dict(config)
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    for name in (
-        "attn_pdrop",
-        "resid_pdrop",
-        "embd_pdrop",
-        "dropout",
-        "attention_dropout",
-        "hidden_dropout",
-        "residual_dropout",
-        "embedding_dropout",
-    ):
+    for name in DROPOUTS:
         if hasattr(hf_config, name):
             setattr(hf_config, name, 0.0)
     hf_config.use_cache = False
@@ -188,7 +192,7 @@ def training_step(
     mode = LiveBytes()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
     with (
-        contextlib.nullcontext() if real else not_traced(),
+        contextlib.nullcontext() if real else not_traced(padded=padded),
         contextlib.nullcontext() if real else cuda_kernels(),
         fake,
         balanced_routing() if balanced else contextlib.nullcontext(),

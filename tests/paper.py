@@ -6,6 +6,8 @@ from dataclasses import fields as fields_of
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cases import DROPOUTS
+
 from memcalc.autograd import backward
 from memcalc.dims import fixed_size, numel, workload_size
 from memcalc.dtypes import DType, int64
@@ -16,16 +18,6 @@ from memcalc.tensor import Memory, StorageRow, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DROPOUTS = (
-    "attn_pdrop",
-    "resid_pdrop",
-    "embd_pdrop",
-    "dropout",
-    "attention_dropout",
-    "hidden_dropout",
-    "residual_dropout",
-    "embedding_dropout",
-)
 LOSS_BYTES = 4
 
 

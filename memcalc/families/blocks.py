@@ -262,6 +262,18 @@ def eager_attention(
     return attn_output, attn_weights
 
 
+def plain_eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
+    """eager_attention_forward of BERT (models/bert/modeling_bert.py) and its kin: softmax in the model's dtype."""
+    attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
+    if mask is not None:
+        attn_weights = attn_weights + mask
+    attn_weights = softmax(attn_weights)
+    attn_weights = dropout(attn_weights, p)
+    attn_output = matmul(attn_weights, v, "attention output")
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, attn_weights
+
+
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel.
 

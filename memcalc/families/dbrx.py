@@ -244,9 +244,9 @@ class Dbrx(Llama):
         mlp = m / "mlp"
         for i, n in enumerate(rows):
             idx, token_idx = where_chosen(memory, n)
-            v1 = select(view(mlp.weight("v1"), self.experts, self.ffn, hidden), i)
-            w1 = select(view(mlp.weight("w1"), self.experts, self.ffn, hidden), i)
-            w2 = select(view(mlp.weight("w2"), self.experts, self.ffn, hidden), i)
+            v1 = select(view(mlp.weight("v1"), self.experts, self.ffn, hidden), 0)
+            w1 = select(view(mlp.weight("w1"), self.experts, self.ffn, hidden), 0)
+            w2 = select(view(mlp.weight("w2"), self.experts, self.ffn, hidden), 0)
             states = self.expert_glu(mlp, index(hidden_states, token_idx, "rows of an expert"), w1, v1, w2)
             states = view(states, *states.shape) * index_two(unsqueeze(top_k_weights, 2), token_idx, idx)
             next_states = index_add_(next_states, token_idx, states)

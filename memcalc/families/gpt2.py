@@ -98,9 +98,12 @@ class GPT2(Program):
         hidden_states = self.model(root / "transformer", ids)
         run.memory.enter(run.memory.phase, None)
         run.memory.scope = "lm_head"
-        tied = self.config.tie_word_embeddings
-        logits = (root / "transformer.wte" if tied else root / "lm_head").linear(hidden_states)
+        logits = self.head(root, hidden_states)
         return causal_lm_loss(run, logits, ids)
+
+    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
+        tied = self.config.tie_word_embeddings
+        return (root / "transformer.wte" if tied else root / "lm_head").linear(hidden_states)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

@@ -42,6 +42,13 @@ def _mask(run: Run, mask_function: MaskFunction, local_size: int | None = None) 
     return _boolean_mask(run, mask_function, padding_mask)
 
 
+def boolean_mask(run: Run) -> Tensor:
+    """The causal mask of a model that never does without one (`allow_is_causal_skip=False`)."""
+    run.memory.scope = "causal mask"
+    padding_mask = None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
+    return _boolean_mask(run, _causal, padding_mask)
+
+
 def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
     """create_chunked_causal_mask: its left padding is counted by sequence, which gives the mask a batch dim of its own."""
     run.memory.scope = "chunked causal mask"

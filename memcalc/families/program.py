@@ -81,8 +81,11 @@ class Program:
             for buffer in self.layer_buffers(i):
                 yield buffer._replace(name=f"{path}.*.{buffer.name}", layer=i)
 
-    def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Tensor:
-        """GradientCheckpointingLayer (modeling_layers.py): `self.layer`, recomputed in backward where that is asked for."""
+    def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Any:
+        """GradientCheckpointingLayer (modeling_layers.py): `self.layer`, recomputed in backward where that is asked for.
+
+        Most layers return their hidden states; some return a tuple, all of which the caller's frame holds.
+        """
         if m.run.recompute:
             return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest)
         return self.layer(m, hidden_states, *rest)

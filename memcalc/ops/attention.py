@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
 from memcalc.dtypes import boolean, fp32, int64
-from memcalc.ops.elementwise import like, recording, where
+from memcalc.ops.elementwise import cast, like, recording, scale, softmax, where
+from memcalc.ops.matmul import matmul
+from memcalc.ops.shape import transpose
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
@@ -53,6 +55,21 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
 def _efficient_output(q: Tensor, v: Tensor) -> Tensor:
     shape = (*q.shape[:3], v.shape[3])
     return new_tensor(q.memory, shape, q.dtype, "attention output", _heads_inside(shape))
+
+
+def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The same where no fused kernel takes the operands, as with a mask and fewer heads in k and v than in q.
+
+    Half precision is computed in fp32 (native/transformers/attention.cpp, _scaled_dot_product_attention_math).
+    """
+    if mask.dtype is boolean:
+        mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
+    query, key, value = cast(q, fp32), cast(k, fp32), cast(v, fp32)
+    scaled_query = scale(query, "mul")
+    attn = matmul(scaled_query, scale(transpose(key, 2, 3), "mul"), "attention scores") + mask
+    attn = softmax(attn)
+    _weights = cast(attn, q.dtype)  # the op's second output
+    return cast(matmul(attn, value, "attention output"), q.dtype)
 
 
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

@@ -254,6 +254,33 @@ def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
     return out
 
 
+def where_else(condition: Tensor, a: Tensor, name: str) -> Tensor:
+    """torch.where(condition, a, constant) or a.masked_fill(condition, constant): saves the condition."""
+    node = Node(a.memory, _where_else_backward, (a,), (condition,)) if recording(a) else None
+    out = of_two(a, condition, name, a.dtype)
+    out.node = node
+    return out
+
+
+def _where_else_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _condition = node.unpack()
+    return [like(grads[0], "where gradient")]
+
+
+def add_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b: in place, as torch's graph has it."""
+    return _in_place(a, _add_backward, (a, b))
+
+
+def scale_(a: Tensor) -> Tensor:
+    """a *= scalar or a /= scalar: in place."""
+    return _in_place(a, _scale_backward, (a,))
+
+
+def _in_place(a: Tensor, backward: object, inputs: Sequence[Tensor]) -> Tensor:
+    return record(Tensor(a.storage, a.shape, a.strides, a.dtype), backward, inputs)
+
+
 def power(a: Tensor, exponent: float) -> Tensor:
     """a ** exponent: saves a."""
     node = Node(a.memory, _power_backward, (a,), (a,)) if recording(a) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memcalc.autograd import Node
 from memcalc.dims import Dim, merge
-from memcalc.ops.elementwise import recording
+from memcalc.ops.elementwise import like, recording
 from memcalc.ops.shape import expand, reshape, transpose, view
 from memcalc.tensor import Strides, Tensor, new_tensor
 
@@ -80,6 +80,23 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad_b = new_tensor(node.memory, (batch, k, n), grad.dtype, "bmm gradient") if node.needs(1) else None
     grad_a = new_tensor(node.memory, (batch, m, k), grad.dtype, "bmm gradient") if node.needs(0) else None
     return [grad_a, grad_b]
+
+
+def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
+    """bias + alpha * (a @ b) with a bias that wants no gradient and an alpha that is not 1."""
+    node = Node(a.memory, _baddbmm_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = new_tensor(a.memory, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    grads_of_factors: list[Tensor] = []
+    for factor in node.unpack():
+        product = new_tensor(factor.memory, factor.shape, factor.dtype, "baddbmm gradient")
+        grads_of_factors.append(like(product, "baddbmm gradient"))  # times alpha
+        del product
+    return grads_of_factors
 
 
 def matmul(a: Tensor, b: Tensor, name: str) -> Tensor:

@@ -146,6 +146,15 @@ def index(a: Tensor, where: Tensor, name: str) -> Tensor:
     return out
 
 
+def index_one(a: Tensor, i: int, name: str) -> Tensor:
+    """a[..., [k], ...] in dim `i`: a copy of one entry; saves the index."""
+    where = new_tensor(a.memory, (ONE_DIM,), int64, "index")
+    node = Node(a.memory, _index_backward, (a,), (where,), name) if recording(a) else None
+    out = new_tensor(a.memory, (*a.shape[:i], ONE_DIM, *a.shape[i + 1 :]), a.dtype, name)
+    out.node = node
+    return out
+
+
 def _index_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     _where = node.unpack()
     return [_written_into_zeros(node, grads[0], f"{node.context} gradient")]

@@ -77,21 +77,28 @@ def _transpose_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [Tensor(grads[0].storage, *_swapped(grads[0], *node.context), grads[0].dtype)]
 
 
-def part(a: Tensor, dim: Dim) -> Tensor:
-    """a[..., i:i+dim]: a slice of the last dim, a view; the whole of it is the tensor's alias."""
-    if dim.size == a.shape[-1].size:
+def part(a: Tensor, dim: Dim, axis: int = -1) -> Tensor:
+    """a[..., i:i+dim]: a slice of the last dim or of another one, a view; the whole of it is the tensor's alias."""
+    if dim.size == a.shape[axis].size:
         return _view(a, a.shape, a.strides, _pass_backward)
-    return _view(a, (*a.shape[:-1], dim), a.strides, _part_backward, a.shape)
+    shape = list(a.shape)
+    shape[axis] = dim
+    return _view(a, tuple(shape), a.strides, _part_backward, a.shape)
 
 
 def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "slice gradient")]
 
 
+def first(a: Tensor, *shape: Dim) -> Tensor:
+    """a[:n, :m, ...] of a tensor that wants no gradient: a view."""
+    return Tensor(a.storage, shape, a.strides, a.dtype)
+
+
 def select(a: Tensor, i: int) -> Tensor:
-    """a[i]: a view; its backward is a full tensor of zeros with the gradient in it (select_backward)."""
-    assert i < a.shape[0].size
-    return _view(a, a.shape[1:], a.strides[1:], _part_backward, a.shape)
+    """a.select(i, k): a view without dim `i`; backward is a full tensor of zeros with the gradient in it."""
+    shape, strides = (*a.shape[:i], *a.shape[i + 1 :]), (*a.strides[:i], *a.strides[i + 1 :])
+    return _view(a, shape, strides, _part_backward, a.shape)
 
 
 def every_second(a: Tensor) -> Tensor:
@@ -118,18 +125,7 @@ def _copy_into_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 def interleave(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
     """torch.stack(tensors, -1).flatten(-2), a new tensor; `dim` is the joined last dim. Backward selects views."""
-    first = tensors[0]
-    count = Dim(str(len(tensors)), len(tensors))
-    stacked = new_tensor(first.memory, (*first.shape, count), first.dtype, "stack")
-    if recording(*tensors):
-        stacked.node = Node(first.memory, _stack_backward, tensors)
-    return reshape(stacked, *first.shape[:-1], dim)
-
-
-def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    grad = grads[0]
-    selected = Tensor(grad.storage, grad.shape[:-1], grad.strides[:-1], grad.dtype)
-    return [selected if node.needs(i) else None for i in range(len(node.edges))]
+    return reshape(stack(tensors, Dim(str(len(tensors)), len(tensors))), *tensors[0].shape[:-1], dim)
 
 
 def repeat_interleave(a: Tensor, dim: Dim) -> Tensor:
@@ -155,10 +151,20 @@ def chunk(a: Tensor, chunks: int) -> tuple[Tensor, ...]:
     return split(a, *[divided(a.shape[-1], chunks)] * chunks)
 
 
-def cat(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
-    """torch.cat(tensors, -1), contiguous; `dim` is the joined last dim."""
+def split_one(a: Tensor, i: int) -> tuple[Tensor, ...]:
+    """a.split(1, i): views of size 1 in dim `i`, with one grad_fn as `split`."""
+    count = a.shape[i].size
+    shape = (*a.shape[:i], ONE_DIM, *a.shape[i + 1 :])
+    node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=count) if recording(a) else None
+    return tuple(Tensor(a.storage, shape, a.strides, a.dtype, node, k) for k in range(count))
+
+
+def cat(tensors: Sequence[Tensor], dim: Dim, axis: int = -1) -> Tensor:
+    """torch.cat(tensors, axis), contiguous; `dim` is the joined dim."""
     first = tensors[0]
-    out = new_tensor(first.memory, (*first.shape[:-1], dim), first.dtype, "cat")
+    shape = list(first.shape)
+    shape[axis] = dim
+    out = new_tensor(first.memory, tuple(shape), first.dtype, "cat")
     if recording(*tensors):
         out.node = Node(first.memory, _cat_backward, tensors, (), [t.shape for t in tensors])
     return out
@@ -170,6 +176,21 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
         Tensor(grad.storage, shape, grad.strides, grad.dtype) if node.needs(i) else None
         for i, shape in enumerate(node.context)
     ]
+
+
+def stack(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
+    """torch.stack(tensors, -1), contiguous; `dim` counts them. Backward is a view for each."""
+    first = tensors[0]
+    out = new_tensor(first.memory, (*first.shape, dim), first.dtype, "stack")
+    if recording(*tensors):
+        out.node = Node(first.memory, _stack_backward, tensors)
+    return out
+
+
+def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    (grad,) = grads
+    piece = Tensor(grad.storage, grad.shape[:-1], grad.strides[:-1], grad.dtype)
+    return [piece if node.needs(i) else None for i in range(len(node.edges))]
 
 
 def unsqueeze(a: Tensor, i: int) -> Tensor:

@@ -23,6 +23,7 @@ def family_of(model_type: str) -> Any:
 DERIVED = {
     "ffn_act_fn", "head_dim", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_end_index", "moe_layers",
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
+    "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
@@ -130,7 +131,28 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gpt_neox", "head_dim": 64}, "head_dim 64"),
     ({"model_type": "gpt_neox", "rotary_pct": 0.0}, "partial_rotary_factor 0.0"),
     ({"model_type": "opt", "layerdrop": 0.1}, "layerdrop 0.1"),
+    ({"model_type": "phi", "head_dim": 32, "qk_layernorm": True}, "head_dim 32"),
+    ({"model_type": "phi", "partial_rotary_factor": 0.05}, "3 rotated dims"),
+    ({"model_type": "stablelm", "num_key_value_heads": 5}, "num_key_value_heads 5"),
+    ({"model_type": "persimmon", "num_attention_heads": 7}, "num_attention_heads 7"),
+    ({"model_type": "gptj", "rotary_dim": 258}, "rotary_dim 258"),
+    ({"model_type": "gptj", "rotary_dim": None}, "rotary_dim None"),
+    ({"model_type": "codegen", "n_head": 2}, "n_head 2 does not divide by 4"),
+    ({"model_type": "gpt_neo", "num_layers": 2}, "attention_types name 24 layers"),
+    ({"model_type": "gpt_neo", "attention_types": [["global", 24]]}, "attention_types"),
+    ({"model_type": "gpt_neo", "attention_types": [[["far"], 24]]}, "allowed: 'global', 'local'"),
+    ({"model_type": "mpt", "attn_config": {"attn_pdrop": 1}}, "attn_pdrop 1"),
+    ({"model_type": "gpt_bigcode", "add_cross_attention": True}, "add_cross_attention True"),
+    ({"model_type": "bloom", "slow_but_exact": True}, "slow_but_exact True"),
+    ({"model_type": "bloom", "n_embed": 60}, "hidden_size 60"),
+    ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2"),
+    ({"model_type": "falcon", "multi_query": False, "num_kv_heads": 8}, "num_kv_heads 8"),
+    ({"model_type": "falcon", "new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn False"),
     ({"model_type": "opt", "dropout": 1.0}, "dropout"),
+    ({"model_type": "bert", "add_cross_attention": True}, "add_cross_attention True"),
+    ({"model_type": "bert", "chunk_size_feed_forward": 8}, "chunk_size_feed_forward 8"),
+    ({"model_type": "roberta", "pad_token_id": 511}, "pad_token_id 511"),
+    ({"model_type": "electra", "hidden_size": 130}, "hidden_size 130"),
     ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits True"),
     ({"model_type": "mixtral", "router_jitter_noise": 0.01}, "router_jitter_noise 0.01"),
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9"),
@@ -219,7 +241,13 @@ def test_upcast_attention_of_gpt2_is_not_offered() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "limit"),
-    [({"model_type": "gpt2", "n_positions": 77}, 77), ({"model_type": "opt"}, 2048), ({"model_type": "llama"}, None)],
+    [
+        ({"model_type": "gpt2", "n_positions": 77}, 77),
+        ({"model_type": "opt"}, 2048),
+        ({"model_type": "llama"}, None),
+        ({"model_type": "mpt", "max_seq_len": 77}, 77),
+        ({"model_type": "roberta", "max_position_embeddings": 514}, 512),
+    ],
 )
 def test_positions_limit(fields: dict[str, Any], limit: int | None) -> None:
     program = paper.program_of(fields)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memcalc.autograd import Node, backward
-from memcalc.dims import Dim, numel
+from memcalc.dims import ONE_DIM, Dim, numel
 from memcalc.dtypes import DType, bf16, boolean, fp32, int32, int64
-from memcalc.families import blocks
+from memcalc.families import blocks, bloom
 from memcalc.ops import attention, complex, elementwise, embedding, loss, matmul, norm, routing, shape
 from memcalc.tensor import Memory, Tensor, new_tensor
 
@@ -52,6 +53,8 @@ def dense(*dims: Dim, dtype: DType = fp32, grad: bool = True) -> Arg:
 
 HEADS = (Dim("batch", 2), FOUR, SIX, EIGHT)
 GROUPED = (Dim("batch", 2), Dim("kv_heads", 2), SIX, EIGHT)
+ONE_HEAD = (HEADS[0], ONE_DIM, SIX, EIGHT)
+BOOLEAN_MASK = Arg((HEADS[0], ONE_DIM, SIX, SIX), boolean)
 TWO = Dim("k", 2)
 THREE = Dim("e", 3)
 
@@ -62,6 +65,12 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def masked_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def math_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What F.scaled_dot_product_attention takes where k and v have fewer heads than q and there is a mask."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return masked_sdpa(q, k, v, mask)
 
 
 def torch_div_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -78,6 +87,12 @@ def torch_copied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def torch_bloom_gelu(a: torch.Tensor) -> torch.Tensor:
+    from transformers.models.bloom.modeling_bloom import GeLUFunction
+
+    return GeLUFunction.apply(a)
+
+
 OPS: dict[str, Op] = {
     "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
     "sub": Op(elementwise.sub, torch.sub, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
@@ -85,6 +100,19 @@ OPS: dict[str, Op] = {
     "mul-half": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)]),
     "mul-bf16-fp32": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX, dtype=bf16), dense(FOUR, Dim("1", 1))]),
     "scale": Op(lambda a: a * 2.0, lambda a: a * 2.0, [dense(FOUR, SIX)]),
+    "add_": Op(lambda a, b: elementwise.add_(a * 1.0, b), lambda a, b: (a * 1.0).add_(b), [dense(FOUR, SIX)] * 2),
+    "scale_": Op(lambda a: elementwise.scale_(a * 1.0), lambda a: (a * 1.0).mul_(2.0), [dense(FOUR, SIX)]),
+    "masked_fill": Op(
+        lambda a, mask: elementwise.where_else(mask, a, "filled"),
+        lambda a, mask: a.masked_fill(mask, 1.0),
+        [dense(FOUR, SIX), Arg((SIX,), boolean)],
+    ),
+    "where": Op(
+        lambda a, mask: elementwise.where_else(mask, a, "chosen"),
+        lambda a, mask: torch.where(mask, a, torch.tensor(1.0)),
+        [dense(FOUR, SIX), Arg((SIX,), boolean)],
+    ),
+    "bloom-gelu": Op(bloom.bloom_gelu, lambda a: torch_bloom_gelu(a), [dense(FOUR, SIX)]),
     "neg": Op(elementwise.neg, torch.neg, [dense(FOUR, SIX)]),
     "tanh": Op(elementwise.tanh, torch.tanh, [dense(FOUR, SIX)]),
     "sigmoid": Op(elementwise.sigmoid, torch.sigmoid, [dense(FOUR, SIX)]),
@@ -114,6 +142,11 @@ OPS: dict[str, Op] = {
         lambda a, b: torch.matmul(a, b.transpose(2, 3)),
         [Arg(HEADS), Arg(HEADS)],
     ),
+    "baddbmm": Op(
+        lambda bias, a, b: matmul.baddbmm(bias, a, b, "product"),
+        lambda bias, a, b: torch.baddbmm(bias, a, b, alpha=0.5),
+        [dense(TWO, FOUR, EIGHT, grad=False), dense(TWO, FOUR, SIX), dense(TWO, SIX, EIGHT)],
+    ),
     "layer_norm": Op(
         norm.layer_norm, lambda x, w, b: F.layer_norm(x, (6,), w, b), [dense(FOUR, SIX), dense(SIX), dense(SIX)]
     ),
@@ -128,8 +161,9 @@ OPS: dict[str, Op] = {
     "sdpa-masked": Op(
         attention.scaled_dot_product_attention,
         masked_sdpa,
-        [Arg(HEADS, bf16)] * 3 + [Arg((HEADS[0], Dim("1", 1), SIX, SIX), boolean)],
+        [*[Arg(HEADS, bf16)] * 3, BOOLEAN_MASK],
     ),
+    "sdpa-math": Op(attention.math_attention, math_sdpa, [Arg(HEADS, bf16), *[Arg(ONE_HEAD, bf16)] * 2, BOOLEAN_MASK]),
     "cross_entropy": Op(loss.cross_entropy, F.cross_entropy, [dense(TOKENS, TEN), dense(TOKENS, dtype=int64)]),
     "cat": Op(
         lambda a, b: shape.cat((a, b), TEN), lambda a, b: torch.cat((a, b), -1), [dense(FOUR, SIX), dense(FOUR, FOUR)]
@@ -146,6 +180,14 @@ OPS: dict[str, Op] = {
         lambda a, b: a * b[..., :3].repeat_interleave(2, dim=-1),
         [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
     ),
+    "every-second": Op(lambda a: shape.every_second(a), lambda a: a[..., ::2], [dense(FOUR, SIX)]),
+    "select": Op(lambda a: shape.select(a, 1), lambda a: a.select(1, 2), [dense(FOUR, SIX, EIGHT)]),
+    "split-one": Op(lambda a: shape.split_one(a, 0)[0], lambda a: a.split(1, 0)[0], [dense(FOUR, SIX)]),
+    "stack": Op(
+        lambda a, b: shape.stack((a, b), TWO),
+        lambda a, b: torch.stack((a, b), -1),
+        [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
+    ),
     "copying-reshape": Op(
         lambda a: shape.reshape(shape.transpose(a, 0, 1), Dim("all", 24)),
         lambda a: a.transpose(0, 1).reshape(24),
@@ -153,6 +195,7 @@ OPS: dict[str, Op] = {
     ),
     "topk": Op(lambda a: routing.topk(a, TWO)[0], lambda a: torch.topk(a, 2)[0], [dense(FOUR, SIX)]),
     "clamp_": Op(lambda a: elementwise.clamp_(a * 1.0, 2), lambda a: torch.mul(a, 1).clamp_(-1, 1), [dense(FOUR, SIX)]),
+    "index_one": Op(lambda a: routing.index_one(a, 1, "entry"), lambda a: a[:, [3], :], [dense(FOUR, SIX, EIGHT)]),
     "div_": Op(our_div_, torch_div_, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "index": Op(
         lambda a, where: routing.index(a, where, "rows"),
@@ -167,10 +210,9 @@ OPS: dict[str, Op] = {
     "clamp": Op(lambda a: elementwise.clamp(a, 2), lambda a: a.clamp(-1, 1), [dense(FOUR, SIX)]),
     "clamp_-max": Op(lambda a: elementwise.clamp_(a * 1.0, 1), lambda a: (a * 1.0).clamp_(max=1), [dense(FOUR, SIX)]),
     "every_second": Op(lambda a: shape.every_second(a) * 1.0, lambda a: a[..., ::2] * 1.0, [dense(FOUR, SIX)]),
-    "select": Op(lambda a: shape.select(a, 1) * 1.0, lambda a: a[1] * 1.0, [dense(FOUR, SIX)]),
     "copy_into": Op(lambda a, b: shape.copy_into(a * 1.0, b), torch_copied, [dense(FOUR, SIX), dense(FOUR, TWO)]),
     "gather": Op(routing.gather, lambda a, w: a.gather(-1, w), [dense(FOUR, SIX), dense(FOUR, TWO, dtype=int64)]),
-    "masked_fill": Op(
+    "masked_fill-routing": Op(
         routing.masked_fill, lambda a, m: a.masked_fill(m, 0.0), [dense(FOUR, SIX), dense(FOUR, SIX, dtype=boolean)]
     ),
     "scatter": Op(
@@ -181,7 +223,7 @@ OPS: dict[str, Op] = {
         lambda a, w, s: a.scatter_(-1, w, s),
         [dense(FOUR, SIX, grad=False), dense(FOUR, TWO, dtype=int64), dense(FOUR, TWO)],
     ),
-    "add_": Op(lambda a, b: routing.add_(a * 1.0, b), lambda a, b: (a * 1.0).add_(b), [dense(FOUR, SIX)] * 2),
+    "add_-routing": Op(lambda a, b: routing.add_(a * 1.0, b), lambda a, b: (a * 1.0).add_(b), [dense(FOUR, SIX)] * 2),
     "div": Op(routing.div, torch.div, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "maximum": Op(routing.maximum, lambda a: a.max(dim=-1).values, [dense(FOUR, SIX)]),
     "index_two": Op(
