@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, act, position_ids, rotate_pairs
+from memcalc.families.blocks import Attended, act, position_ids, rotate_pairs as rotate_every_two
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
@@ -205,4 +205,4 @@ def rotate_pairs(x: Tensor, sincos: Tensor) -> Tensor:
     shape = (batch, seq, Dim("1", 1), width)
     sin = new_tensor(x.memory, shape, sincos.dtype, "sin")
     cos = new_tensor(x.memory, shape, sincos.dtype, "cos")
-    return (x * cos) + (rotate_pairs(x) * sin)
+    return (x * cos) + (rotate_every_two(x) * sin)
