@@ -87,9 +87,12 @@ def not_traced() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = original
 
 
-def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.nn.Module:
-    """`AutoModelForCausalLM` of a config.json's fields, with every dropout off (CPU and CUDA differ in dropout)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def build(
+    config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "AutoModelForCausalLM"
+) -> torch.nn.Module:
+    """The auto class's model of a config.json's fields, with every dropout off (CPU and CUDA differ in dropout)."""
+    import transformers
+    from transformers import AutoConfig
 
     fields = dict(config)
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -98,7 +101,7 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.n
             setattr(hf_config, name, 0.0)
     hf_config.use_cache = False
     hf_config._attn_implementation = attention
-    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation=attention, dtype=dtype)
+    model = getattr(transformers, auto).from_config(hf_config, attn_implementation=attention, dtype=dtype)
     for module in model.modules():  # what `model.to(dtype)` does to buffers; on fake tensors `.to` itself fails
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
@@ -119,12 +122,13 @@ def training_step(
     micro_batches: int = 1,
     real: bool = False,
     log: bool = False,
+    auto: str = "AutoModelForCausalLM",
 ) -> Step:
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
     with not_traced() if not real else contextlib.nullcontext(), fake:
-        model = build(config, attention, dtype)
+        model = build(config, attention, dtype, auto)
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))
