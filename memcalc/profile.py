@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.autograd import backward
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
-from memcalc.dtypes import DType, bf16, fp32, int64
+from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Run
 from memcalc.rows import Component, Row
 from memcalc.tensor import Memory, StorageRow, new_tensor
@@ -136,9 +136,8 @@ def gradient_order(program: Program) -> list[tuple[str, int]]:
     lead, period = program.pattern() or (program.layers, 0)
     more = (program.layers - lead) // period - 1 if period else 0
     depth = program.layers - more * period
-    # Fake tensors have no grouped products in fp32, and a real module may want more than two tokens.
-    dtype, seq = (bf16, 16) if program.source else (fp32, 2)
-    run = trace(program, Choices(dtype, program.attention_kinds[0], False, False), 1, seq, depth)
+    seq = 16 if program.source else 2  # a real module may want more tokens than two
+    run = trace(program, Choices(fp32, program.attention_kinds[0], False, False), 1, seq, depth)
     ready = [row for row in run.rows if row.component == "gradients"]
     sized = [(row.name, numel(row.shape)[0]) for row in ready]
     last = [i for i, row in enumerate(ready) if row.layer is not None and row.layer >= depth - period]

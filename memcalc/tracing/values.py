@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 MOST_ELEMENTS: Final = 2**22
 """Of a tensor whose values are computed."""
 
-_UNKNOWN: Final = object()
+_GROUPED: Final = torch.ops.aten._grouped_mm.default
 
 
 class Values:
@@ -40,7 +40,7 @@ class Values:
             return out
         if func is torch.ops.aten.embedding.default:
             self._check_indices(*args[:2])
-        out = func(*args, **kwargs)
+        out = _grouped_product(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
         if known and all(leaf.numel() <= MOST_ELEMENTS for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)):
             self._remember(out, self._really(func, args, kwargs))
         elif func._schema.is_mutable:
@@ -84,3 +84,9 @@ class Values:
                 least, most = int(value.min()), int(value.max())
             if least < 0 or most >= table.shape[0]:
                 raise IndexError(f"index {most} of a table of {table.shape[0]} rows")
+
+
+def _grouped_product(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch._grouped_mm, of which fake tensors only know the one of bf16."""
+    as_bf16 = tree_map_only(torch.Tensor, lambda t: t.bfloat16() if t.is_floating_point() else t, (args, kwargs))
+    return _GROUPED(*as_bf16[0], **as_bf16[1]).to(args[0].dtype)
