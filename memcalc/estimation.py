@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.collectives import Collective, wire_bytes
-from memcalc.dims import Poly, evaluate, numel
+from memcalc.dims import ZERO, Poly, evaluate, numel
 from memcalc.dtypes import DType
 from memcalc.engines import load_engine
 from memcalc.engines.holdings import ATTENTION_MASK, Holdings
@@ -98,6 +98,8 @@ class Report:
             self.gpu = load_gpu(setup.gpu)
         self._held, self._sums = _held(model, setup)
         self._profile: Profile | None = _profile(model, setup, self._held.accumulates)
+        if self.traced:  # which weights get a gradient the trace has shown
+            self._held, self._sums = _held(model, setup)
         self._batch, self._seq = setup.micro_batch_size, setup.seq_len or 1
         self.phases: dict[str, int] = {}
         self._at: dict[str, tuple[Moment | None, bool]] = {}
@@ -109,6 +111,7 @@ class Report:
     def _find_peaks(self) -> None:
         batch, seq, sums, held = self._batch, self._seq, self._sums, self._held
         always = evaluate(sums.always, batch, seq)
+        left = sum(row.bytes_at(batch, seq) for row in self._left)
         best: Moment | None = None
         most = 0
         for moment in self._profile.forward if self._profile else ():
@@ -130,15 +133,22 @@ class Report:
         backward = always + evaluate(sums.backward, batch, seq) + most
         self._at["backward"] = (best, flushed)
         for i, rows in enumerate(sums.after_backward):
-            after = always + evaluate(rows, batch, seq)
+            after = always + left + evaluate(rows, batch, seq)
             if after > backward:
                 backward, self._at["backward"] = after, (None, False)
                 self._last = held.after_backward[i]
         self.phases["backward"] = backward
-        self.phases["step"] = always + evaluate(sums.step, batch, seq)
+        self.phases["step"] = always + left + evaluate(sums.step, batch, seq)
         self._at["step"] = (None, False)
 
     # --- rows
+
+    @cached_property
+    def _left(self) -> list[Row]:
+        """What is there after backward that no engine knows of."""
+        if self._profile is None or self._profile.left.poly == ZERO:
+            return []
+        return [row for row in self._profile.rows(self._profile.left) if row.component == "buffers"]
 
     def rows_at(self, phase: str) -> list[Row]:
         """Every row that is alive at the peak of a phase."""
@@ -146,8 +156,8 @@ class Report:
         moment, flushed = self._at[phase]
         rows = list(held.always)
         if phase == "backward" and moment is None and self._last:
-            return rows + list(self._last)
-        rows += {"forward": held.forward, "backward": held.backward, "step": held.step}[phase]
+            return [*rows, *self._last, *self._left]
+        rows += {"forward": held.forward, "backward": held.backward, "step": (*held.step, *self._left)}[phase]
         if flushed and held.flush is not None:
             rows += held.flush.rows
         if moment is not None:
@@ -161,7 +171,7 @@ class Report:
         """Every row, evaluated: with its part of its component's total and of the peak."""
         at_peak = self._by_key(self.rows_at(self.peak_phase))
         by_phase = [self._by_key(self.rows_at(phase)) for phase in PHASES]
-        by_phase += [self._by_key([*self._held.always, *rows]) for rows in self._held.after_backward]
+        by_phase += [self._by_key([*self._held.always, *rows, *self._left]) for rows in self._held.after_backward]
         parts: dict[_Key, _Sized] = {}
         for component in COMPONENTS[:-1]:
             if component == "saved_activations":
@@ -206,6 +216,11 @@ class Report:
             row.source,
             blocks,
         )
+
+    @property
+    def traced(self) -> str:
+        """Whose trace this is, for a model without a program of its own; '' otherwise."""
+        return self.model.program.source if isinstance(self.model, Model) else ""
 
     # --- totals
 
@@ -279,6 +294,7 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
     key = (
         "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
         setup.optimizer_implementation, setup.micro_batches > 1, setup.padded,
+        isinstance(model, Model) and bool(model.program.idle),
     )  # fmt: skip
     if key not in model.profiles:
         if isinstance(model, Model):

@@ -71,6 +71,8 @@ class Trace(NamedTuple):
     segments: list[tuple[int, str, int | None]]
     forward_end: int
     middle: Middle
+    source: str = ""
+    """What was traced; nothing for a program on paper."""
 
     @property
     def turn(self) -> int:
@@ -86,12 +88,14 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All moments of forward and backward that could be a peak, and what is saved in between."""
+    """All moments of forward and backward that could be a peak, what is saved in between and what is left behind."""
 
     run: Trace
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
     saved: Moment
+    left: Moment
+    """After backward: what modules keep besides parameters and buffers. A program on paper keeps nothing."""
     _rows: dict[int, list[Row]] = field(default_factory=dict[int, list[Row]])
 
     def rows(self, moment: Moment) -> list[Row]:
@@ -105,12 +109,15 @@ NO_MIDDLE: Final = Middle(range(0), range(0), 0)
 
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
-    """Run the program's forward and backward on paper with `depth` layers."""
-    program = copy.copy(program)
-    program.layers = depth
+    """Run the program's forward and backward on paper with `depth` layers, or trace the module that stands for it."""
     memory = Memory()
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq, choices.accumulating)
+    if program.source:
+        forward_end = program.traced_step(run)
+        return Trace(memory.log, memory.rows, memory.segments, forward_end, middle, program.source)
+    program = copy.copy(program)
+    program.layers = depth
     for weight in program.weights():
         run.add_weight(weight)
     for buffer in program.buffers():
@@ -132,7 +139,8 @@ def gradient_order(program: Program) -> list[tuple[str, int]]:
     lead, period = program.pattern() or (program.layers, 0)
     more = (program.layers - lead) // period - 1 if period else 0
     depth = program.layers - more * period
-    run = trace(program, Choices(fp32, program.attention_kinds[0], False, False), 1, 2, depth)
+    seq = 16 if program.source else 2  # a real module may want more tokens than two
+    run = trace(program, Choices(fp32, program.attention_kinds[0], False, False), 1, seq, depth)
     ready = [row for row in run.rows if row.component == "gradients"]
     sized = [(row.name, numel(row.shape)[0]) for row in ready]
     last = [i for i, row in enumerate(ready) if row.layer is not None and row.layer >= depth - period]
@@ -161,12 +169,18 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
 
 
 def _profile(run: Trace) -> Profile:
-    forward, backward, saved = _peaks(run)
-    return Profile(run, _undominated(forward), _undominated(backward), Moment(*_unpack(saved), run.forward_end))
+    forward, backward, saved, left = _peaks(run)
+    return Profile(
+        run,
+        _undominated(forward),
+        _undominated(backward),
+        Moment(*_unpack(saved), run.forward_end),
+        Moment(*_unpack(left), len(run.log)),
+    )
 
 
-def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int]:
-    """Live bytes (packed) -> place, for every local maximum of forward and of backward; and at the end of forward.
+def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
+    """Live bytes (packed) -> place, for every local maximum of forward and of backward; and at the end of each.
 
     A local maximum is an allocation followed by a free or by another segment. Those of middle layers lie between the ones
     of their neighbours.
@@ -208,7 +222,7 @@ def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int]:
             extra_late += size
     if rising and here is not None:
         here.setdefault(live + more * extra, len(run.log))
-    return found["forward"], found["backward"], saved
+    return found["forward"], found["backward"], saved, live + more * extra
 
 
 @lru_cache(maxsize=16384)
@@ -269,15 +283,19 @@ class _Kind(NamedTuple):
 
 
 def _census(run: Trace, place: int) -> Counter[_Kind]:
-    """How many blocks of each kind are alive. What was alive at the end of forward too is a saved activation."""
-    kept = _alive(run, run.forward_end)
+    """How many blocks of each kind are alive.
+
+    What is alive at the end of forward too is a saved activation, what is at the end of backward as good as a buffer.
+    """
+    saved = _alive(run, run.forward_end)
+    left = _alive(run, len(run.log)) if run.source else frozenset[int]()
     out: Counter[_Kind] = Counter()
     for i in _alive(run, place):
         row = run.rows[i]
         if row.component == "gradients":
             out[_Kind("gradients", row.name, row.shape, row.dtype)] += run.times(row, place)
         elif row.component == "activation":
-            component = "saved_activations" if i in kept else "temporaries"
+            component = "buffers" if i in left else "saved_activations" if i in saved else "temporaries"
             out[_Kind(component, _name(row), row.shape, row.dtype)] += run.times(row, place)
     return out
 
@@ -286,6 +304,7 @@ _LIVES: Final[dict[str, str]] = {
     "gradients": "backward to step",
     "saved_activations": "forward to backward",
     "temporaries": "within the phase",
+    "buffers": "kept by a module",
 }
 
 
@@ -305,7 +324,8 @@ def _collapse(run: Trace, place: int) -> list[Row]:
             kind.dtype,
             count,
             _LIVES[kind.component],
-            source=_SOURCES[kind.component],
+            basis="traced" if run.source else "exact",
+            source=run.source or _SOURCES[kind.component],
         )
         for kind, count in _census(run, place).items()
     ]

@@ -142,6 +142,8 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
         refuse("sequence_parallel", "on", "needs tp > 1, which " + _NOT_YET + "off")
     if model is None:
         return
+    if options.padded and not model.program.pads:
+        refuse("padded", "on", f"for a {model.model_type} " + _NOT_YET + "off")
     only: tuple[tuple[str, tuple[object, ...]], ...] = (
         ("recompute", ("none", "full")),
         ("cross_entropy", (None, "eager")),

@@ -78,7 +78,8 @@ class Step:
 @contextlib.contextmanager
 def not_traced(*, padded: bool = False) -> Iterator[None]:
     """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
-    looks for packed sequences nor at the values of a padding mask. Here nothing is packed; `padded` keeps the masks of padding."""
+    looks for packed sequences nor at the values of a padding mask. Here nothing is packed;
+    `padded` keeps the masks of padding."""
     from transformers import masking_utils
 
     skips = {
@@ -150,9 +151,12 @@ def cuda_kernels() -> Iterator[None]:
         torch.nn.functional.scaled_dot_product_attention = _SDPA
 
 
-def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.nn.Module:
-    """`AutoModelForCausalLM` of a config.json's fields, with every dropout off (CPU and CUDA differ in dropout)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def build(
+    config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "AutoModelForCausalLM"
+) -> torch.nn.Module:
+    """The auto class's model of a config.json's fields, with every dropout off (CPU and CUDA differ in dropout)."""
+    import transformers
+    from transformers import AutoConfig
 
     fields = dict(config)
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -161,7 +165,7 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.n
             setattr(hf_config, name, 0.0)
     hf_config.use_cache = False
     hf_config._attn_implementation = attention
-    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation=attention, dtype=dtype)
+    model = getattr(transformers, auto).from_config(hf_config, attn_implementation=attention, dtype=dtype)
     for module in model.modules():  # what `model.to(dtype)` does; on fake tensors `.to` itself fails
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
@@ -187,6 +191,7 @@ def training_step(
     real: bool = False,
     balanced: bool = False,
     log: bool = False,
+    auto: str = "AutoModelForCausalLM",
 ) -> Step:
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()
@@ -197,7 +202,7 @@ def training_step(
         fake,
         balanced_routing() if balanced else contextlib.nullcontext(),
     ):
-        model = build(config, attention, dtype)
+        model = build(config, attention, dtype, auto)
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))

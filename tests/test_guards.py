@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.hub",
         "memcalc.inputs.gpu",
     ),
-    ("memcalc.collectives", "memcalc.optimizers", "memcalc.families"),
+    ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.tracing"),
     ("memcalc.inputs",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device"),
     ("memcalc.engines",),
@@ -48,8 +48,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "click": (),
     "rich": ("memcalc.cli", "memcalc.report"),
     "huggingface_hub": ("memcalc.inputs.hub",),
-    "torch": (),
-    "transformers": (),
+    "torch": ("memcalc.tracing",),
+    "transformers": ("memcalc.tracing",),
     "numpy": (),
 }
 """Who may import what, anywhere in its source."""

@@ -52,8 +52,9 @@ class Holdings(NamedTuple):
 def parameter_classes(model: Model) -> list[Parameter]:
     """The model's weights as an optimizer sees them: equal tensors of all layers together."""
     return [
-        Parameter(w.name, w.shape, model.copies(w), w.layer is not None and len(w.shape) == 2)
+        Parameter(w.name, w.shape, model.trained(w), w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
+        if model.trained(w)
     ]
 
 
@@ -65,10 +66,13 @@ def weight_rows(
     suffix: str = "",
     source: str = "shapes of transformers' modelling code",
 ) -> list[Row]:
-    """One row per weight class: parameters, gradients, master weights."""
+    """One row per weight class: parameters, or what there is of those that get a gradient."""
+    program = model.program
+    copies = model.copies if component == "parameters" else model.trained
     return [
-        Row(component, w.name + suffix, w.shape, dtype, model.copies(w), life, source=source)  # type: ignore[arg-type]
+        Row(component, w.name + suffix, w.shape, dtype, copies(w), life, program.basis, program.source or source)  # type: ignore[arg-type]
         for w in model.weight_classes
+        if copies(w)
     ]
 
 
@@ -83,8 +87,9 @@ def input_rows(model: Model, dtype: DType) -> list[Row]:
             life="the step's batch",
             source="the caller",
         ),
-        Row("buffers", "loss", (), fp32, life="until the next loss", source="the caller"),
     ]
+    if not model.program.source:  # a trace has its own loss, of whatever dtype
+        rows.append(Row("buffers", "loss", (), fp32, life="until the next loss", source="the caller"))
     kinds = Counter(buffer._replace(layer=None) for buffer in model.program.buffers())
     for buffer, copies in kinds.items():
         rows.append(
@@ -94,7 +99,8 @@ def input_rows(model: Model, dtype: DType) -> list[Row]:
                 buffer.shape,
                 dtype if buffer.dtype is None else buffer.dtype,
                 copies,
-                source="transformers' modelling code",
+                basis=model.program.basis,
+                source=model.program.source or "transformers' modelling code",
             )
         )
     return rows

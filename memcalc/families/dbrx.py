@@ -242,7 +242,7 @@ class Dbrx(Llama):
         rows = balanced_rows(top_k_index, self.experts)
         _expert_hit = new_tensor(memory, (Dim("experts hit", len(rows)), ONE_DIM), int64, "experts hit")
         mlp = m / "mlp"
-        for i, n in enumerate(rows):
+        for n in rows:
             idx, token_idx = where_chosen(memory, n)
             v1 = select(view(mlp.weight("v1"), self.experts, self.ffn, hidden), 0)
             w1 = select(view(mlp.weight("w1"), self.experts, self.ffn, hidden), 0)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, act, position_ids, rotate_pairs as rotate_every_two
+from memcalc.families.blocks import Attended, act, position_ids
+from memcalc.families.blocks import rotate_pairs as rotate_every_two
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights

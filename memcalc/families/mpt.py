@@ -96,7 +96,7 @@ class Mpt(GPT2):
         run = m.run
         inputs_embeds = (m / "wte").embedding(ids)
         hidden_states = inputs_embeds
-        shape = (self.heads, ONE_DIM, Dim("max_seq_len", self.max_seq_len))
+        shape = (self.heads, ONE_DIM, Dim("max_seq_len", self.config.max_seq_len))
         alibi = new_tensor(run.memory, shape, fp32, "alibi")
         mask = forbidden(run)
         for i in range(self.layers):

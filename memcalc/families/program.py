@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.autograd import checkpoint
 from memcalc.families.module import Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+    from memcalc.dims import Shape
     from memcalc.families.config import FamilyConfig
     from memcalc.families.module import Buffer, Module, Run
     from memcalc.tensor import Tensor
@@ -26,14 +27,26 @@ class Program:
     layers: int
     layer: Any
     """The forward of one layer, a method."""
-    max_seq_len: int
+    max_seq_len: int | None
     positions_limit: int | None = None
     """The longest sequence that its tables have positions for; None without tables."""
+    pads: bool = True
+    """Whether its masks and positions are written out for a batch with a padding mask."""
     polynomial: bool = True
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
+    source: str = ""
+    """What is traced, if it is not a program on paper (`memcalc.tracing`)."""
+
+    idle: Mapping[tuple[str, Shape], int] = {}
+    """How many weights of a name and shape the step does not reach, so that they get no gradient; a trace finds them."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    @property
+    def basis(self) -> Literal["exact", "traced"]:
+        """Where the rows of its weights and of its run come from."""
+        return "traced" if self.source else "exact"
 
     def weights(self) -> Iterator[Weight]:
         """Parameters in the order of `model.named_parameters()`, tied ones once."""
@@ -53,6 +66,10 @@ class Program:
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         """The loss of the model's forward with `ids` as input and labels."""
+        raise NotImplementedError
+
+    def traced_step(self, run: Run) -> int:
+        """Run forward and backward into the run's memory; where in its log forward ends. For what is not on paper."""
         raise NotImplementedError
 
     # --- the stack of layers

@@ -65,6 +65,10 @@ class Model:
         """How many tensors a weight class stands for."""
         return self._copies[weight.name, weight.shape]
 
+    def trained(self, weight: Weight) -> int:
+        """How many of them get a gradient."""
+        return self.copies(weight) - self.program.idle.get((weight.name, weight.shape), 0)
+
     def weights(self) -> list[tuple[str, tuple[int, ...], str | None]]:
         """(name as in the checkpoint, shape, dtype or None) of every parameter, in transformers' order."""
         return [
@@ -151,17 +155,14 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
         raise InputError(
             f"--model {one_line(name)}: field `model_type` is {_shown(config, 'model_type')}; allowed: {', '.join(FAMILIES)}"
         )
-    if model_type not in FAMILIES:
-        close = nearest(model_type, FAMILIES)
-        hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise InputError(
-            f"--model {one_line(name)}: field `model_type` is {quoted(model_type)}, which is not supported{hint} "
-            f"(supported: {', '.join(FAMILIES)})"
-        )
     if config.get("quantization_config") is not None:
         raise InputError(
             f"--model {one_line(name)}: field `quantization_config` is set; quantized weights are not modelled, allowed: null"
         )
+    if model_type not in FAMILIES:
+        from memcalc.tracing.program import Traced
+
+        return Model(one_line(name), model_type, Traced(name, model_type, config))
     module, attribute = FAMILIES[model_type]
     family: type[Program] = getattr(import_module(module), attribute)
     try:

@@ -80,6 +80,8 @@ def print_model(model: Model, file: IO[str]) -> None:
     console.print(title)
     if model.active_parameters != model.num_parameters:
         console.print(f"active per token: {model.active_parameters:,}")
+    if model.program.source:
+        console.print(f"no program of this type: {model.program.source}")
     if spec is not None:
         published = spec["published"]
         console.print(f"published: {published['parameters']} ({published['source']})")

@@ -33,7 +33,8 @@ def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
         width = 220 if rows else 100
         console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
     narrow = console.width < _NARROW
-    parts: list[RenderableType] = [_title(report), _memory_table(report, narrow), *_phase_lines(report)]
+    parts: list[RenderableType] = [_title(report), *_trace_lines(report), _memory_table(report, narrow)]
+    parts += _phase_lines(report)
     if report.collectives:
         parts += ["", _communication_table(report, narrow), *_communication_lines(report)]
     if rows:
@@ -62,6 +63,10 @@ def _title(report: Report) -> Text:
     text = Text(model.name or count, style="bold")
     text.append("  " + " · ".join(parts), style="not bold")
     return text
+
+
+def _trace_lines(report: Report) -> list[Text]:
+    return [Text(f"no program of this type: {report.traced}")] if report.traced else []
 
 
 def _table(title: str) -> Table:

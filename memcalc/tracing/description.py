@@ -1,0 +1,71 @@
+"""What is to be known of a model before it is run, and what the paths of its modules say."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final, NamedTuple
+
+from memcalc.dims import Dim, Shape
+from memcalc.dtypes import DType
+
+
+class Place(NamedTuple):
+    """A module or tensor by its path, with `*` for the number of its layer, and that number."""
+
+    name: str
+    layer: int | None
+
+
+class Described(NamedTuple):
+    """A parameter or buffer. `dtype` is None where it is that of the model."""
+
+    at: Place
+    sizes: tuple[int, ...]
+    dtype: DType | None
+
+
+class Description(NamedTuple):
+    """A model as it is on the meta device."""
+
+    class_name: str
+    layers: int
+    attention_kinds: tuple[str, ...]
+    max_seq_len: int | None
+    positions_limit: int | None
+    experts_per_token: int | None
+    parameters: tuple[Described, ...]
+    buffers: tuple[Described, ...]
+
+
+def place(path: str, stacks: frozenset[str]) -> Place:
+    """The place of a path, where `stacks` are the paths of the lists of layers. Lists within a layer keep their numbers."""
+    parts = path.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit() and ".".join(parts[:i]) in stacks:
+            return Place(".".join([*parts[:i], "*", *parts[i + 1 :]]), int(part))
+    return Place(path, None)
+
+
+@cache
+def shape_of(sizes: tuple[int, ...]) -> Shape:
+    """Dims of these sizes. What they mean is known only to the code that made them."""
+    return tuple(Dim(f"dim{i}", size) for i, size in enumerate(sizes))
+
+
+_COMPONENTS: Final = (
+    ("norm", r"(.*\.)?(\w*norm\w*|ln\w*)\.\w+"),
+    ("router", r"(.*\.)?(gate|\w*router)\.(\w+)"),
+    ("experts", r"(.*\.)?experts\..*"),
+    ("attention", r"(.*\.)?\w*(attn|attention)\w*\..*"),
+    ("mlp", r"(.*\.)?(\w*(mlp|ffn|feed_forward|shared_expert)\w*|fc\w*|w[123]|ff|\w*dense\w*)\..*"),
+    ("embedding", r"(.*\.)?(\w*emb\w*|wte|wpe|shared)\..*"),
+    ("head", r"[^*]*(head|cls|predictions|proj|score|output)[^*]*"),
+)  # fmt: skip
+
+
+@cache
+def component_of(name: str) -> str:
+    """The group of a parameter in tables, by a plain reading of its path: its own module first, then those around it."""
+    lower = name.lower()
+    return next((group for group, pattern in _COMPONENTS if re.fullmatch(pattern, lower)), "other")

@@ -1,0 +1,196 @@
+# pyright: basic
+"""transformers' own model of a config.json: on the meta device to read what it is made of, of fake tensors to run.
+
+Which of a type's classes is built: the one that the config.json's `architectures` names, if one of three auto classes has
+it for this type; else the first that there is of AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, in
+this order. It is never remote code: an `auto_map` is not looked at.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from torch.nn import Module, ModuleList, Parameter
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from transformers.models.auto.auto_factory import _get_model_class
+
+from memcalc.dims import Shape
+from memcalc.dtypes import DType, bf16, boolean, fp16, fp32, fp64, int32, int64, uint8
+from memcalc.tracing.description import Described, Description, place, shape_of
+
+TRANSFORMERS = f"transformers {transformers.__version__}"
+TORCH = f"torch {torch.__version__.split('+')[0]}"
+
+_AUTO_CLASSES = (AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM)
+
+_DTYPES = {
+    torch.float64: fp64, torch.float32: fp32, torch.bfloat16: bf16, torch.float16: fp16,
+    torch.int64: int64, torch.int32: int32, torch.uint8: uint8, torch.bool: boolean,
+}  # fmt: skip
+_TORCH_DTYPES = {ours: theirs for theirs, ours in _DTYPES.items()}
+
+
+# --- configurations
+
+
+def known_types() -> tuple[str, ...]:
+    """Every `model_type` of which transformers has a configuration."""
+    return tuple(transformers.CONFIG_MAPPING)
+
+
+def configuration(model_type: str, fields: Mapping[str, Any]) -> Any:
+    """transformers' configuration of a config.json's fields; it raises what it likes at those that are wrong."""
+    kept = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}
+    with quiet():
+        return AutoConfig.for_model(model_type, **copy.deepcopy(kept))
+
+
+def auto_class(config: Any) -> Any:
+    """The auto class that builds the model of a configuration; None if transformers has no language model of it."""
+    having = [auto for auto in _AUTO_CLASSES if type(config) in auto._model_mapping]
+    names = [_get_model_class(config, auto._model_mapping).__name__ for auto in having]
+    named = [auto for auto, name in zip(having, names, strict=True) if name in (config.architectures or ())]
+    return next(iter(named + having), None)
+
+
+# --- models
+
+
+def on_meta(config: Any) -> Module:
+    """The model on the meta device: names and shapes, nothing else."""
+    with quiet(), torch.device("meta"):
+        return _from_config(config, dtype=torch.float32)
+
+
+def to_run(config: Any, attention: str, dtype: DType) -> Module:
+    """The model as it is trained: all of one dtype, the key-value cache off. To be called under a FakeTensorMode."""
+    model = _from_config(config, attn_implementation=attention, dtype=_TORCH_DTYPES[dtype])
+    _cast(model, _TORCH_DTYPES[dtype])
+    return model.train()
+
+
+def _from_config(config: Any, **choices: Any) -> Module:
+    config = copy.deepcopy(config)  # it is written to
+    config.use_cache = False
+    return auto_class(config).from_config(config, **choices)
+
+
+def _cast(model: Module, dtype: torch.dtype) -> None:
+    """`model.to(dtype)`, which fails on fake tensors; most are of this dtype already."""
+    made: dict[int, Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
+                if id(parameter) not in made:
+                    made[id(parameter)] = Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = buffer.to(dtype)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what transformers and torch have to say to someone who trains."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    ops = logging.getLogger("torch._subclasses.fake_tensor")  # what an op says is in the exception, too
+    disabled, ops.disabled = ops.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(before)
+        ops.disabled = disabled
+
+
+# --- what a model is made of
+
+
+def describe(config: Any) -> Description:
+    """What is to be known of a model before it is run."""
+    model = on_meta(config)
+    text = config.get_text_config()
+    limit = _positions_limit(model, text)
+    paths = stacks(model)
+    parameters = [Described(place(name, paths), tuple(p.shape), None) for name, p in model.named_parameters()]
+    buffers = [
+        Described(place(name, paths), tuple(b.shape), None if b.is_floating_point() else dtype_of(b.dtype))
+        for name, b in model.named_buffers()
+    ]
+    layers = getattr(text, "num_hidden_layers", None)
+    in_stacks = {(p.at.name.split("*")[0], p.at.layer) for p in parameters if p.at.layer is not None}
+    return Description(
+        class_name=type(model).__name__,
+        layers=layers if isinstance(layers, int) and layers > 0 else len(in_stacks),
+        attention_kinds=("sdpa", "eager") if model._supports_sdpa else ("eager",),
+        max_seq_len=limit or _positions(text),
+        positions_limit=limit,
+        experts_per_token=_experts_per_token(text),
+        parameters=tuple(parameters),
+        buffers=tuple(buffers),
+    )
+
+
+def stacks(model: Module) -> frozenset[str]:
+    """The paths of the lists of layers: lists of modules that have parts."""
+    return frozenset(
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, ModuleList) and all(next(layer.children(), None) is not None for layer in module)
+    )
+
+
+def _positions(config: Any) -> int | None:
+    positions = getattr(config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def _positions_limit(model: Module, config: Any) -> int | None:
+    """The longest sequence where positions are looked up in a table. One with a padding index starts behind it."""
+    positions = _positions(config)
+    for path, module in model.named_modules():
+        tables = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, table in tables:
+            words = f"{path}.{name}".lower()
+            if (
+                positions is not None
+                and table.dim() == 2
+                and table.shape[0] >= positions
+                and ("pos" in words or "wpe" in words)
+            ):
+                padding = getattr(module, "padding_idx", None)
+                return min(positions, table.shape[0] - (0 if padding is None else padding + 1))
+    return None
+
+
+def _experts_per_token(config: Any) -> int | None:
+    names = ("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_top_k", "moe_k")
+    found = (getattr(config, name, None) for name in names)
+    return next((count for count in found if isinstance(count, int)), None)
+
+
+# --- sizes
+
+
+@cache
+def dtype_of(dtype: torch.dtype) -> DType:
+    """memcalc's element type; one of its own where memcalc has none (complex, integers of 8 and 16 bits)."""
+    return _DTYPES.get(dtype) or DType(str(dtype).removeprefix("torch."), dtype.itemsize, dtype.is_floating_point)
+
+
+def storage_shape(tensor: torch.Tensor) -> Shape:
+    """The tensor's shape if it fills its storage; else the storage as one dim."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if tensor.numel() * tensor.itemsize == nbytes:
+        return shape_of(tuple(tensor.shape))
+    return shape_of((-(-nbytes // tensor.itemsize),))

@@ -1,0 +1,133 @@
+# pyright: basic
+"""What torch allocates and frees, written into memcalc's log.
+
+A dispatch mode sees every op that torch runs, in forward, in the recomputation of a checkpoint and in backward. Each new
+storage that an op returns gets a `memcalc.tensor.Storage` that lives as long as it does. What an op allocates and frees
+within itself is not seen, as it is not modelled on paper.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from bisect import bisect_right
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from memcalc.errors import InputError
+from memcalc.tensor import Memory, Storage
+from memcalc.tracing.description import Place, place
+from memcalc.tracing.modules import dtype_of, stacks, storage_shape
+from memcalc.tracing.values import Values
+
+MOST_OPS: Final = 100_000
+"""Of the first forward. A hundred layers have some 10 000; what has more goes through its tokens one by one."""
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps a memcalc storage for every storage of torch's that is the model's or that an op returned."""
+
+    def __init__(self, memory: Memory, model: Module) -> None:
+        super().__init__()
+        self.memory = memory
+        self.blocks: dict[int, Storage] = {}
+        self.values = Values()
+        self.ops_left: float = MOST_OPS
+        paths = stacks(model)
+        self.running = Running(memory, model, paths)
+        for name, buffer in model.named_buffers():
+            self.register(buffer, "buffers", name)
+        for name, parameter in model.named_parameters():
+            at = place(name, paths)
+            self.register(parameter, "parameters", at.name)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(self._accumulated, at))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._count()
+        self.running.follow_backward()
+        out = self.values.run(func, args, kwargs or {})
+        for leaf in tree_iter(out):
+            if isinstance(leaf, torch.Tensor):
+                self.register(leaf, "activation", func._schema.name.split("::")[1])
+        return out
+
+    def register(self, tensor: torch.Tensor, component: str, name: str) -> None:
+        """A block for the tensor's storage, unless it has one."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.blocks:
+            self.blocks[key] = Storage(self.memory, storage_shape(tensor), dtype_of(tensor.dtype), component, name)
+            weakref.finalize(storage, self.blocks.pop, key).atexit = False
+
+    def relabel(self, tensor: torch.Tensor, component: str, at: Place) -> None:
+        """An activation is something else from here on."""
+        block = self.blocks[tensor.untyped_storage()._cdata]
+        if self.memory.rows[block.index].component == "activation":
+            self.memory.relabel(block, storage_shape(tensor), component, *at)
+
+    def _accumulated(self, at: Place, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        self.relabel(parameter.grad, "gradients", at)
+
+    def restart(self, model: Module) -> None:
+        """Start the log anew with what is there, after a first forward."""
+        self.ops_left = math.inf
+        for name, buffer in model.named_buffers():  # one that forward has replaced is the model's still
+            self.relabel(buffer, "buffers", Place(name, None))
+        rows = list(self.memory.rows)
+        for log in (self.memory.rows, self.memory.log, self.memory.segments):
+            log.clear()
+        for block in self.blocks.values():
+            self.memory.rows.append(rows[block.index])
+            block.index = len(self.memory.rows) - 1
+            self.memory.log.append(block.index)
+
+    def _count(self) -> None:
+        self.ops_left -= 1
+        if self.ops_left < 0:
+            raise InputError(
+                f"--seq-len: at this length one forward of the model is more than {MOST_OPS} operations, as where a loop "
+                "goes through the tokens; that is too long to be traced; allowed: less"
+            )
+
+
+class Running:
+    """Which module is running: in forward by its hooks, in backward the one that was when the node was made."""
+
+    def __init__(self, memory: Memory, model: Module, paths: frozenset[str]) -> None:
+        self.memory = memory
+        self.modules = [Place("", None)]
+        self.first_nodes = [0]
+        self.places = [Place("", None)]
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, place(path, paths)))
+            module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, at: Place, *_: object) -> None:
+        self.modules.append(at)
+        self._go_on()
+
+    def _leave(self, *_: object) -> None:
+        self.modules.pop()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_at(self.modules[-1])
+        self.first_nodes.append(_get_sequence_nr())
+        self.places.append(self.modules[-1])
+
+    def follow_backward(self) -> None:
+        """Outside all modules a node may be running that one of them has made."""
+        if len(self.modules) == 1 and (node := torch._C._current_autograd_node()) is not None:
+            self._is_at(self.places[bisect_right(self.first_nodes, node._sequence_nr()) - 1])
+
+    def _is_at(self, at: Place) -> None:
+        self.memory.scope = at.name
+        self.memory.enter(self.memory.phase, at.layer)

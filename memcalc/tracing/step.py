@@ -1,0 +1,62 @@
+# pyright: basic
+"""One training step of a real module under fake tensors, written into memcalc's log."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Module
+
+from memcalc.errors import InputError, one_line
+from memcalc.families.module import Run
+from memcalc.tensor import Memory
+from memcalc.tracing.description import Place
+from memcalc.tracing.modules import quiet, to_run
+from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized, not_taken_for_compiling
+from memcalc.tracing.recorder import Recorder
+
+
+def step(run: Run, config: Any) -> int:
+    """Forward and backward of the reference step in its steady state; where in the run's log forward ends."""
+    with FakeTensorMode(allow_non_fake_inputs=True), not_taken_for_compiling(), quiet(), collected_by_hand():
+        with not_initialized():
+            model = to_run(config, run.attention, run.dtype)
+        if run.recompute:
+            _recompute(model)
+        memory = Memory()
+        recorder = Recorder(memory, model)
+        with gpu_dropout(), recorder:
+            ids = torch.zeros((run.batch.size, run.seq.size), dtype=torch.int64)
+            recorder.relabel(ids, "buffers", Place("input ids", None))
+            # Of the step before, its loss is still there, and what modules keep; gradients, if it was a micro-batch of this.
+            loss = forward(model, ids, recorder)
+            if run.accumulating:
+                loss.backward()
+            loss = loss.detach()  # from the graph of a forward without backward
+            recorder.restart(model)
+            memory.enter("forward", None)
+            loss = forward(model, ids, recorder)
+            forward_end = len(memory.log)
+            memory.enter("backward", None)
+            memory.scope = "loss"
+            loss.backward()
+        run.memory.log, run.memory.rows, run.memory.segments = list(memory.log), memory.rows, memory.segments
+    return forward_end
+
+
+def forward(model: Module, ids: torch.Tensor, recorder: Recorder) -> torch.Tensor:
+    """The loss. What else the model returns goes, and so do cycles."""
+    loss = model(input_ids=ids, labels=ids).loss
+    gc.collect()
+    recorder.relabel(loss, "activation", Place("loss", None))
+    return loss
+
+
+def _recompute(model: Any) -> None:
+    try:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise InputError(f"--recompute full: {one_line(error, 200)}; allowed: none") from None
