@@ -301,7 +301,8 @@ def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
         return None
     assert setup.attention is not None and setup.seq_len is not None
     program = model.program
-    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", accumulates)
+    recompute = setup.recompute == "full"
+    choices = Choices(setup.compute_dtype, setup.attention, recompute, accumulates, setup.autocast_dtype)
     # Sizes of one take other branches (a dim of one merges with its neighbours), and so do sequences beyond a window.
     branch = (
         min(setup.micro_batch_size, 2),

@@ -26,7 +26,7 @@ from memcalc.dims import Poly, Shape, numel, workload_size
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Run
 from memcalc.rows import Component, Row
-from memcalc.tensor import Memory, StorageRow, new_tensor
+from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.families.llama import Llama
@@ -44,6 +44,7 @@ class Choices(NamedTuple):
     attention: str
     recompute: bool
     accumulating: bool
+    autocast: DType | None = None
 
 
 class Moment(NamedTuple):
@@ -117,7 +118,8 @@ def trace(program: Llama, choices: Choices, batch: int, seq: int, depth: int, mi
         run.add_buffer(buffer)
     ids = new_tensor(memory, (size.batch, size.seq), int64, "input ids", component="buffers")
     memory.enter("forward", None)
-    loss = program.forward(run, ids)
+    with Autocast(memory, choices.autocast):
+        loss = program.forward(run, ids)
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
     forward_end = len(memory.log)
     memory.enter("backward", None)
@@ -125,10 +127,10 @@ def trace(program: Llama, choices: Choices, batch: int, seq: int, depth: int, mi
     return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle)
 
 
-def gradient_order(program: Llama) -> list[tuple[str, int]]:
+def gradient_order(program: Llama, autocast: DType | None = None) -> list[tuple[str, int]]:
     """(weight class, elements) of every gradient in the order in which backward has it ready, tied weights last."""
     depth = min(program.layers, 2)
-    run = trace(program, Choices(fp32, program.attention_kinds[0], False, False), 1, 2, depth)
+    run = trace(program, Choices(fp32, program.attention_kinds[0], False, False, autocast), 1, 2, depth)
     ready = [row for row in run.rows if row.component == "gradients"]
     sized = {row: (row.name, numel(row.shape)[0]) for row in ready}
     layered = [i for i, row in enumerate(ready) if row.layer is not None]
@@ -272,7 +274,7 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
             out[_Kind("gradients", row.name, row.shape, row.dtype)] += run.times(row, place)
         elif row.component == "activation":
             component = "saved_activations" if i in kept else "temporaries"
-            out[_Kind(component, _name(row), row.shape, row.dtype)] += run.times(row, place)
+            out[_Kind(component, row.label, row.shape, row.dtype)] += run.times(row, place)
     return out
 
 
@@ -303,9 +305,3 @@ def _collapse(run: Trace, place: int) -> list[Row]:
         )
         for kind, count in _census(run, place).items()
     ]
-
-
-def _name(row: StorageRow) -> str:
-    if not row.scope or row.name.startswith(row.scope):
-        return row.name
-    return f"{row.scope}: {row.name}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cuda_autocast import cuda_lists_on_the_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -117,13 +118,15 @@ def training_step(
     optimizer: str = "adamw",
     implementation: str = "foreach",
     micro_batches: int = 1,
+    autocast: torch.dtype | None = None,
     real: bool = False,
     log: bool = False,
 ) -> Step:
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()
+    lists = contextlib.nullcontext() if autocast is None else cuda_lists_on_the_cpu()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
-    with not_traced() if not real else contextlib.nullcontext(), fake:
+    with not_traced() if not real else contextlib.nullcontext(), fake, lists:
         model = build(config, attention, dtype)
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -144,7 +147,8 @@ def training_step(
                 for micro in range(micro_batches):
                     before = mode.now
                     mode.begin()
-                    out = model(input_ids=ids, labels=ids)
+                    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                        out = model(input_ids=ids, labels=ids)
                     loss = out.loss
                     del out
                     gc.collect()

@@ -11,7 +11,7 @@ from memcalc.dims import numel, workload_size
 from memcalc.dtypes import DType, int64
 from memcalc.families import FAMILIES
 from memcalc.families.module import Run
-from memcalc.tensor import Memory, StorageRow, new_tensor
+from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +47,17 @@ class PaperRun:
     """One program with its weights, buffers and token ids in memory."""
 
     def __init__(
-        self, program: Any, batch: int, seq: int, dtype: DType, attention: str = "sdpa", *, recompute: bool = False
+        self,
+        program: Any,
+        batch: int,
+        seq: int,
+        dtype: DType,
+        attention: str = "sdpa",
+        *,
+        recompute: bool = False,
+        autocast: DType | None = None,
     ) -> None:
+        self.autocast = autocast
         self.program = program
         self.memory = Memory()
         size = workload_size(batch, seq)
@@ -65,7 +74,8 @@ class PaperRun:
         log = self.memory.log
         marks = [len(log)]
         self.memory.enter("forward", None)
-        loss = self.program.forward(self.run, self.ids)
+        with Autocast(self.memory, self.autocast):
+            loss = self.program.forward(self.run, self.ids)
         marks.append(len(log))
         self.memory.enter("backward", None)
         backward(loss)
@@ -111,7 +121,9 @@ def paper_step(
     dtype: DType,
     attention: str = "sdpa",
     recompute: bool = False,
+    autocast: DType | None = None,
 ) -> PaperStep:
     """The paper's counterpart of `oracle.training_step`."""
     program = program_of(fields)
-    return PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute).step()
+    run = PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute, autocast=autocast)
+    return run.step()

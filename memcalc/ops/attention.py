@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
 from memcalc.dtypes import boolean, fp32
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, recording, where
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
@@ -26,6 +27,7 @@ def _heads_inside(shape: Shape) -> Strides:
     return (batch, seq, heads, width)
 
 
+@autocast("scaled_dot_product_attention")
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim)."""
     if mask is not None and mask.dtype is boolean:
