@@ -64,9 +64,10 @@ class Node:
                 if not same_sizes(out.shape, shape):
                     out = outs[i] = sum_to(out, shape)
                 if out.dtype is not dtype:
-                    from memcalc.ops.elementwise import like
+                    from memcalc.ops.strides import elementwise_strides
 
-                    outs[i] = like(out, "gradient cast", dtype)
+                    strides = elementwise_strides(out.shape, (out,))  # out may be expanded; a copy of it is dense
+                    outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", strides)
         return outs
 
 

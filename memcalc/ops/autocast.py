@@ -67,10 +67,11 @@ def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _dtype(policy: str, args: tuple[Any, ...], state: Autocast) -> DType:
-    wide = policy == "promote" and any(isinstance(a, Tensor) and a.dtype is fp32 for a in args)
-    lower = state.dtype
-    assert lower is not None
-    return fp32 if wide or policy == "fp32" else lower
+    assert state.dtype is not None
+    wide = policy == "fp32"
+    if policy == "promote":
+        wide = any(isinstance(a, Tensor) and a.dtype is fp32 for a in args)
+    return fp32 if wide else state.dtype
 
 
 def _cast(args: tuple[Any, ...], dtype: DType, state: Autocast) -> list[Any]:

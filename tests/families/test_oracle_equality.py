@@ -11,7 +11,7 @@ import paper
 import pytest
 import torch
 
-from memcalc.dtypes import DType, bf16, fp32
+from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -182,7 +182,13 @@ CASES = [
 ]
 
 RECOMPUTES = {False: "none", True: "full"}
-DTYPES: dict[DType, torch.dtype] = {bf16: torch.bfloat16, fp32: torch.float32}
+DTYPES: dict[DType, torch.dtype] = {bf16: torch.bfloat16, fp16: torch.float16, fp32: torch.float32}
+PRECISIONS: dict[str, tuple[DType, DType | None]] = {
+    "bf16": (bf16, None),
+    "fp32": (fp32, None),
+    "bf16-autocast": (fp32, bf16),
+}
+"""The weights' dtype and autocast's."""
 
 
 def attention_kinds(case: Case) -> tuple[str, ...]:
@@ -190,9 +196,11 @@ def attention_kinds(case: Case) -> tuple[str, ...]:
 
 
 RUNS = [
-    pytest.param(case, dtype, attention, recompute, id=f"{case.name}-{dtype}-{attention}-{RECOMPUTES[recompute]}")
+    pytest.param(
+        case, precision, attention, recompute, id=f"{case.name}-{precision}-{attention}-{RECOMPUTES[recompute]}"
+    )
     for case in CASES
-    for dtype in DTYPES
+    for precision in PRECISIONS
     for attention in attention_kinds(case)
     for recompute in (False, True)
 ]
@@ -212,16 +220,50 @@ def bytes_above_start(step: paper.PaperStep | oracle.Step, start: int) -> tuple[
     return step.saved, step.forward - start, step.backward - start
 
 
-@pytest.mark.parametrize(("case", "dtype", "attention", "recompute"), RUNS)
-def test_a_step_on_paper_is_the_real_one(case: Case, dtype: DType, attention: str, recompute: bool) -> None:
-    workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq}
-    on_paper = paper.paper_step(case.fields, dtype=dtype, attention=attention, recompute=recompute, **workload)
+def check(case: Case, dtype: DType, autocast: DType | None, attention: str, recompute: bool) -> None:
+    options: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq, "attention": attention}
+    options["recompute"] = recompute
+    on_paper = paper.paper_step(case.fields, dtype=dtype, autocast=autocast, **options)
     # torch has no fp32 grouped_mm for fake tensors; real ones are as small here.
     real = case.fields["model_type"] == "mixtral" and dtype is fp32
     oracle_step = oracle.training_step(
-        deepcopy(case.fields), dtype=DTYPES[dtype], attention=attention, recompute=recompute, real=real, **workload
+        deepcopy(case.fields),
+        dtype=DTYPES[dtype],
+        autocast=DTYPES[autocast] if autocast else None,
+        real=real,
+        **options,
     )
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
+
+
+@pytest.mark.parametrize(("case", "precision", "attention", "recompute"), RUNS)
+def test_a_step_on_paper_is_the_real_one(case: Case, precision: str, attention: str, recompute: bool) -> None:
+    check(case, *PRECISIONS[precision], attention, recompute)
+
+
+@pytest.mark.parametrize("case", CASES[::2], ids=[case.name for case in CASES[::2]])
+def test_autocast_to_fp16_is_the_real_one(case: Case) -> None:
+    check(case, fp32, fp16, "eager", recompute=True)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids=["mha", "gqa"])
+def test_what_a_layer_of_llama_saves_under_autocast(heads: tuple[int, int]) -> None:
+    """T(26h + 4ad + 4kd + 8f + 4a + 8) and 2 bytes for each element of a matrix.
+
+    Each of the two norms keeps its input and its output before the weight in fp32 (8h), rsqrt (4), and a 16-bit copy of its
+    output for each linear layer that reads it (6h and 4h). q, k, v, the output and the logsumexp; gate, silu, up and their
+    product. The residual in the middle is a norm's input; q and k are 16-bit copies of the rotated ones, which are fp32.
+    """
+    (a, k), h, f, d, tokens = heads, 64, 96, 12, 2 * 16
+    fields = SMALL | {"model_type": "llama", "num_attention_heads": a, "num_key_value_heads": k, "head_dim": d}
+    saved = [
+        paper.paper_step(
+            fields | {"num_hidden_layers": depth}, micro_batch_size=2, seq_len=16, dtype=fp32, autocast=bf16
+        ).saved
+        for depth in (1, 2)
+    ]
+    matrices = 2 * h * a * d + 2 * h * k * d + 3 * h * f
+    assert saved[1] - saved[0] == tokens * (26 * h + 4 * a * d + 4 * k * d + 8 * f + 4 * a + 8) + 2 * matrices
 
 
 def test_every_family_has_two_cases() -> None:
