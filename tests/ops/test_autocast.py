@@ -10,9 +10,9 @@ from memcalc.autograd import Leaf, backward, checkpoint
 from memcalc.dims import Dim
 from memcalc.dtypes import bf16, fp16, fp32, fp64, int64
 from memcalc.ops.autocast import POLICIES, autocast
-from memcalc.ops.elementwise import softmax
-from memcalc.ops.matmul import linear
-from memcalc.ops.shape import transpose
+from memcalc.ops.elementwise import like, rsqrt, softmax, sum_last
+from memcalc.ops.matmul import linear, matmul
+from memcalc.ops.shape import expand, transpose, unsqueeze
 from memcalc.tensor import Autocast, Memory, Tensor, new_tensor
 
 TOKENS, IN, OUT = Dim("t", 5), Dim("in", 4), Dim("out", 6)
@@ -63,7 +63,8 @@ def test_a_weight_is_cast_once_and_its_copy_lives_as_long_as_the_context() -> No
     memory = Memory()
     weight = weight_of(memory)
     memory.grad_enabled = False  # autograd keeps nothing
-    with Autocast(memory, bf16):
+    context = Autocast(memory, bf16)
+    with context:
         assert linear(input_of(memory), weight).dtype is bf16
         assert linear(input_of(memory), weight).dtype is bf16
         assert (made(memory, COPY), alive(memory, COPY)) == (1, 1)
@@ -82,6 +83,16 @@ def test_what_autograd_saved_of_a_copy_outlives_the_context() -> None:
     assert alive(memory, COPY) == 1
     del out
     assert alive(memory, COPY) == 0
+
+
+def test_only_copies_in_the_lower_dtype_are_kept() -> None:
+    memory = Memory()
+    weight = new_tensor(memory, (OUT, IN), bf16, "weight")
+    weight.node = Leaf(memory, "weight", (OUT, IN), 0)
+    with Autocast(memory, bf16):
+        rsqrt(weight)
+        rsqrt(weight)
+    assert made(memory, "fp32 copy of weight") == 2
 
 
 @pytest.mark.parametrize("kind", ["frozen", "view", "result"])
@@ -128,6 +139,30 @@ def test_recomputation_casts_anew_and_drops_its_copies() -> None:
     backward(out)
     assert (made(memory, COPY), alive(memory, COPY)) == (2, 0)
     assert memory.autocast is None
+
+
+def test_a_product_casts_before_it_copies() -> None:
+    """A repeated k has no view of three dims, but its 16-bit copy has: nothing is copied in fp32."""
+    memory = Memory()
+    q = new_tensor(memory, (TOKENS, OUT, TOKENS, IN), fp32, "q")
+    k = expand(unsqueeze(new_tensor(memory, (TOKENS, TOKENS, IN), fp32, "k"), 1), TOKENS, OUT, TOKENS, IN)
+    with Autocast(memory, bf16):
+        matmul(q, transpose(k, 2, 3), "scores")
+    assert made(memory, "bf16 copy of k") == 1
+    assert made(memory, "contiguous copy") == 0
+
+
+def test_the_gradient_of_an_fp32_result_is_cast_to_a_dense_one() -> None:
+    """sum's gradient is an expanded view, in fp32."""
+    memory = Memory()
+    x = new_tensor(memory, (TOKENS, IN), bf16, "x")
+    x.node = Leaf(memory, "x", (TOKENS, IN), 0)
+    with Autocast(memory, bf16):
+        out = sum_last(x)
+    assert out.node is not None
+    (grad,) = out.node.run([like(out, "gradient")])
+    assert grad is not None
+    assert (grad.dtype, grad.strides) == (bf16, (IN.size, 1))
 
 
 def test_a_dtype_that_is_asked_for_is_respected() -> None:

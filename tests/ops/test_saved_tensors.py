@@ -103,6 +103,11 @@ OPS: dict[str, Op] = {
         lambda x, w, b: torch.addmm(b, x.view(-1, x.shape[-1]), w),
         [dense(TWO, FOUR, SIX), dense(SIX, EIGHT), dense(EIGHT)],
     ),
+    "mm": Op(matmul.mm, torch.mm, [dense(FOUR, SIX), dense(SIX, EIGHT)]),
+    "addmm": Op(
+        lambda c, a, b: matmul.addmm(c, a, b, "addmm"), torch.addmm, [dense(EIGHT), dense(FOUR, SIX), dense(SIX, EIGHT)]
+    ),
+    "bmm": Op(lambda a, b: matmul.bmm(a, b, "bmm"), torch.bmm, [dense(TWO, FOUR, SIX), dense(TWO, SIX, EIGHT)]),
     "matmul": Op(
         lambda a, b: matmul.matmul(a, shape.transpose(b, 2, 3), "product"),
         lambda a, b: torch.matmul(a, b.transpose(2, 3)),
@@ -211,11 +216,13 @@ def test_an_op_saves_what_torch_saves(name: str) -> None:
     assert our_bytes(OPS[name]) == torch_bytes(OPS[name])
 
 
-@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+@pytest.mark.parametrize("dtype", [None, fp32, bf16], ids=str)
 @pytest.mark.parametrize("name", OPS)
-def test_an_op_casts_what_autocast_casts(name: str, dtype: DType) -> None:
-    """What is saved and the result's dtype, for operands as the table has them and for the fp32 ones in 16 bits."""
-    args = [arg._replace(dtype=dtype if arg.dtype is fp32 else arg.dtype) for arg in OPS[name].args]
+def test_an_op_casts_what_autocast_casts(name: str, dtype: DType | None) -> None:
+    """What is saved and the result's dtype, for operands as the table has them, all in fp32, and all in 16 bits."""
+    args = OPS[name].args
+    if dtype is not None:
+        args = [arg._replace(dtype=dtype) if arg.dtype.is_floating_point else arg for arg in args]
     memory, results = Memory(), []
     with Autocast(memory, bf16):
         out = OPS[name].ours(*our_args(memory, args))
