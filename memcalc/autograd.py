@@ -14,7 +14,7 @@ from typing import Any
 
 from memcalc.dims import ONE_DIM, Shape
 from memcalc.dtypes import DType
-from memcalc.tensor import Memory, Saved, Tensor, contiguous_strides, new_tensor, same_sizes
+from memcalc.tensor import Autocast, Memory, Saved, Tensor, contiguous_strides, new_tensor, same_sizes
 
 Gradients = list[Tensor | None]
 Backward = Callable[["Node", list[Tensor]], Sequence[Tensor | None]]
@@ -64,7 +64,10 @@ class Node:
                 if not same_sizes(out.shape, shape):
                     out = outs[i] = sum_to(out, shape)
                 if out.dtype is not dtype:
-                    outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", out.strides)
+                    from memcalc.ops.strides import elementwise_strides
+
+                    strides = elementwise_strides(out.shape, (out,))  # out may be expanded; a copy of it is dense
+                    outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", strides)
         return outs
 
 
@@ -199,10 +202,11 @@ class _Holder:
 class Checkpoint:
     """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`."""
 
-    __slots__ = ("args", "done", "function", "holders", "memory")
+    __slots__ = ("args", "autocast", "done", "function", "holders", "memory")
 
     def __init__(self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.memory, self.function, self.args = memory, function, args
+        self.autocast = None if memory.autocast is None else memory.autocast.dtype
         self.holders: list[_Holder] = []
         self.done = False
 
@@ -218,7 +222,8 @@ class Checkpoint:
         memory.grad_enabled = True
         memory.checkpoint = _Recomputation(self)
         try:
-            self.function(*self.args)
+            with Autocast(memory, self.autocast):
+                self.function(*self.args)
         except _StopRecomputation:
             pass
         memory.checkpoint = None

@@ -320,7 +320,8 @@ def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
         return None
     assert setup.attention is not None and setup.seq_len is not None
     program = model.program
-    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", accumulates, padded=setup.padded)
+    recompute = setup.recompute == "full"
+    choices = Choices(setup.compute_dtype, setup.attention, recompute, accumulates, setup.padded, setup.autocast_dtype)
     key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len))
     if key not in model.profiles:
         model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)

@@ -26,7 +26,7 @@ from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Run
 from memcalc.rows import Component, Row
-from memcalc.tensor import Memory, StorageRow, new_tensor
+from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.families.program import Program
@@ -45,6 +45,7 @@ class Choices(NamedTuple):
     recompute: bool
     accumulating: bool
     padded: bool = False
+    autocast: DType | None = None
 
 
 class Moment(NamedTuple):
@@ -126,7 +127,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     if choices.padded:
         run.add_attention_mask()
     memory.enter("forward", None)
-    loss = program.forward(run, ids)
+    with Autocast(memory, choices.autocast):
+        loss = program.forward(run, ids)
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
     forward_end = len(memory.log)
     memory.enter("backward", None)
@@ -134,13 +136,13 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle)
 
 
-def gradient_order(program: Program) -> list[tuple[str, int]]:
+def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:
     """(weight class, elements) of every gradient in the order in which backward has it ready, tied weights last."""
     lead, period = program.pattern() or (program.layers, 0)
     more = (program.layers - lead) // period - 1 if period else 0
     depth = program.layers - more * period
     seq = 16 if program.source else 2  # a real module may want more tokens than two
-    run = trace(program, Choices(fp32, program.attention_kinds[0], False, False), 1, seq, depth)
+    run = trace(program, Choices(fp32, program.attention_kinds[0], False, False, False, autocast), 1, seq, depth)
     ready = [row for row in run.rows if row.component == "gradients"]
     sized = [(row.name, numel(row.shape)[0]) for row in ready]
     last = [i for i, row in enumerate(ready) if row.layer is not None and row.layer >= depth - period]
@@ -296,7 +298,7 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
             out[_Kind("gradients", row.name, row.shape, row.dtype)] += run.times(row, place)
         elif row.component == "activation":
             component = "buffers" if i in left else "saved_activations" if i in saved else "temporaries"
-            out[_Kind(component, _name(row), row.shape, row.dtype)] += run.times(row, place)
+            out[_Kind(component, row.label, row.shape, row.dtype)] += run.times(row, place)
     return out
 
 
@@ -329,9 +331,3 @@ def _collapse(run: Trace, place: int) -> list[Row]:
         )
         for kind, count in _census(run, place).items()
     ]
-
-
-def _name(row: StorageRow) -> str:
-    if not row.scope or row.name.startswith(row.scope):
-        return row.name
-    return f"{row.scope}: {row.name}"

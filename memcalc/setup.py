@@ -58,8 +58,13 @@ class Setup(NamedTuple):
 
     @property
     def compute_dtype(self) -> DType:
-        """The dtype that forward and backward run in."""
-        return DTYPES[self.precision.split("-")[0]]
+        """The dtype of weights and gradients, and the one that forward and backward run in unless autocast casts."""
+        return fp32 if self.precision.endswith("-autocast") else DTYPES[self.precision.split("-")[0]]
+
+    @property
+    def autocast_dtype(self) -> DType | None:
+        """What torch.autocast casts to in forward; None where it is off."""
+        return DTYPES[self.precision.split("-")[0]] if self.precision.endswith("-autocast") else None
 
     @property
     def has_master_weights(self) -> bool:
@@ -144,6 +149,12 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
         return
     if options.padded and not model.program.pads:
         refuse("padded", "on", f"for a {model.model_type} " + _NOT_YET + "off")
+    if "autocast" in str(options.precision) and not model.program.autocasts:
+        refuse(
+            "precision",
+            options.precision,
+            f"for a {model.model_type} " + _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
+        )
     only: tuple[tuple[str, tuple[object, ...]], ...] = (
         ("recompute", ("none", "full")),
         ("cross_entropy", (None, "eager")),
@@ -197,9 +208,13 @@ def _precision(options: Options, engine: str, model: Model | None) -> str:
     precision = options.precision
     if model is None:
         return precision
-    allowed = "fp32, bf16-mixed, fp16-mixed" if engine == "deepspeed" else "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
-    if precision.endswith("-autocast") or precision == "fp8-mixed":
+    allowed = "fp32, bf16-mixed, fp16-mixed"
+    if engine != "deepspeed":
+        allowed = "fp32, bf16, fp16, bf16-mixed, fp16-mixed, bf16-autocast, fp16-autocast"
+    if precision == "fp8-mixed":
         refuse("precision", precision, f"{_NOT_YET}{allowed} (all of them with --params)")
+    if engine == "deepspeed" and precision.endswith("-autocast"):
+        refuse("precision", precision, f"deepspeed's own torch_autocast {_NOT_YET}{allowed}")
     if engine == "deepspeed" and precision in ("bf16", "fp16"):
         refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: {allowed}")
     return precision

@@ -49,7 +49,7 @@ class SizeOnly:
             refuse("optimizer", setup.optimizer, "its states depend on the shapes of the weights; allowed with --params: "
                    "adamw, adam, sgd, sgd-momentum, lion, adamw-8bit")  # fmt: skip
         zero, ranks, total = setup.zero, setup.shards, self.num_parameters
-        dtype = fp32 if setup.precision.endswith("-autocast") else setup.compute_dtype
+        dtype = setup.compute_dtype
         always = [
             _part("parameters", "weights", dtype, total, ranks if zero == 3 else 1),
             *self._states(setup, dtype, -(-total // ranks)),

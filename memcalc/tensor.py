@@ -29,6 +29,13 @@ class StorageRow(NamedTuple):
     name: str
     layer: int | None
 
+    @property
+    def label(self) -> str:
+        """The name with the module that it was allocated in."""
+        if not self.scope or self.name.startswith(self.scope):
+            return self.name
+        return f"{self.scope}: {self.name}"
+
 
 class Packer(Protocol):
     """What stands between a node and the tensors that it saves, inside a checkpoint."""
@@ -49,7 +56,18 @@ class Memory:
     log where another phase or layer begins.
     """
 
-    __slots__ = ("checkpoint", "grad_enabled", "layer", "log", "phase", "rows", "scope", "segments", "sequence")
+    __slots__ = (
+        "autocast",
+        "checkpoint",
+        "grad_enabled",
+        "layer",
+        "log",
+        "phase",
+        "rows",
+        "scope",
+        "segments",
+        "sequence",
+    )
 
     def __init__(self) -> None:
         self.log: list[int] = []
@@ -61,6 +79,7 @@ class Memory:
         self.sequence = 0
         self.grad_enabled = True
         self.checkpoint: Packer | None = None
+        self.autocast: Autocast | None = None
 
     def enter(self, phase: str, layer: int | None) -> None:
         """From here on allocations belong to this phase and layer."""
@@ -75,6 +94,28 @@ class Memory:
         storage.index = len(self.rows)
         self.rows.append(StorageRow(shape, dtype, component, "", name, layer))
         self.log.append(storage.index)
+
+
+class Autocast:
+    """`with torch.autocast(dtype)` around a part of a run; with no dtype, `enabled=False`.
+
+    `copies` are the weights cast so far, by their gradient accumulators. They go when the context is left, or later if
+    autograd has saved them.
+    """
+
+    __slots__ = ("copies", "dtype", "memory", "outer")
+
+    def __init__(self, memory: Memory, dtype: DType | None) -> None:
+        self.memory, self.dtype = memory, dtype
+        self.copies: dict[Node, Tensor] = {}
+
+    def __enter__(self) -> None:
+        self.outer = self.memory.autocast
+        self.memory.autocast = None if self.dtype is None else self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.autocast = self.outer
+        self.copies.clear()
 
 
 class Storage:

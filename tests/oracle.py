@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from cases import DROPOUTS
+from cuda_autocast import cuda_lists_on_the_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -188,6 +189,7 @@ def training_step(
     implementation: str = "foreach",
     micro_batches: int = 1,
     padded: bool = False,
+    autocast: torch.dtype | None = None,
     real: bool = False,
     balanced: bool = False,
     log: bool = False,
@@ -195,11 +197,13 @@ def training_step(
 ) -> Step:
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()
+    lists = contextlib.nullcontext() if autocast is None else cuda_lists_on_the_cpu()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
     with (
         contextlib.nullcontext() if real else not_traced(padded=padded),
         contextlib.nullcontext() if real else cuda_kernels(),
         fake,
+        lists,
         balanced_routing() if balanced else contextlib.nullcontext(),
     ):
         model = build(config, attention, dtype, auto)
@@ -225,7 +229,8 @@ def training_step(
                 for micro in range(micro_batches):
                     before = mode.now
                     mode.begin()
-                    out = model(input_ids=ids, labels=ids, attention_mask=attention_mask)
+                    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                        out = model(input_ids=ids, labels=ids, attention_mask=attention_mask)
                     loss = out.loss
                     del out
                     gc.collect()

@@ -13,7 +13,7 @@ from memcalc.dims import fixed_size, numel, workload_size
 from memcalc.dtypes import DType, int64
 from memcalc.families import FAMILIES
 from memcalc.families.module import Run
-from memcalc.tensor import Memory, StorageRow, new_tensor
+from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,9 @@ class PaperRun:
         *,
         recompute: bool = False,
         padded: bool = False,
+        autocast: DType | None = None,
     ) -> None:
+        self.autocast = autocast
         self.program = program
         self.memory = Memory()
         size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
@@ -75,7 +77,8 @@ class PaperRun:
         log = self.memory.log
         marks = [len(log)]
         self.memory.enter("forward", None)
-        loss = self.program.forward(self.run, self.ids)
+        with Autocast(self.memory, self.autocast):
+            loss = self.program.forward(self.run, self.ids)
         marks.append(len(log))
         self.memory.enter("backward", None)
         backward(loss)
@@ -122,7 +125,11 @@ def paper_step(
     attention: str = "sdpa",
     recompute: bool = False,
     padded: bool = False,
+    autocast: DType | None = None,
 ) -> PaperStep:
     """The paper's counterpart of `oracle.training_step`."""
     program = program_of(fields)
-    return PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute, padded=padded).step()
+    run = PaperRun(
+        program, micro_batch_size, seq_len, dtype, attention, recompute=recompute, padded=padded, autocast=autocast
+    )
+    return run.step()

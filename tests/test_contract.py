@@ -68,6 +68,7 @@ def documents() -> list[dict[str, Any]]:
         (LLAMA, {}),
         (LLAMA, {"gpu": "h100-80gb"}),
         (LLAMA, {"gpus": 8}),
+        (LLAMA, {"precision": "bf16-autocast"}),
         *((LLAMA, {"gpus": 8, "zero": zero, "gpu": "a100-40gb"}) for zero in (1, 2, 3)),
         ("gpt2", {"recompute": "full", "optimizer": "adafactor", "global_batch_size": 4}),
     ]
@@ -157,6 +158,7 @@ def test_the_setup_has_every_option() -> None:
         ({"gpus": 8, "engine": "deepspeed"}, {"engine": "deepspeed", "zero": 0}),
         ({"precision": "fp32"}, {"grad_dtype": "fp32"}),
         ({"precision": "fp16-mixed"}, {"grad_dtype": "fp16"}),
+        ({"precision": "fp16-autocast"}, {"precision": "fp16-autocast", "grad_dtype": "fp32", "engine": "none"}),
     ],
 )
 def test_defaults_that_depend_on_others(options: dict[str, Any], resolved: dict[str, Any]) -> None:

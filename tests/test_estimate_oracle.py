@@ -14,6 +14,7 @@ import torch
 from oracle import training_step
 
 import memcalc
+from memcalc.dims import numel
 
 LLAMA = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 7,
          "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 700, "head_dim": 24}  # fmt: skip
@@ -21,11 +22,14 @@ QWEN3 = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 160, "nu
          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
 GEMMA2 = {"model_type": "gemma2", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 9, "head_dim": 16,
           "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "sliding_window": 32}  # fmt: skip
+MIXTRAL = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": 300,
+           "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 128, "vocab_size": 500,
         "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}  # fmt: skip
 OPT = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 160, "num_hidden_layers": 6, "num_attention_heads": 4,
        "max_position_embeddings": 64, "vocab_size": 500, "dropout": 0.0}  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 
 
 def counters(config: dict[str, Any], optimizer: str, implementation: str) -> int:
@@ -39,10 +43,10 @@ def check(config: dict[str, Any], *, precision: str = "bf16", b: int = 2, s: int
           recompute: str = "none", optimizer: str = "adamw", implementation: str = "foreach",
           micro_batches: int = 1, padded: bool = False) -> None:  # fmt: skip
     real = training_step(
-        config, micro_batch_size=b, seq_len=s, attention=attention, dtype=DTYPES[precision],
-        recompute=recompute == "full", optimizer=optimizer, implementation=implementation,
-        micro_batches=micro_batches, padded=padded,
-        real=optimizer == "adafactor",  # its step reads a value, which fake tensors have not
+        config, micro_batch_size=b, seq_len=s, attention=attention, dtype=DTYPES.get(precision, torch.float32),
+        autocast=AUTOCAST.get(precision), recompute=recompute == "full", optimizer=optimizer, implementation=implementation,
+        # adafactor's step reads a value, which fake tensors have not; grouped_mm of fake tensors takes bf16 only
+        micro_batches=micro_batches, padded=padded, real=optimizer == "adafactor" or config is MIXTRAL,
     )  # fmt: skip
     report = memcalc.estimate(
         config, precision=precision, micro_batch_size=b, seq_len=s, attention=attention, recompute=recompute,
@@ -103,3 +107,28 @@ def test_every_phase_of_a_padded_batch(config: dict[str, Any], attention: str, s
 
 def test_half_precision() -> None:
     check(LLAMA, precision="fp16")
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("config", "attention"), [(LLAMA, "sdpa"), (QWEN3, "sdpa"), (GEMMA2, "eager"), (GPT2, "sdpa"),
+                                                   (GPT2, "eager"), (MIXTRAL, "sdpa")])  # fmt: skip
+def test_every_phase_under_autocast(config: dict[str, Any], attention: str, recompute: str) -> None:
+    check(config, precision="bf16-autocast", attention=attention, recompute=recompute)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_autocast_with_gradients_of_earlier_micro_batches(recompute: str) -> None:
+    check(LLAMA, precision="bf16-autocast", micro_batches=2, recompute=recompute)
+    check(QWEN3, precision="fp16-autocast", micro_batches=3, recompute=recompute, implementation="fused")
+
+
+def test_autocast_names_the_copies_of_weights() -> None:
+    """Every matrix but the embedding's has a copy from forward to backward; no other weight has."""
+    model = memcalc.load_model(LLAMA)
+    report = memcalc.estimate(model, precision="bf16-autocast", seq_len=16)
+    copies = {i.name: i.nbytes for i in report.items if i.component == "saved_activations" and ".weight" in i.name}
+    assert copies == {
+        f"bf16 copy of {w.name}": 2 * numel(w.shape)[0] * model.copies(w)
+        for w in model.weight_classes
+        if len(w.shape) == 2 and w.name != "model.embed_tokens.weight"
+    }

@@ -69,8 +69,8 @@ WIDE_MODELS = MODELS.map(widened)
 
 
 @st.composite
-def setups(draw: st.DrawFn) -> dict[str, Any]:
-    """Options that can run together."""
+def setups(draw: st.DrawFn, *, deepspeed: bool = False) -> dict[str, Any]:
+    """Options that can run together, or run with DeepSpeed whatever ZeRO stage and number of GPUs takes their place."""
     gpus = draw(st.sampled_from((1, 2, 3, 4, 8)))
     micro_batch = draw(st.integers(1, 4))
     out: dict[str, Any] = {
@@ -88,12 +88,15 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
         "padded": draw(st.booleans()),
         "gpu": draw(st.sampled_from((None, "h100-80gb", "t4"))),
     }
-    if gpus > 1 and out["zero"] and out["optimizer"] == "muon":
-        out["optimizer"] = "adamw"  # DeepSpeed's flat partitions are no matrices for muon
+    if gpus > 1 and out["zero"]:
+        if out["optimizer"] == "muon":
+            out["optimizer"] = "adamw"  # DeepSpeed's flat partitions are no matrices for muon
+    elif not deepspeed and draw(st.booleans()):
+        out["precision"] = draw(st.sampled_from(("bf16", "fp16", "bf16-autocast", "fp16-autocast")))
     return out
 
 
-SHARDABLE = setups().filter(lambda options: options["optimizer"] != "muon")
+SHARDABLE = setups(deepspeed=True).filter(lambda options: options["optimizer"] != "muon")
 
 
 def states(report: memcalc.Report) -> int:
@@ -358,13 +361,19 @@ def check_profile(config: dict[str, Any], choices: Choices, made_at: tuple[int, 
     assert sum(census(made, *used_at).values()) == evaluate(made.saved.poly, *used_at)
 
 
-CHOICES = st.builds(
-    Choices,
-    st.sampled_from((bf16, fp32)),
-    st.sampled_from(("sdpa", "eager")),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
+CHOICES = st.one_of(
+    *[
+        st.builds(
+            Choices,
+            st.just(dtype),
+            st.sampled_from(("sdpa", "eager")),
+            st.booleans(),
+            st.booleans(),
+            st.booleans(),
+            st.just(autocast),
+        )
+        for dtype, autocast in ((bf16, None), (fp32, None), (fp32, bf16))
+    ]
 )
 
 
@@ -406,10 +415,11 @@ def test_profile_of_any_order_of_layers(kinds: str) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_profile_of_a_bundled_model(name: str, recompute: bool) -> None:
     program = memcalc.load_model(name).program
-    choices = Choices(bf16, program.attention_kinds[0], recompute, False)
-    made, full = (kind(program, choices, 2, 64) for kind in (profile, full_profile))
-    for at in ((2, 64), (3, 1000)):
-        assert peaks(made, *at) == peaks(full, *at)
+    for dtype, autocast in ((bf16, None), (fp32, bf16)):
+        choices = Choices(dtype, program.attention_kinds[0], recompute, False, autocast)
+        made, full = (kind(program, choices, 2, 64) for kind in (profile, full_profile))
+        for at in ((2, 64), (3, 1000)):
+            assert peaks(made, *at) == peaks(full, *at)
 
 
 @EXAMPLES

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
-from oracle import LiveBytes, training_step
+from cuda_autocast import cuda_lists_on_the_cpu, fake_cuda
+from oracle import LiveBytes, build, not_traced, training_step
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
@@ -24,6 +28,50 @@ def test_fake_tensors_count_as_real_ones(
         )
 
     assert run(real=True) == run(real=False)
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_autocast_counts_on_real_tensors_as_on_fake_ones(config: dict[str, object], recompute: bool) -> None:
+    def run(real: bool) -> object:
+        return training_step(
+            config, micro_batch_size=2, seq_len=16, dtype=torch.float32, autocast=torch.bfloat16, recompute=recompute,
+            real=real,
+        )  # fmt: skip
+
+    assert run(real=True) == run(real=False)
+
+
+def forward_under_autocast(config: dict[str, object], device: str, dtype: torch.dtype, recompute: bool) -> object:
+    """Every allocation of a forward, its highest bytes, and what it leaves. Without sdpa: its kernel is the device's."""
+    mode = LiveBytes()
+    lists = cuda_lists_on_the_cpu() if device == "cpu" else fake_cuda()
+    with lists, not_traced(), FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device(device):
+            model = build(config, "eager", torch.float32)
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        for tensor in [*model.parameters(), *model.buffers()]:
+            mode.register(tensor)
+        ids = torch.zeros((2, 16), dtype=torch.int64, device=device)
+        mode.log = []
+        with mode:
+            mode.register(ids)
+            with torch.autocast(device, dtype):
+                out = model(input_ids=ids, labels=ids)
+            assert out.loss.device.type == device
+            del out
+            gc.collect()
+        return mode.log, mode.highest, mode.now
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_cudas_lists_on_the_cpu_cast_as_on_cuda(config: dict[str, object], dtype: torch.dtype, recompute: bool) -> None:
+    """With torch's own AutocastCUDA kernels, over fake CUDA tensors."""
+    on_cpu, on_cuda = (forward_under_autocast(config, device, dtype, recompute) for device in ("cpu", "cuda"))
+    assert on_cpu == on_cuda
 
 
 def test_views_count_once_and_freed_storages_not_at_all() -> None:

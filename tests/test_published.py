@@ -126,8 +126,10 @@ def test_precisions_of_a_bare_count(precision: str, bytes_each: tuple[int, int, 
         ({"precision": "fp16-mixed"}, (2, 2, 12)),
         ({"precision": "fp32"}, (4, 4, 8)),
         ({"precision": "bf16"}, (2, 2, 4)),
+        ({"precision": "bf16-autocast"}, (4, 4, 8)),
         ({"gpus": 8}, (2, 2, 12)),
         ({"gpus": 8, "precision": "fp32"}, (4, 4, 8)),
+        ({"gpus": 8, "precision": "fp16-autocast"}, (4, 4, 8)),
         ({"gpus": 8, "precision": "fp16"}, (2, 2, 4)),
         ({"gpus": 8, "engine": "deepspeed"}, (2, 2, 12)),
         ({"gpus": 8, "engine": "deepspeed", "precision": "fp16-mixed"}, (2, 2, 12)),
@@ -140,7 +142,7 @@ def test_precisions_of_a_model(options: dict[str, Any], bytes_each: tuple[int, i
         assert report.total(component) == each * model.num_parameters, component
 
 
-@pytest.mark.parametrize(("precision", "itemsize"), [("bf16-mixed", 2), ("fp32", 4)])
+@pytest.mark.parametrize(("precision", "itemsize"), [("bf16-mixed", 2), ("fp32", 4), ("bf16-autocast", 4)])
 def test_ddp_buckets_of_a_model(precision: str, itemsize: int) -> None:
     model = memcalc.load_model("llama-7b")
     alone, many = (memcalc.estimate(model, gpus=gpus, precision=precision) for gpus in (1, 8))

@@ -18,6 +18,7 @@ from memcalc.rows import Row
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
+    from memcalc.dtypes import DType
     from memcalc.inputs.model import Model
     from memcalc.setup import Setup
 
@@ -26,11 +27,12 @@ BUCKET_CAP: Final = 25 * MIB  # bucket_cap_mb's default, distributed.py
 _SOURCE: Final = "torch/csrc/distributed/c10d/reducer.cpp"
 
 
-def gradient_sizes(model: Model, itemsize: int) -> list[int]:
+def gradient_sizes(model: Model, itemsize: int, autocast: DType | None = None) -> list[int]:
     """Bytes of every gradient in the order in which backward has it ready: the order of the rebuilt buckets."""
-    if "gradient order" not in model.profiles:
-        model.profiles["gradient order"] = gradient_order(model.program)
-    return [elements * itemsize for _, elements in model.profiles["gradient order"]]
+    key = ("gradient order", autocast)
+    if key not in model.profiles:
+        model.profiles[key] = gradient_order(model.program, autocast)
+    return [elements * itemsize for _, elements in model.profiles[key]]
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET, cap: int = BUCKET_CAP) -> list[int]:
@@ -63,7 +65,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     if setup.dp == 1:
         return []
     dtype = setup.compute_dtype
-    sizes = buckets(gradient_sizes(model, dtype.itemsize))
+    sizes = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype))
     out = [
         Collective(
             "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, len(sizes), sum(sizes),

@@ -11,7 +11,7 @@ from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Pro
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.program import Program
-from memcalc.ops.elementwise import dropout, scale, softmax
+from memcalc.ops.elementwise import cast, dropout, scale, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.shape import contiguous, reshape, split, transpose, view
 
@@ -160,11 +160,11 @@ class GPT2(Program):
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
-    """GPT-2's own eager_attention_forward: softmax in the model's dtype, the output a transposed view."""
+    """GPT-2's own eager_attention_forward: softmax in the scores' dtype, the output a transposed view."""
     attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
     if mask is not None:
         attn_weights = attn_weights + mask
-    attn_weights = softmax(attn_weights)
+    attn_weights = cast(softmax(attn_weights), v.dtype)
     attn_weights = dropout(attn_weights, p)
     attn_output = matmul(attn_weights, v, "attention output")
     attn_output = transpose(attn_output, 1, 2)

@@ -32,6 +32,8 @@ class Program:
     """The longest sequence that its tables have positions for; None without tables."""
     pads: bool = True
     """Whether its masks and positions are written out for a batch with a padding mask."""
+    autocasts: bool = True
+    """Whether its ops are on autocast's lists as torch has them."""
     polynomial: bool = True
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
     source: str = ""

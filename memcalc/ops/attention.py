@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
 from memcalc.dtypes import boolean, fp32, int64
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import cast, like, recording, scale, softmax, where
 from memcalc.ops.matmul import matmul
 from memcalc.ops.shape import transpose
@@ -37,6 +38,7 @@ def _heads_inside(shape: Shape) -> Strides:
     return (batch, seq, heads, width)
 
 
+@autocast("scaled_dot_product_attention")
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim)."""
     if mask is not None and mask.dtype is boolean:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, Shape
 from memcalc.dtypes import DType, boolean, fp32
+from memcalc.ops.autocast import autocast
 from memcalc.ops.strides import elementwise_strides
 from memcalc.tensor import Tensor, contiguous_strides, is_dense, new_tensor, same_sizes
 
@@ -185,6 +186,7 @@ def _erf_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [of_two(a, grads[0], "erf gradient")]
 
 
+@autocast("rsqrt")
 def rsqrt(a: Tensor) -> Tensor:
     """1/sqrt(a): saves its result."""
     out = like(a, "rsqrt")
@@ -281,6 +283,7 @@ def _in_place(a: Tensor, backward: object, inputs: Sequence[Tensor]) -> Tensor:
     return record(Tensor(a.storage, a.shape, a.strides, a.dtype), backward, inputs)
 
 
+@autocast("pow")
 def power(a: Tensor, exponent: float) -> Tensor:
     """a ** exponent: saves a."""
     node = Node(a.memory, _power_backward, (a,), (a,)) if recording(a) else None
@@ -323,9 +326,10 @@ def _mean_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(expanded, "mean gradient")]
 
 
-def sum_last(a: Tensor) -> Tensor:
-    """a.sum(-1, keepdim=True)."""
-    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), a.dtype, "sum")
+@autocast("sum")
+def sum_last(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """a.sum(-1, keepdim=True, dtype)."""
+    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), dtype or a.dtype, "sum")
     return record(out, _sum_backward, (a,), context=a.shape)
 
 
@@ -333,6 +337,7 @@ def _sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [Tensor(grads[0].storage, node.context, (*grads[0].strides[:-1], 0), grads[0].dtype)]
 
 
+@autocast("softmax")
 def softmax(a: Tensor, dtype: DType | None = None) -> Tensor:
     """softmax(a, -1, dtype): saves its result; an upcast on the way in is a cast of its own on CPU and CUDA traces."""
     a = cast(a, dtype) if dtype is not None and a.dtype is not fp32 else a

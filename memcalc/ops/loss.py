@@ -1,6 +1,7 @@
 """Cross-entropy as PyTorch computes it: log_softmax over the logits, then the negative log-likelihood.
 
-log_softmax saves its result, nll_loss the same result, the targets and a total weight; each backward allocates the full
+log_softmax is told to keep the logits' dtype, so autocast leaves it alone (cross_entropy_loss in LossNLL.cpp). log_softmax
+saves its result, nll_loss the same result, the targets and a total weight; each backward allocates the full
 (tokens, vocab) matrix.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import recording
 from memcalc.tensor import Tensor, new_tensor
 
@@ -34,6 +36,7 @@ def _log_softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, result.shape, result.dtype, "logits gradient")]
 
 
+@autocast("nll_loss")
 def _nll_loss(log_probabilities: Tensor, targets: Tensor) -> Tensor:
     dtype: DType = log_probabilities.dtype
     loss = new_tensor(targets.memory, (), dtype, "loss")

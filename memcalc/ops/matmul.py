@@ -8,28 +8,39 @@ from __future__ import annotations
 
 from memcalc.autograd import Node
 from memcalc.dims import Dim, merge
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.shape import expand, reshape, transpose, view
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 
+@autocast("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear: x (..., in), weight (out, in), bias (out) -> (..., out)."""
-    return _product(x, transpose(weight, 0, 1), bias, weight.name.removesuffix(".weight"))
+    columns = transpose(weight, 0, 1)
+    return _unflattened(mm(_flat(x), columns, bias, weight.name.removesuffix(".weight")), x)
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """transformers' Conv1D: x (..., in), weight (in, out), bias (out) -> (..., out)."""
-    return _product(x, weight, bias, weight.name.removesuffix(".weight"))
+    return _unflattened(addmm(bias, _flat(x), weight, weight.name.removesuffix(".weight")), x)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
-    lead, out_dim = x.shape[:-1], weight.shape[1]
-    flat = x if len(lead) == 1 else reshape(x, merge(*lead), x.shape[-1])
-    out = mm(flat, weight, bias, name)
-    return out if len(lead) == 1 else view(out, *lead, out_dim)
+def _flat(x: Tensor) -> Tensor:
+    return x if len(x.shape) == 2 else reshape(x, merge(*x.shape[:-1]), x.shape[-1])
 
 
+def _unflattened(out: Tensor, x: Tensor) -> Tensor:
+    return out if len(x.shape) == 2 else view(out, *x.shape[:-1], out.shape[-1])
+
+
+@autocast("addmm")
+def addmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
+    """bias (n) + (m, k) @ (k, n)."""
+    return mm(a, b, bias, name)
+
+
+@autocast("mm")
 def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Tensor:
     """(m, k) @ (k, n) (+ bias (n)), one allocation."""
     inputs = (a, b) if bias is None else (a, b, bias)
@@ -62,6 +73,7 @@ def _laid_out_as(strides: Strides, k: Dim, n: Dim, grad: Tensor, name: str) -> T
     return new_tensor(grad.memory, (k, n), grad.dtype, name)
 
 
+@autocast("bmm")
 def bmm(a: Tensor, b: Tensor, name: str) -> Tensor:
     """(batch, m, k) @ (batch, k, n)."""
     node = None
@@ -82,6 +94,7 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [grad_a, grad_b]
 
 
+@autocast("baddbmm")
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
     """bias + alpha * (a @ b) with a bias that wants no gradient and an alpha that is not 1."""
     node = Node(a.memory, _baddbmm_backward, (a, b), (a, b)) if recording(a, b) else None
@@ -99,6 +112,7 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return grads_of_factors
 
 
+@autocast("matmul")
 def matmul(a: Tensor, b: Tensor, name: str) -> Tensor:
     """torch.matmul of (batch, heads, m, k) and (batch, heads, k, n): expand, reshape to three dims, bmm, view."""
     lead = a.shape[:2]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, recording
 from memcalc.tensor import Tensor, new_tensor
 
 
+@autocast("layer_norm")
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """native_layer_norm over the last dim."""
     out = new_tensor(x.memory, x.shape, x.dtype, "layer norm")

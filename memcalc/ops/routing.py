@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, merge
 from memcalc.dtypes import int64
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, of_two, recording
 from memcalc.ops.shape import transpose, view
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.dims import Dim
+    from memcalc.dtypes import DType
 
 
 def topk(a: Tensor, k: Dim) -> tuple[Tensor, Tensor]:
@@ -219,9 +221,10 @@ def _sum_first_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [Tensor(grads[0].storage, node.context, (0, *grads[0].strides), grads[0].dtype)]
 
 
-def sum_middle(a: Tensor) -> Tensor:
-    """a.sum(dim=1) of three dims."""
-    out = new_tensor(a.memory, (a.shape[0], a.shape[2]), a.dtype, "sum")
+@autocast("sum")
+def sum_middle(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """a.sum(dim=1, dtype) of three dims."""
+    out = new_tensor(a.memory, (a.shape[0], a.shape[2]), dtype or a.dtype, "sum")
     if recording(a):
         out.node = Node(a.memory, _sum_middle_backward, (a,), (), a.shape)
     return out

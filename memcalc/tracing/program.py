@@ -28,6 +28,7 @@ class Traced(Program):
 
     polynomial = False
     pads = False
+    autocasts = False
 
     def __init__(self, name: str, model_type: str, fields: Mapping[str, Any]) -> None:
         """InputError if there is no torch, if transformers does not know the type or does not take the fields."""

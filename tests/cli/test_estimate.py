@@ -185,6 +185,10 @@ def test_names_are_listed(option: str, value: str, capsys: pytest.CaptureFixture
         ([*EIGHT, "--zero", "1", "--optimizer", "sgd"], ["--zero 1", "sgd", "allowed"]),
         ([*EIGHT, "--zero", "3", "--optimizer", "sgd"], ["--zero 3", "sgd", "allowed"]),
         ([*EIGHT, "--zero", "2", "--engine", "ddp"], ["--zero 2", "ddp", "deepspeed"]),
+        (
+            [*EIGHT, "--zero", "2", "--precision", "bf16-autocast"],
+            ["--precision bf16-autocast", "torch_autocast", "fp32"],
+        ),
         ([*EIGHT, "--engine", "none"], ["--engine none", "8", "ddp"]),
         ([*EIGHT, "--global-batch-size", "12"], ["--global-batch-size 12", "multiple of 8"]),
         ([*EIGHT, "-b", "2", "--global-batch-size", "8"], ["--global-batch-size 8", "multiple of 16"]),

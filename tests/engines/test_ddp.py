@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cuda_autocast import cuda_lists_on_the_cpu
 from oracle import build
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memcalc
+from memcalc.dtypes import bf16
 from memcalc.engines.ddp import buckets, gradient_sizes
 
 UNTIED = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 7,
           "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 9000}  # fmt: skip
 TIED = {**UNTIED, "tie_word_embeddings": True, "vocab_size": 30000, "num_hidden_layers": 3}
+BIASED = {**UNTIED, "attention_bias": True, "mlp_bias": True}
+GPT2 = {"model_type": "gpt2", "n_embd": 512, "n_layer": 7, "n_head": 8, "n_positions": 64, "vocab_size": 9000}
 SMALL = {**UNTIED, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 500}
 
 
@@ -28,7 +32,7 @@ def four_ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def recorded_buckets(config: dict[str, Any], dtype: torch.dtype) -> tuple[list[int], int]:
+def recorded_buckets(config: dict[str, Any], dtype: torch.dtype, *, autocast: bool = False) -> tuple[list[int], int]:
     """Bytes of the buckets that the second step all-reduces, and of the buffers that its forward broadcasts."""
     sizes: list[int] = []
 
@@ -44,7 +48,9 @@ def recorded_buckets(config: dict[str, Any], dtype: torch.dtype) -> tuple[list[i
     ids = torch.zeros((1, 8), dtype=torch.int64)
     for _ in range(2):
         sizes.clear()
-        model(input_ids=ids, labels=ids).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
     return sizes, sum(b.numel() * b.element_size() for b in module.buffers())
 
 
@@ -63,6 +69,18 @@ def test_buckets_and_buffers_are_what_ddp_sends(four_ranks: None, config: dict[s
     assert (broadcast["collective"], broadcast["payload"], broadcast["wire"]) == ("broadcast", buffers, buffers)
     held = [i for i in report.items if i.name.startswith("DDP buckets")]
     assert [i.nbytes for i in held] == [sum(real)]
+
+
+@pytest.mark.parametrize("config", [UNTIED, TIED, BIASED, GPT2], ids=["untied", "tied", "biased", "gpt2"])
+def test_autocast_reduces_fp32_gradients(four_ranks: None, config: dict[str, Any]) -> None:
+    model = memcalc.load_model(config)
+    with cuda_lists_on_the_cpu():
+        real, buffers = recorded_buckets(config, torch.float32, autocast=True)
+    report = memcalc.estimate(model, gpus=4, precision="bf16-autocast", seq_len=8)
+    assert buckets(gradient_sizes(model, 4, bf16)) == real
+    sent = [(len(real), sum(real), "fp32"), (1, buffers, "fp32")]
+    assert [(c.calls, c.payload, c.dtype) for c in report.collectives] == sent[: 2 if buffers else 1]
+    assert [i.nbytes for i in report.items if i.name.startswith("DDP buckets")] == [sum(real)]
 
 
 def test_a_bucket_closes_with_the_gradient_that_reaches_its_limit() -> None:

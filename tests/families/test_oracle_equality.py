@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import Case, step_cases
 
-from memcalc.dtypes import DType, bf16, fp32
+from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -20,17 +20,30 @@ if TYPE_CHECKING:
 
 CASES = [case for family in FAMILIES for case in step_cases(family)]
 RECOMPUTES = {False: "none", True: "full"}
-DTYPES: dict[str, tuple[DType, torch.dtype]] = {"bf16": (bf16, torch.bfloat16), "fp32": (fp32, torch.float32)}
+DTYPES: dict[DType, torch.dtype] = {bf16: torch.bfloat16, fp16: torch.float16, fp32: torch.float32}
+PRECISIONS: dict[str, tuple[DType, DType | None]] = {
+    "bf16": (bf16, None),
+    "fp32": (fp32, None),
+    "bf16-autocast": (fp32, bf16),
+    "fp16-autocast": (fp32, fp16),
+}
+"""The weights' dtype and autocast's."""
 
 
 def attention_kinds(case: Case) -> tuple[str, ...]:
     return paper.program_of(case.fields).attention_kinds
 
 
+def precisions(case: Case) -> tuple[str, ...]:
+    """Those that the case names; autocast too, for the first case of a family that has it."""
+    first = case.name == step_cases(case.model_type)[0].name
+    return (*case.dtypes, "bf16-autocast") if first and paper.program_of(case.fields).autocasts else case.dtypes
+
+
 RUNS = [
-    pytest.param(case, dtype, attention, recompute, id=f"{case.id}-{dtype}-{attention}-{RECOMPUTES[recompute]}")
+    pytest.param(case, precision, attention, recompute, id=f"{case.id}-{precision}-{attention}-{RECOMPUTES[recompute]}")
     for case in CASES
-    for dtype in case.dtypes
+    for precision in precisions(case)
     for attention in attention_kinds(case)
     for recompute in (False, True)
 ]
@@ -50,15 +63,22 @@ def bytes_above_start(step: paper.PaperStep | oracle.Step, start: int) -> tuple[
     return step.saved, step.forward - start, step.backward - start
 
 
-@pytest.mark.parametrize(("case", "dtype", "attention", "recompute"), RUNS)
-def test_a_step_on_paper_is_the_real_one(case: Case, dtype: str, attention: str, recompute: bool) -> None:
+def check(case: Case, precision: str, attention: str, recompute: bool) -> None:
+    dtype, autocast = PRECISIONS[precision]
     workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq}
-    ours, theirs = DTYPES[dtype]
-    on_paper = paper.paper_step(case.fields, dtype=ours, attention=attention, recompute=recompute, **workload)
+    run: dict[str, Any] = {"attention": attention, "recompute": recompute}
+    on_paper = paper.paper_step(case.fields, dtype=dtype, autocast=autocast, **run, **workload)
     # torch has no fp32 grouped_mm for fake tensors; real ones are as small here.
-    real = case.balanced or (case.model_type == "mixtral" and dtype == "fp32")
-    run: dict[str, Any] = {"attention": attention, "recompute": recompute, "balanced": case.balanced, "real": real}
-    oracle_step = oracle.training_step(deepcopy(case.fields), dtype=theirs, **run, **workload)
+    routed = paper.program_of(case.fields).routed != (1, 1)
+    oracle_step = oracle.training_step(
+        deepcopy(case.fields),
+        dtype=DTYPES[dtype],
+        autocast=DTYPES[autocast] if autocast else None,
+        balanced=case.balanced,
+        real=case.balanced or (routed and dtype is fp32),
+        **run,
+        **workload,
+    )
     ours_and_theirs = {
         quantity: list(pair)
         for quantity, *pair in zip(
@@ -68,8 +88,44 @@ def test_a_step_on_paper_is_the_real_one(case: Case, dtype: str, attention: str,
             strict=True,
         )
     }
-    declared = case.differs.get(f"{dtype}-{attention}-{RECOMPUTES[recompute]}", {})
+    declared = case.differs.get(f"{precision}-{attention}-{RECOMPUTES[recompute]}", {})
     assert {q: pair for q, pair in ours_and_theirs.items() if pair[0] != pair[1]} == declared
+
+
+@pytest.mark.parametrize(("case", "precision", "attention", "recompute"), RUNS)
+def test_a_step_on_paper_is_the_real_one(case: Case, precision: str, attention: str, recompute: bool) -> None:
+    check(case, precision, attention, recompute)
+
+
+FP16 = [step_cases(family)[1] for family in ("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "opt")]
+
+
+@pytest.mark.parametrize("case", FP16, ids=[case.id for case in FP16])
+def test_autocast_to_fp16_is_the_real_one(case: Case) -> None:
+    check(case, "fp16-autocast", "eager", recompute=True)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids=["mha", "gqa"])
+def test_what_a_layer_of_llama_saves_under_autocast(heads: tuple[int, int]) -> None:
+    """T(26h + 4ad + 4kd + 8f + 4a + 8) and 2 bytes for each element of a matrix.
+
+    Each of the two norms keeps its input and its output before the weight in fp32 (8h), rsqrt (4), and a 16-bit copy of its
+    output for each linear layer that reads it (6h and 4h). q, k, v, the output and the logsumexp; gate, silu, up and their
+    product. The residual in the middle is a norm's input; q and k are 16-bit copies of the rotated ones, which are fp32.
+    """
+    (a, k), h, f, d, tokens = heads, 64, 96, 12, 2 * 16
+    fields = {
+        "model_type": "llama", "vocab_size": 100, "hidden_size": h, "intermediate_size": f,
+        "num_attention_heads": a, "num_key_value_heads": k, "head_dim": d,
+    }  # fmt: skip
+    saved = [
+        paper.paper_step(
+            fields | {"num_hidden_layers": depth}, micro_batch_size=2, seq_len=16, dtype=fp32, autocast=bf16
+        ).saved
+        for depth in (1, 2)
+    ]
+    matrices = 2 * h * a * d + 2 * h * k * d + 3 * h * f
+    assert saved[1] - saved[0] == tokens * (26 * h + 4 * a * d + 4 * k * d + 8 * f + 4 * a + 8) + 2 * matrices
 
 
 def test_differences_are_small_and_explained() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
+from cuda_autocast import cuda_lists_on_the_cpu
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -16,7 +17,7 @@ from memcalc.dims import ONE_DIM, Dim, numel
 from memcalc.dtypes import DType, bf16, boolean, fp32, int32, int64
 from memcalc.families import blocks, bloom
 from memcalc.ops import attention, complex, elementwise, embedding, loss, matmul, norm, routing, shape
-from memcalc.tensor import Memory, Tensor, new_tensor
+from memcalc.tensor import Autocast, Memory, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +138,11 @@ OPS: dict[str, Op] = {
         lambda x, w, b: torch.addmm(b, x.view(-1, x.shape[-1]), w),
         [dense(TWO, FOUR, SIX), dense(SIX, EIGHT), dense(EIGHT)],
     ),
+    "mm": Op(matmul.mm, torch.mm, [dense(FOUR, SIX), dense(SIX, EIGHT)]),
+    "addmm": Op(
+        lambda c, a, b: matmul.addmm(c, a, b, "addmm"), torch.addmm, [dense(EIGHT), dense(FOUR, SIX), dense(SIX, EIGHT)]
+    ),
+    "bmm": Op(lambda a, b: matmul.bmm(a, b, "bmm"), torch.bmm, [dense(TWO, FOUR, SIX), dense(TWO, SIX, EIGHT)]),
     "matmul": Op(
         lambda a, b: matmul.matmul(a, shape.transpose(b, 2, 3), "product"),
         lambda a, b: torch.matmul(a, b.transpose(2, 3)),
@@ -268,7 +274,10 @@ def our_args(memory: Memory, args: list[Arg]) -> list[Tensor]:
 
 def our_bytes(op: Op) -> Counter[int]:
     """Bytes of each storage that is saved somewhere in the graph."""
-    out = op.ours(*our_args(Memory(), op.args))
+    return saved_bytes(op.ours(*our_args(Memory(), op.args)))
+
+
+def saved_bytes(out: Tensor) -> Counter[int]:
     storages = {}
     stack, seen = [out.node], set()
     while stack:
@@ -308,6 +317,22 @@ def torch_bytes(op: Op) -> Counter[int]:
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_saves_what_torch_saves(name: str) -> None:
     assert our_bytes(OPS[name]) == torch_bytes(OPS[name])
+
+
+@pytest.mark.parametrize("dtype", [None, fp32, bf16], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_casts_what_autocast_casts(name: str, dtype: DType | None) -> None:
+    """What is saved and the result's dtype, for operands as the table has them, all in fp32, and all in 16 bits."""
+    args = OPS[name].args
+    if dtype is not None:
+        args = [arg._replace(dtype=dtype) if arg.dtype.is_floating_point else arg for arg in args]
+    memory, results = Memory(), []
+    with Autocast(memory, bf16):
+        out = OPS[name].ours(*our_args(memory, args))
+    theirs = Op(OPS[name].ours, lambda *tensors: results.append(OPS[name].theirs(*tensors)), args)
+    with cuda_lists_on_the_cpu(), torch.autocast("cpu", torch.bfloat16):
+        saved = torch_bytes(theirs)
+    assert (saved_bytes(out), DTYPES[out.dtype]) == (saved, results[0].dtype)
 
 
 @pytest.mark.parametrize("name", [*blocks.ONE_KERNEL, *blocks.COMPOSED])
