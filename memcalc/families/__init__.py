@@ -15,5 +15,6 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "gpt_neox": ("memcalc.families.gpt_neox", "GPTNeoX"),
     "opt": ("memcalc.families.opt", "OPT"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
+    "mamba": ("memcalc.families.mamba", "Mamba"),
 }
 """`model_type` -> module and class, imported when it is asked for."""
