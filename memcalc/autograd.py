@@ -129,14 +129,16 @@ def backward(loss: Tensor) -> None:
             waiting[following] -= 1
             if not waiting[following]:
                 ticket += 1
-                if following in inbox:
-                    heappush(ready, (-following.sequence, ticket, following))
+                heappush(ready, (-following.sequence, ticket, following))
     memory.grad_enabled = True
     del root_gradient
 
 
 def _call(node: Node, inbox: dict[Node, list[Tensor | None]]) -> Gradients:
-    grads = inbox.pop(node)
+    grads = inbox.pop(node, None)
+    if grads is None:  # no gradient has come to it: it has none to give, and the nodes behind it need not wait
+        node.saved = []
+        return [None] * len(node.edges)
     outs = node.run(grads)  # type: ignore[arg-type]
     grads.clear()
     node.saved = []

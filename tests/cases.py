@@ -1,6 +1,7 @@
 """The cases of each family: small models that are like no default. `tests/families/cases/<model_type>.json` holds
 
 - `parameters`: configurations whose weights and buffers are compared by name, order and shape;
+- `default`: false where transformers' own default configuration cannot be run, and so is refused;
 - `steps`: a configuration and a workload each, whose saved bytes and peaks are compared. `dtypes` (default bf16) says in
   which dtypes. Where paper and trace differ, `differs` has both numbers, [paper, trace], by run ("bf16-sdpa-none") and
   quantity ("saved", "forward", "backward"), and `why` the reason.
@@ -43,8 +44,10 @@ def model_types() -> list[str]:
 
 
 def parameter_cases(model_type: str) -> list[dict[str, Any]]:
-    """config.json fields of this type, its default first."""
-    return [{"model_type": model_type, **fields} for fields in ({}, *read(model_type)["parameters"])]
+    """config.json fields of this type, its default first where that can be run."""
+    cases = read(model_type)
+    default: list[dict[str, Any]] = [{}] if cases.get("default", True) else []
+    return [{"model_type": model_type, **fields} for fields in (*default, *cases["parameters"])]
 
 
 def step_cases(model_type: str) -> list[Case]:

@@ -87,6 +87,37 @@ def not_traced() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = original
 
 
+def fused_as_on_cuda(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """sdpa as CUDA chooses it. The CPU has no fused kernel for values of another width than the keys'."""
+    if query.shape[-1] == value.shape[-1]:
+        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    assert not enable_gqa
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+
+_SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+@contextlib.contextmanager
+def cuda_kernels() -> Iterator[None]:
+    """Fake tensors may take kernels that the CPU does not have."""
+    torch.nn.functional.scaled_dot_product_attention = fused_as_on_cuda
+    try:
+        yield
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = _SDPA
+
+
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.nn.Module:
     """`AutoModelForCausalLM` of a config.json's fields, with every dropout off (CPU and CUDA differ in dropout)."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -99,10 +130,13 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> torch.n
     hf_config.use_cache = False
     hf_config._attn_implementation = attention
     model = AutoModelForCausalLM.from_config(hf_config, attn_implementation=attention, dtype=dtype)
-    for module in model.modules():  # what `model.to(dtype)` does to buffers; on fake tensors `.to` itself fails
+    for module in model.modules():  # what `model.to(dtype)` does; on fake tensors `.to` itself fails
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 module._buffers[name] = buffer.to(dtype)
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.dtype is not dtype:  # some routers are made in fp32
+                module._parameters[name] = torch.nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
     return model.train()
 
 
@@ -123,7 +157,7 @@ def training_step(
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
-    with not_traced() if not real else contextlib.nullcontext(), fake:
+    with contextlib.nullcontext() if real else not_traced(), contextlib.nullcontext() if real else cuda_kernels(), fake:
         model = build(config, attention, dtype)
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
@@ -79,13 +80,15 @@ def input_rows(model: Model, dtype: DType) -> list[Row]:
         ),
         Row("buffers", "loss", (), fp32, life="until the next loss", source="the caller"),
     ]
-    for buffer in model.program.buffers():
+    kinds = Counter(buffer._replace(layer=None) for buffer in model.program.buffers())
+    for buffer, copies in kinds.items():
         rows.append(
             Row(
                 "buffers",
                 buffer.name,
                 buffer.shape,
                 dtype if buffer.dtype is None else buffer.dtype,
+                copies,
                 source="transformers' modelling code",
             )
         )

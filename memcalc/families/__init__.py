@@ -16,5 +16,17 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "opt": ("memcalc.families.opt", "OPT"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
     "mamba": ("memcalc.families.mamba", "Mamba"),
+    "gpt_oss": ("memcalc.families.gpt_oss", "GptOss"),
+    "glm4_moe": ("memcalc.families.glm4_moe", "Glm4Moe"),
+    "granitemoe": ("memcalc.families.granitemoe", "GraniteMoe"),
+    "granitemoeshared": ("memcalc.families.granitemoeshared", "GraniteMoeShared"),
+    "olmoe": ("memcalc.families.olmoe", "Olmoe"),
+    "ernie4_5_moe": ("memcalc.families.ernie4_5_moe", "Ernie4_5_Moe"),
+    "hunyuan_v1_moe": ("memcalc.families.hunyuan_v1_moe", "HunYuanMoEV1"),
+    "phimoe": ("memcalc.families.phimoe", "Phimoe"),
+    "deepseek_v2": ("memcalc.families.deepseek_v2", "DeepseekV2"),
+    "deepseek_v3": ("memcalc.families.deepseek_v3", "DeepseekV3"),
+    "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),
+    "qwen3_moe": ("memcalc.families.qwen3_moe", "Qwen3Moe"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

@@ -119,16 +119,34 @@ def rotary_embedding(m: Module, positions: Tensor, width: Dim, kind: str) -> tup
     run = m.run
     run.memory.scope = m.path
     grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
-    if kind == "longrope":
-        _longrope_frequency_update(m)
-    inv_freq = run.buffers[f"{m.path}.inv_freq"]
-    freqs = mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
+    freqs = rotary_angles(m, positions, kind)
     emb = cat((freqs, freqs), width)
     cos = scale(like(emb, "cos"), "mul", "cos")
     sin = scale(like(emb, "sin"), "mul", "sin")
     cos, sin = cast(cos, run.dtype, "cos"), cast(sin, run.dtype, "sin")
     run.memory.grad_enabled = grad_enabled
     return cos, sin
+
+
+def rotary_embedding_in_fp32(m: Module, positions: Tensor, width: Dim, kind: str) -> tuple[Tensor, Tensor]:
+    """The same, left in fp32 (models/ernie4_5_moe/modeling_ernie4_5_moe.py)."""
+    run = m.run
+    run.memory.scope = m.path
+    grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
+    freqs = rotary_angles(m, positions, kind)
+    emb = cat((freqs, freqs), width)
+    cos = scale(like(emb, "cos"), "mul", "cos")
+    sin = scale(like(emb, "sin"), "mul", "sin")
+    run.memory.grad_enabled = grad_enabled
+    return cos, sin
+
+
+def rotary_angles(m: Module, positions: Tensor, kind: str) -> Tensor:
+    """position_ids * inv_freq, in fp32."""
+    if kind == "longrope":
+        longrope_frequency_update(m)
+    inv_freq = m.run.buffers[f"{m.path}.inv_freq"]
+    return mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
 
 
 def rotary_buffers(path: str, width: Dim, kind: str) -> Iterator[Buffer]:
@@ -141,7 +159,7 @@ def rotary_buffers(path: str, width: Dim, kind: str) -> Iterator[Buffer]:
         yield Buffer(f"{path}.long_inv_freq", (half,), fp32, registered=False)
 
 
-def _longrope_frequency_update(m: Module) -> None:
+def longrope_frequency_update(m: Module) -> None:
     """Picks the long or the short set, then copies it into `inv_freq`."""
     _picked = like(m.run.buffers[f"{m.path}.long_inv_freq"], "picked inv_freq")
 
@@ -197,7 +215,7 @@ def eager_attention(
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel."""
-    if mask is not None or k.shape[3].size > 256:
+    if mask is not None or k.shape[3].size > 256 or k.shape[3].size != v.shape[3].size:
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
     attn_output = scaled_dot_product_attention(q, k, v, mask)

@@ -21,6 +21,7 @@ from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Pro
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import Program
+from memcalc.ops.matmul import linear
 from memcalc.ops.shape import reshape, transpose, view
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Llama(Program):
         yield Weight("model.norm.weight", (self.hidden,), "norm")
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
+        if getattr(self.config, "lm_head_bias", False):
+            yield Weight("lm_head.bias", (self.vocab,), "head")
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.attention_weights()
@@ -118,7 +121,8 @@ class Llama(Program):
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         root.run.memory.scope = "lm_head"
         tied = self.config.tie_word_embeddings
-        return (root / "model.embed_tokens" if tied else root / "lm_head").linear(hidden_states)
+        weight = (root / "model.embed_tokens" if tied else root / "lm_head").weight()
+        return linear(hidden_states, weight, (root / "lm_head").optional("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -127,7 +131,7 @@ class Llama(Program):
         positions = position_ids(run)
         masks = self.masks(run)
         hidden_states = inputs_embeds
-        position_embeddings = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type)
+        position_embeddings = self.position_embeddings(m / "rotary_emb", positions)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
@@ -135,6 +139,9 @@ class Llama(Program):
             hidden_states = self.call_layer(layer, hidden_states, position_embeddings, mask, positions)
         run.memory.enter(run.memory.phase, None)
         return self.norm(m / "norm", hidden_states)
+
+    def position_embeddings(self, m: Module, positions: Tensor) -> Any:
+        return rotary_embedding(m, positions, self.rotary_dim, self.rope_type)
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
         return (m / "embed_tokens").embedding(ids)

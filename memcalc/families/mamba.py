@@ -205,7 +205,9 @@ def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor
         states = Block((plus(seq, -3), *state), fp32, "states")
         # What `.to(input_dtype)` leaves alone is no copy.
         copies = ssm_state if dtype is fp32 else Block((early, *state), dtype, "states in the model's dtype")
-        earlier_steps([ssm_state, scan_outputs[0]], (discrete_a, delta_b_u, c), [discrete_a, c, initial, states, copies])
+        earlier_steps(
+            [ssm_state, scan_outputs[0]], (discrete_a, delta_b_u, c), [discrete_a, c, initial, states, copies]
+        )
         del initial, copies
     for _ in range(min(seq.size, 2)):
         ssm_state = select(discrete_a, 2) * ssm_state + select(delta_b_u, 2)

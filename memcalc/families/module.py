@@ -37,6 +37,8 @@ class Weight(NamedTuple):
 class Buffer(NamedTuple):
     """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`).
 
+    That of a layer has a `*` in its `name` where the layer's number stands.
+
     One that is not `registered` is a plain attribute: it stays as it was made and `named_buffers()` does not list it.
     """
 
@@ -44,6 +46,12 @@ class Buffer(NamedTuple):
     shape: Shape
     dtype: DType | None = None
     registered: bool = True
+    layer: int | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The name with the layer's number."""
+        return self.name if self.layer is None else self.name.replace("*", str(self.layer))
 
 
 @dataclass(slots=True)
@@ -70,7 +78,7 @@ class Run:
     def add_buffer(self, buffer: Buffer) -> None:
         """Allocate a buffer."""
         dtype = self.dtype if buffer.dtype is None else buffer.dtype
-        self.buffers[buffer.name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
+        self.buffers[buffer.full_name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
 
 
 class Module:
@@ -93,6 +101,11 @@ class Module:
     def optional(self, name: str) -> Tensor | None:
         """The parameter `name` of this module, None where the configuration leaves it out."""
         return self.run.weights.get((f"{self.path}.{name}", self.layer))
+
+    def buffer(self, name: str) -> Tensor:
+        """The buffer `name` of this module."""
+        path = self.path if self.layer is None else self.path.replace("*", str(self.layer))
+        return self.run.buffers[f"{path}.{name}"]
 
     def linear(self, x: Tensor) -> Tensor:
         """This module as nn.Linear."""

@@ -47,6 +47,10 @@ class Program:
         """Buffers in the order of `model.named_buffers()`."""
         yield from ()
 
+    def layer_buffers(self, i: int) -> Iterator[Buffer]:
+        """Buffers of layer `i`, named from there."""
+        yield from ()
+
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         """The loss of the model's forward with `ids` as input and labels."""
         raise NotImplementedError
@@ -70,6 +74,12 @@ class Program:
                 written[variant] = [w._replace(name=f"{path}.*.{w.name}") for w in self.layer_weights(i)]
             for name, shape, component, _ in written[variant]:
                 yield Weight(name, shape, component, i)
+
+    def buffer_stack(self, path: str) -> Iterator[Buffer]:
+        """The buffers of all layers under `path`, layer by layer."""
+        for i in range(self.layers):
+            for buffer in self.layer_buffers(i):
+                yield buffer._replace(name=f"{path}.*.{buffer.name}", layer=i)
 
     def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Tensor:
         """GradientCheckpointingLayer (modeling_layers.py): `self.layer`, recomputed in backward where that is asked for."""

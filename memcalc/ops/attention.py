@@ -5,6 +5,10 @@ The fused kernels save q, k, v, their output and one fp32 logsumexp per query an
 grouped without a mask. A boolean mask becomes an additive one in the dtype of q, anew in every layer
 (native/transformers/attention.cpp, convert_boolean_attn_mask); on CUDA a sequence that is not a multiple of 8 elements
 would pad it besides. The output is laid out as q is; the three gradients as (batch, seq, heads, head_dim).
+
+Values of another width than the keys' leave CUDA one fused kernel, the memory-efficient one. It lays its output out as
+(batch, seq, heads, head_dim), and saves the seed and offset of its dropout besides. The kernel pads the logsumexp to 32
+queries, at most 124 bytes a head that are not counted.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
-from memcalc.dtypes import boolean, fp32
+from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.elementwise import like, recording, where
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
@@ -30,13 +34,20 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     """q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim)."""
     if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
-    out = like(q, "attention output")
+    efficient = q.shape[3].size != v.shape[3].size
+    out = _efficient_output(q, v) if efficient else like(q, "attention output")
     logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
+    dropout_state = [new_tensor(q.memory, (), int64, f"dropout {n}") for n in ("seed", "offset")] if efficient else []
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
-        saved = [q, k, v, result, logsumexp]
-        out.node = Node(q.memory, _attention_backward, (q, k, v), saved if mask is None else [*saved, mask])
+        saved = [q, k, v, *([] if mask is None else [mask]), result, logsumexp, *dropout_state]
+        out.node = Node(q.memory, _attention_backward, (q, k, v), saved)
     return out
+
+
+def _efficient_output(q: Tensor, v: Tensor) -> Tensor:
+    shape = (*q.shape[:3], v.shape[3])
+    return new_tensor(q.memory, shape, q.dtype, "attention output", _heads_inside(shape))
 
 
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

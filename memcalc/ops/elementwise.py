@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, Shape
-from memcalc.dtypes import DType, fp32
+from memcalc.dtypes import DType, boolean, fp32
 from memcalc.ops.strides import elementwise_strides
 from memcalc.tensor import Tensor, contiguous_strides, is_dense, new_tensor, same_sizes
 
@@ -119,6 +119,17 @@ def _mul_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [grad_a, grad_b]
 
 
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: saves nothing; the second gradient is the incoming one negated."""
+    out = of_two(a, b, "sub")
+    return record(out, _sub_backward, (a, b))
+
+
+def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    return [grad if node.needs(0) else None, like(grad, "sub gradient") if node.needs(1) else None]
+
+
 def scale(a: Tensor, op: str, name: str = "") -> Tensor:
     """a op scalar, for add, sub, mul and div: saves nothing."""
     return record(like(a, name or op), _add_scalar_backward if op in ("add", "sub") else _scale_backward, (a,))
@@ -199,6 +210,31 @@ def activation(a: Tensor, name: str) -> Tensor:
     return out
 
 
+def clamp(a: Tensor, bounds: int) -> Tensor:
+    """a.clamp with one or two bounds: saves a."""
+    node = Node(a.memory, _clamp_backward, (a,), (a,), bounds) if recording(a) else None
+    out = like(a, "clamp")
+    out.node = node
+    return out
+
+
+def clamp_(a: Tensor, bounds: int) -> Tensor:
+    """a.clamp_ with one or two bounds: saves a copy of what a was; the result has a's storage."""
+    node = None
+    if recording(a):
+        original = like(a, "copy of the clamped")
+        node = Node(a.memory, _clamp_backward, (a,), (original,), bounds)
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _clamp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (a,) = node.unpack()
+    # where((a >= min).logical_and_(a <= max), grad, zero), clamp_backward in FunctionsManual.cpp
+    _zero = new_tensor(a.memory, (), grads[0].dtype, "zero")
+    _masks = [like(a, "where in bounds", boolean) for _ in range(node.context)]
+    return [of_two(grads[0], a, "clamp gradient")]
+
+
 def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
     """torch.where(mask, value, scalar) without a gradient: the scalar becomes a tensor of `value`'s dtype first."""
     scalar = new_tensor(mask.memory, (), value.dtype, name)
@@ -273,8 +309,6 @@ def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def dropout(a: Tensor, p: float) -> Tensor:
     """Training dropout as CUDA's native_dropout: saves a bool mask. p = 0 is the identity's cost: see below."""
-    from memcalc.dtypes import boolean
-
     if p == 0.0:
         return a
     out = like(a, "dropout")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
+from memcalc.dims import ONE_DIM
 from memcalc.dtypes import int64
 from memcalc.ops.elementwise import like, of_two, recording
-from memcalc.ops.shape import transpose
+from memcalc.ops.shape import transpose, view
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ def topk(a: Tensor, k: Dim) -> tuple[Tensor, Tensor]:
     if recording(a):
         values.node = Node(a.memory, _topk_backward, (a,), (indices,))
     return values, indices
+
+
+def maximum(a: Tensor) -> Tensor:
+    """a.max(dim=-1).values: saves the indices, as the first of topk."""
+    return view(topk(a, ONE_DIM)[0], *a.shape[:-1])
 
 
 def _topk_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
@@ -47,6 +53,14 @@ def div_(a: Tensor, b: Tensor) -> Tensor:
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
 
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """a / b: saves both."""
+    node = Node(a.memory, _div_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = of_two(a, b, "quotient")
+    out.node = node
+    return out
+
+
 def _div_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     original, b = node.unpack()
     grad_b = _quotient_gradient(grads[0], original, b)
@@ -57,6 +71,55 @@ def _quotient_gradient(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     # -grad * ((a / b) / b): one C++ expression, whose temporaries live until its end.
     _temporaries = [of_two(a, b, "quotient gradient"), of_two(a, b, "quotient gradient"), like(grad, "neg")]
     return like(grad, "quotient gradient")
+
+
+def add_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b of the same shape: saves nothing; the result has a's storage."""
+    node = Node(a.memory, _add_inplace_backward, (a, b)) if recording(a, b) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _add_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [grads[0], grads[0]]
+
+
+def gather(a: Tensor, where: Tensor) -> Tensor:
+    """a.gather(-1, where): saves the indices."""
+    node = Node(a.memory, _gather_backward, (a,), (where,)) if recording(a) else None
+    out = new_tensor(a.memory, where.shape, a.dtype, "gathered")
+    out.node = node
+    return out
+
+
+def _gather_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _where = node.unpack()
+    return [_written_into_zeros(node, grads[0], "gathered gradient")]
+
+
+def scatter(a: Tensor, where: Tensor) -> Tensor:
+    """a.scatter(-1, where, number): saves the indices."""
+    node = Node(a.memory, _scatter_backward, (a,), (where,)) if recording(a) else None
+    out = like(a, "scattered")
+    out.node = node
+    return out
+
+
+def _scatter_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _where = node.unpack()
+    return [like(grads[0], "scattered gradient")]
+
+
+def masked_fill(a: Tensor, mask: Tensor) -> Tensor:
+    """a.masked_fill(mask, number): saves the mask."""
+    node = Node(a.memory, _masked_fill_backward, (a,), (mask,)) if recording(a) else None
+    out = like(a, "masked")
+    out.node = node
+    return out
+
+
+def _masked_fill_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _mask = node.unpack()
+    return [like(grads[0], "masked gradient")]
 
 
 def sort(a: Tensor) -> tuple[Tensor, Tensor]:

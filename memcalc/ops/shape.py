@@ -88,6 +88,28 @@ def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "slice gradient")]
 
 
+def every_second(a: Tensor) -> Tensor:
+    """a[..., ::2] and a[..., 1::2]: a view."""
+    shape = (*a.shape[:-1], divided(a.shape[-1], 2))
+    return _view(a, shape, (*a.strides[:-1], 2 * a.strides[-1]), _part_backward, a.shape)
+
+
+def copy_into(a: Tensor, part_of_a: Tensor) -> Tensor:
+    """a[..., i:i+n].copy_(part_of_a): `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp, CopySlices)."""
+    node = Node(a.memory, _copy_into_backward, (a, part_of_a)) if recording(a, part_of_a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _copy_into_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    (shape, dtype), (part_shape, _) = node.metadata
+    result = new_tensor(node.memory, shape, dtype, "gradient with the copied part zero")
+    part_gradient = new_tensor(node.memory, part_shape, dtype, "gradient of the copied part")
+    if not node.needs(0):
+        return [None, part_gradient]
+    _zeros = new_tensor(node.memory, part_shape, dtype, "zeros")
+    return [result, part_gradient]
+
+
 def split(a: Tensor, *dims: Dim) -> tuple[Tensor, ...]:
     """a.split(sizes, -1): views with one grad_fn; backward joins their gradients in one new tensor."""
     node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=len(dims)) if recording(a) else None
@@ -119,6 +141,26 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
         Tensor(grad.storage, shape, grad.strides, grad.dtype) if node.needs(i) else None
         for i, shape in enumerate(node.context)
     ]
+
+
+def stack(a: Tensor, b: Tensor) -> Tensor:
+    """torch.stack((a, b), -1), contiguous; backward unbinds, which is views."""
+    out = new_tensor(a.memory, (*a.shape, Dim("2", 2)), a.dtype, "stack")
+    if recording(a, b):
+        out.node = Node(a.memory, _stack_backward, (a, b))
+    return out
+
+
+def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    one = Tensor(grad.storage, grad.shape[:-1], grad.strides[:-1], grad.dtype)
+    return [one if node.needs(i) else None for i in (0, 1)]
+
+
+def repeat_interleave(a: Tensor, times: int, dim: Dim) -> Tensor:
+    """a.repeat_interleave(times, -1) of a tensor without a gradient: a copy; `dim` is the new last dim."""
+    assert dim.size == times * a.shape[-1].size
+    return new_tensor(a.memory, (*a.shape[:-1], dim), a.dtype, "repeated")
 
 
 def unsqueeze(a: Tensor, i: int) -> Tensor:

@@ -49,7 +49,7 @@ def test_weights_and_buffers_are_transformers_own(fields: dict[str, Any]) -> Non
     program = paper.program_of(fields)
     weights = [(w.name.replace("*", str(w.layer)), [d.size for d in w.shape]) for w in program.weights()]
     assert weights == [(name, list(p.shape)) for name, p in model.named_parameters()]
-    buffers = [(b.name, [d.size for d in b.shape]) for b in program.buffers() if b.registered]
+    buffers = [(b.full_name, [d.size for d in b.shape]) for b in program.buffers() if b.registered]
     assert buffers == [(name, list(b.shape)) for name, b in model.named_buffers()]
 
 

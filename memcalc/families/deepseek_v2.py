@@ -1,0 +1,138 @@
+"""DeepSeek-V2 (models/deepseek_v2/modeling_deepseek_v2.py): the attention of V3, rotated as complex numbers; probabilities
+of a softmax choose the experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from memcalc.dims import Dim, merge
+from memcalc.dtypes import fp32
+from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
+from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
+from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
+from memcalc.families.experts import REFUSED, Groups, check_experts, check_groups, without_other_groups
+from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.families.sparse import gated_mlp_weights
+from memcalc.ops.elementwise import cast, softmax
+from memcalc.ops.matmul import linear
+from memcalc.ops.routing import maximum, topk
+from memcalc.ops.shape import unsqueeze, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV2Config(LatentConfig):
+    """models/deepseek_v2/configuration_deepseek_v2.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "n_routed_experts"}
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
+
+    vocab_size: Count = 102400
+    hidden_size: Count = 4096
+    intermediate_size: Count = 11008
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Count = 32
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 2048
+    tie_word_embeddings: bool = False
+    attention_dropout: Probability = 0.0
+    mlp_bias: bool = False
+    first_k_dense_replace: int = 0
+    n_group: Count | None = None
+    topk_group: Count | None = None
+    topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
+    n_routed_experts: Count = 64
+    n_shared_experts: Count = 2
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count = 1407
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "hidden_size", "num_attention_heads")
+        if self.num_experts_per_tok is None:
+            raise ValueError("num_experts_per_tok None has to be a number: this type has no default for it")
+        check_experts(self, "n_routed_experts", "hidden_size", "moe_intermediate_size")
+        if self.topk_method == "group_limited_greedy":
+            if self.n_group is None or self.topk_group is None:
+                raise ValueError("topk_method 'group_limited_greedy' needs n_group and topk_group")
+            check_groups(self, "n_routed_experts", 1)
+
+
+@dataclass(frozen=True)
+class GreedyRouter:
+    """DeepseekV2TopkRouter with `topk_method` greedy."""
+
+    count: Dim
+    per_token: Dim
+    hidden: Dim
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.weight", (self.count, self.hidden), "router")
+
+    def buffers(self, path: str) -> Iterator[Buffer]:
+        yield from ()
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, weights of the chosen experts, and which these are."""
+        hidden_states = view(hidden_states, merge(*hidden_states.shape[:-1]), self.hidden)
+        router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
+        scores = softmax(router_logits)
+        scores, _of_groups = self.limited(scores)
+        topk_weights, topk_indices = topk(scores, self.per_token)
+        topk_weights = topk_weights * 1.0
+        return router_logits, topk_weights, topk_indices
+
+    def limited(self, scores: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The scores of the best groups, and what the frame holds of how they were chosen."""
+        return scores, ()
+
+
+@dataclass(frozen=True)
+class GroupLimitedRouter(GreedyRouter):
+    """DeepseekV2TopkRouter with `topk_method` group_limited_greedy."""
+
+    groups: Groups
+
+    def limited(self, scores: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        group_scores = maximum(self.groups.apart(scores))
+        chosen = self.groups.choose(group_scores)
+        return without_other_groups(scores, chosen[2]), (group_scores, *chosen)
+
+
+class DeepseekV2(DeepseekV3):
+    """The program of DeepseekV2ForCausalLM."""
+
+    Config = DeepseekV2Config
+
+    def make_router(self, experts: Dim, per_token: Dim) -> Any:
+        if self.config.topk_method == "greedy":
+            return GreedyRouter(experts, per_token, self.hidden)
+        groups = Dim("groups", self.config.n_group), Dim("groups_per_token", self.config.topk_group)
+        return GroupLimitedRouter(experts, per_token, self.hidden, Groups(experts, *groups))
+
+    def mlp_weights(self) -> Iterator[Weight]:
+        yield from gated_mlp_weights("mlp", self.hidden, self.ffn, bias=self.config.mlp_bias)
+
+    def sparse_weights(self) -> Iterator[Weight]:
+        yield from self.experts.weights("mlp.experts")
+        yield from self.router.weights("mlp.gate")
+        bias = self.config.mlp_bias
+        yield from gated_mlp_weights("mlp.shared_experts", self.hidden, self.shared_ffn, bias=bias)
+
+    def position_embeddings(self, m: Module, positions: Tensor) -> Tensor:
+        return complex_rotary_embedding(m, positions, self.rope_type)
+
+    def rotate_parts(self, q_rot: Tensor, k_rot: Tensor, rotary: Any) -> tuple[Tensor, Tensor]:
+        """apply_rotary_emb"""
+        q_pairs, k_pairs = as_pairs(q_rot), as_pairs(k_rot)
+        freqs_cis = unsqueeze(rotary, 1)
+        q_out = cast(turned(q_pairs, freqs_cis, q_rot), q_rot.dtype)
+        k_out = cast(turned(k_pairs, freqs_cis, k_rot), k_rot.dtype)
+        return q_out, k_out

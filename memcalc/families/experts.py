@@ -1,0 +1,224 @@
+"""Routed experts (integrations/moe.py): all experts of a layer in one tensor each, run as grouped products.
+
+transformers picks `grouped_mm` where a model leaves it the choice. It sorts the copies of tokens by expert, so its bytes
+are the same however tokens are spread: nothing here is taken to be balanced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.dims import Dim, divided, merge
+from memcalc.dtypes import boolean, fp32, int32
+from memcalc.families.blocks import act
+from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.ops.elementwise import cast, like, sigmoid, softmax, sum_last
+from memcalc.ops.matmul import linear
+from memcalc.ops.routing import add_, div_, gather, grouped_mm, index, masked_fill, sort, sum_middle, topk
+from memcalc.ops.shape import chunk, expand, reshape, transpose, unsqueeze, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.families.config import FamilyConfig
+
+REFUSED: Final[Mapping[str, Sequence[Any]]] = {
+    "experts_implementation": (None, "grouped_mm"),
+    "output_router_logits": (False, None),
+}
+"""Fields of every routed family that change its program, each with the values that leave it as it is written here."""
+
+
+TWO: Final = Dim("2", 2)
+
+
+def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: str = "num_experts_per_tok") -> None:
+    """ValueError unless a token can be sent to `per_token` of the field `experts` and the widths can be run."""
+    chosen: int = getattr(config, per_token)
+    count: int = getattr(config, experts)
+    if chosen > count:
+        raise ValueError(f"{per_token} {chosen} is above {experts} {count}")
+    for name in widths:
+        width: int = getattr(config, name)
+        if width % 8:
+            raise ValueError(
+                f"{name} {width} does not divide by 8: rows of grouped_mm have to be multiples of 16 bytes"
+            )
+
+
+def check_groups(config: FamilyConfig, experts: str, at_least: int = 2) -> None:
+    """ValueError unless the field `experts` is in `n_group` groups of so many, `topk_group` of which are chosen."""
+    count, groups, chosen = (getattr(config, name) for name in (experts, "n_group", "topk_group"))
+    if count % groups or count // groups < at_least:
+        raise ValueError(f"{experts} {count} are not n_group {groups} equal groups of {at_least} or more")
+    if chosen > groups:
+        raise ValueError(f"topk_group {chosen} is above n_group {groups}")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a layer, as `use_experts_implementation` runs them."""
+
+    count: Dim
+    per_token: Dim
+    hidden: Dim
+    ffn: Dim
+    activation: str
+    is_transposed: bool = False
+    has_bias: bool = False
+
+    @property
+    def gate_up(self) -> Dim:
+        return Dim(f"2·{self.ffn.name}", 2 * self.ffn.size)
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        for name, fan_in, fan_out in (
+            ("gate_up_proj", self.hidden, self.gate_up),
+            ("down_proj", self.ffn, self.hidden),
+        ):
+            matrix = (fan_in, fan_out) if self.is_transposed else (fan_out, fan_in)
+            yield Weight(f"{path}.{name}", (self.count, *matrix), "experts")
+            if self.has_bias:
+                yield Weight(f"{path}.{name}_bias", (self.count, fan_out), "experts")
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """grouped_mm_experts_forward: a row for each copy of a token, sorted by expert."""
+        tokens, hidden = hidden_states.shape
+        copies = merge(tokens, self.per_token)
+        sample_weights = reshape(top_k_weights, copies)
+        expert_ids = reshape(top_k_index, copies)
+
+        expert_ids_g, perm = sort(expert_ids)
+        selected_hidden_states_g = index(hidden_states, like(perm, "token of a row"), "rows by expert")
+        sample_weights_g = index(sample_weights, perm, "weights by expert")
+        _histc_input = like(expert_ids_g, "histogram input", int32)  # fp32 on CPU
+        _tokens_per_expert = new_tensor(perm.memory, (self.count,), int32, "tokens per expert")
+        offsets = new_tensor(perm.memory, (self.count,), int32, "offsets of the experts")
+
+        selected_biases = self.biases(m, "gate_up_proj_bias", expert_ids_g)
+        proj_out = self.linear(selected_hidden_states_g, m.weight("gate_up_proj"), offsets, selected_biases)
+        proj_out = self.apply_gate(proj_out)
+        selected_biases = self.biases(m, "down_proj_bias", expert_ids_g)
+        proj_out = self.linear(proj_out, m.weight("down_proj"), offsets, selected_biases)
+        weighted_out = proj_out * unsqueeze(sample_weights_g, 1)
+
+        inv_perm = like(perm, "inverse permutation")
+        _arange = like(perm, "arange")
+        del _arange  # in the real code an argument without a name
+        weighted_out = index(weighted_out, inv_perm, "rows by token")
+        final_hidden_states = sum_middle(view(weighted_out, tokens, self.per_token, hidden))
+        return cast(final_hidden_states, hidden_states.dtype)
+
+    def biases(self, m: Module, name: str, expert_ids_g: Tensor) -> Tensor | None:
+        """Each row's own expert's bias."""
+        return index(m.weight(name), expert_ids_g, "biases by row") if self.has_bias else None
+
+    def linear(self, x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+        """_grouped_linear"""
+        out = grouped_mm(x, weight if self.is_transposed else transpose(weight, 1, 2), offsets, weight.name)
+        return out if bias is None else add_(out, bias)
+
+    def apply_gate(self, gate_up_out: Tensor) -> Tensor:
+        """_default_apply_gate"""
+        gate, up = chunk(gate_up_out, 2)
+        return act(gate, self.activation) * up
+
+
+@dataclass(frozen=True)
+class SoftmaxRouter:
+    """A linear layer whose most probable experts are taken: MixtralTopKRouter, Qwen2MoeTopKRouter."""
+
+    count: Dim
+    per_token: Dim
+    hidden: Dim
+    normalised: bool
+    """Whether the chosen probabilities are made to add up to one."""
+    in_fp32: bool = False
+    """Whether the weights of the chosen experts stay in fp32."""
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.weight", (self.count, self.hidden), "router")
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, weights of the chosen experts, and which these are."""
+        hidden_states = reshape(hidden_states, *hidden_states.shape)
+        router_logits = linear(hidden_states, m.weight())
+        router_probs = softmax(cast(router_logits, fp32))
+        router_top_value, router_indices = topk(router_probs, self.per_token)
+        if self.normalised:
+            router_top_value = div_(router_top_value, sum_last(router_top_value))
+        if not self.in_fp32:
+            router_top_value = cast(router_top_value, router_logits.dtype)
+        return router_logits, router_top_value, router_indices
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Experts in groups, of which a token is sent to a few."""
+
+    experts: Dim
+    count: Dim
+    per_token: Dim
+
+    def apart(self, scores: Tensor) -> Tensor:
+        """scores.view(tokens, groups, experts of a group)"""
+        return view(scores, scores.shape[0], self.count, divided(self.experts, self.count.size))
+
+    def choose(self, group_scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices of the best groups, a mask of groups and one of experts."""
+        tokens = group_scores.shape[0]
+        group_idx = topk(group_scores, self.per_token)[1]
+        group_mask = like(group_scores, "mask of the groups")
+        of_a_group = divided(self.experts, self.count.size)
+        score_mask = reshape(expand(unsqueeze(group_mask, 2), tokens, self.count, of_a_group), tokens, self.experts)
+        return group_idx, group_mask, score_mask
+
+
+def without_other_groups(scores: Tensor, score_mask: Tensor) -> Tensor:
+    """scores.masked_fill(~score_mask.bool(), number)"""
+    return masked_fill(scores, like(like(score_mask, "mask", boolean), "inverted mask"))
+
+
+@dataclass(frozen=True)
+class GroupedRouter:
+    """A linear layer in fp32 whose best experts of the best groups are taken: DeepseekV3TopkRouter."""
+
+    count: Dim
+    per_token: Dim
+    hidden: Dim
+    groups: Groups
+    normalised: bool
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.weight", (self.count, self.hidden), "router")
+
+    def buffers(self, path: str) -> Iterator[Buffer]:
+        yield Buffer(f"{path}.e_score_correction_bias", (self.count,))
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, weights of the chosen experts, and which these are."""
+        hidden_states = view(hidden_states, merge(*hidden_states.shape[:-1]), self.hidden)
+        router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
+        scores = sigmoid(router_logits)
+        scores_for_choice = scores + m.buffer("e_score_correction_bias")
+        group_scores = sum_last(topk(self.groups.apart(scores_for_choice), TWO)[0])
+        _chosen = self.groups.choose(view(group_scores, scores.shape[0], self.groups.count))
+        scores_for_choice = without_other_groups(scores_for_choice, _chosen[2])
+        topk_indices = topk(scores_for_choice, self.per_token)[1]
+        topk_weights = gather(scores, topk_indices)
+        if self.normalised:
+            denominator = sum_last(topk_weights) + 1e-20
+            topk_weights = div_(topk_weights, denominator)
+        topk_weights = topk_weights * 2.5
+        return router_logits, topk_weights, topk_indices
+
+
+def grouped_router(config: Any, experts: Dim, per_token: Dim, hidden: Dim) -> GroupedRouter:
+    """The router of a configuration with `n_group` and `topk_group`."""
+    groups = Groups(experts, Dim("groups", config.n_group), Dim("groups_per_token", config.topk_group))
+    return GroupedRouter(experts, per_token, hidden, groups, normalised=bool(config.norm_topk_prob))

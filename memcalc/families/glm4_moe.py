@@ -1,0 +1,95 @@
+"""GLM-4.5 (models/glm4_moe/modeling_glm4_moe.py): DeepSeek-V3's layers with grouped-query attention that rotates a part of
+each head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import merge
+from memcalc.families.blocks import apply_partial_rotary_pos_emb, rms_norm
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.experts import REFUSED, check_experts, check_groups
+from memcalc.families.llama import linear_weights
+from memcalc.families.module import Module, Weight
+from memcalc.families.sparse import GroupedSparseLayers
+from memcalc.ops.shape import transpose, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glm4MoeConfig(RotaryConfig):
+    """models/glm4_moe/configuration_glm4_moe.py"""
+
+    rotates_part: ClassVar[bool] = True
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "num_local_experts": "n_routed_experts",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    }
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
+
+    vocab_size: Count = 151552
+    hidden_size: Count = 4096
+    intermediate_size: Count = 10944
+    num_hidden_layers: Layers = 46
+    num_attention_heads: Count = 96
+    num_key_value_heads: Count = 8
+    head_dim: Count | None = None
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 131072
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_dropout: Probability = 0.0
+    moe_intermediate_size: Count = 1408
+    num_experts_per_tok: Count = 8
+    n_shared_experts: Count = 1
+    n_routed_experts: Count = 128
+    n_group: Count = 1
+    topk_group: Count = 1
+    first_k_dense_replace: int = 1
+    norm_topk_prob: bool = True
+    use_qk_norm: bool = False
+
+    @property
+    def default_rotary_factor(self) -> float:
+        return 0.5 if self.partial_rotary_factor is None else self.partial_rotary_factor
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        check_experts(self, "n_routed_experts", "hidden_size", "moe_intermediate_size")
+        check_groups(self, "n_routed_experts")
+
+
+class Glm4Moe(GroupedSparseLayers):
+    """The program of Glm4MoeForCausalLM."""
+
+    Config = Glm4MoeConfig
+
+    def attention_weights(self) -> Iterator[Weight]:
+        q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
+        bias = self.config.attention_bias
+        for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield from linear_weights(f"self_attn.{name}", self.hidden, out, "attention", bias=bias)
+        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
+        if self.config.use_qk_norm:
+            yield Weight("self_attn.q_norm.weight", (self.head_dim,), "norm")
+            yield Weight("self_attn.k_norm.weight", (self.head_dim,), "norm")
+
+    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, seq, _ = hidden_states.shape
+        q = view((m / "q_proj").linear(hidden_states), batch, seq, self.heads, self.head_dim)
+        k = view((m / "k_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
+        v = view((m / "v_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
+        if self.config.use_qk_norm:
+            q = rms_norm(m / "q_norm", q)
+            k = rms_norm(m / "k_norm", k)
+        return transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_partial_rotary_pos_emb(q, k, cos, sin)

@@ -1,0 +1,202 @@
+"""gpt-oss (models/gpt_oss/modeling_gpt_oss.py): eager attention with a sink for each head, windows in half the layers, and
+experts with biases.
+
+transformers offers no sdpa for it (`_supports_sdpa = False`): the kernel has no sinks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import ONE_DIM, Dim, merge, plus
+from memcalc.dtypes import fp32
+from memcalc.families.blocks import Attended, repeat_kv, rotary_angles
+from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.experts import REFUSED, Experts, check_experts
+from memcalc.families.llama import Llama
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.ops.elementwise import cast, clamp, dropout, like, mean, power, rsqrt, scale, sigmoid, softmax, sub
+from memcalc.ops.matmul import matmul
+from memcalc.ops.routing import maximum, topk
+from memcalc.ops.shape import cat, chunk, contiguous, every_second, expand, part, reshape, transpose, unsqueeze
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptOssConfig(LayerTypesConfig):
+    """models/gpt_oss/configuration_gpt_oss.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
+
+    vocab_size: Count = 201088
+    hidden_size: Count = 2880
+    intermediate_size: Count = 2880
+    num_hidden_layers: Layers = 36
+    num_attention_heads: Count = 64
+    num_key_value_heads: Count = 8
+    head_dim: Count | None = 64
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 131072
+    tie_word_embeddings: bool = False
+    sliding_window: Count = 128
+    attention_bias: bool = True
+    attention_dropout: Probability = 0.0
+    num_local_experts: Count = 128
+    num_experts_per_tok: Count = 4
+
+    @property
+    def kinds(self) -> list[str]:
+        """What each layer attends to."""
+        if self.layer_types is not None:
+            return list(self.layer_types)
+        return ["full_attention" if i % 2 else "sliding_attention" for i in range(self.num_hidden_layers)]
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        check_experts(self, "num_local_experts", "hidden_size", "intermediate_size")
+
+
+class ClampedExperts(Experts):
+    """GptOssExperts: gate and up lie interleaved and are clamped."""
+
+    def apply_gate(self, gate_up_out: Tensor) -> Tensor:
+        gate, up = every_second(gate_up_out), every_second(gate_up_out)
+        gate = clamp(gate, 1)
+        up = clamp(up, 2)
+        glu = gate * sigmoid(gate * 1.702)
+        return (up + 1.0) * glu
+
+
+class GptOss(Llama):
+    """The program of GptOssForCausalLM."""
+
+    Config = GptOssConfig
+    attention_kinds = ("eager",)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.kinds: list[str] = config.kinds
+        self.routed = (config.num_experts_per_tok, config.num_local_experts)
+        self.per_token, self.experts_dim = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
+        self.experts = ClampedExperts(
+            self.experts_dim,
+            self.per_token,
+            self.hidden,
+            self.ffn,
+            config.hidden_act,
+            is_transposed=True,
+            has_bias=True,
+        )
+
+    def attention_weights(self) -> Iterator[Weight]:
+        yield Weight("self_attn.sinks", (self.heads,), "attention")
+        yield from super().attention_weights()
+
+    def mlp_weights(self) -> Iterator[Weight]:
+        yield Weight("mlp.router.weight", (self.experts_dim, self.hidden), "router")
+        yield Weight("mlp.router.bias", (self.experts_dim,), "router")
+        yield from self.experts.weights("mlp.experts")
+
+    def layer_kind(self, i: int) -> str:  # of one variant: eager attention adds a mask of the same size in every layer
+        return self.kinds[i]
+
+    def masks(self, run: Run) -> dict[str, Tensor | None]:
+        full = causal_mask(run)
+        return {"full_attention": full, "sliding_attention": causal_mask(run, self.config.sliding_window)}
+
+    def position_embeddings(self, m: Module, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """GptOssRotaryEmbedding: an angle for each pair, not doubled."""
+        run = m.run
+        run.memory.scope = m.path
+        grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
+        freqs = rotary_angles(m, positions, self.rope_type)
+        cos = scale(like(freqs, "cos"), "mul", "cos")
+        sin = scale(like(freqs, "sin"), "mul", "sin")
+        cos, sin = cast(cos, run.dtype, "cos"), cast(sin, run.dtype, "sin")
+        run.memory.grad_enabled = grad_enabled
+        return cos, sin
+
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """GptOssRMSNorm: the weight is multiplied in fp32."""
+        with m:
+            input_dtype = hidden_states.dtype
+            hidden_states = cast(hidden_states, fp32)
+            variance = mean(power(hidden_states, 2))
+            hidden_states = hidden_states * rsqrt(variance + 1e-5)
+            return cast(m.weight() * hidden_states, input_dtype)
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
+        q_embed = _apply_rotary_emb(q, cos, sin)
+        k_embed = _apply_rotary_emb(k, cos, sin)
+        return q_embed, k_embed
+
+    def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+        return eager_attention_with_sinks(q, k, v, mask, m.weight("sinks"), p=self.config.attention_dropout)
+
+    @module
+    def layer(
+        self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        residual = hidden_states
+        hidden_states = self.norm(m / "input_layernorm", hidden_states)
+        hidden_states, _ = self.attention(m / "self_attn", hidden_states, rotary, mask)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = self.norm(m / "post_attention_layernorm", hidden_states)
+        hidden_states, _ = self.sparse_mlp(m / "mlp", hidden_states)
+        return residual + hidden_states
+
+    @module
+    def sparse_mlp(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """GptOssMLP"""
+        batch, seq, hidden = hidden_states.shape
+        hidden_states = reshape(hidden_states, merge(batch, seq), hidden)
+        _logits, router_scores, router_indices = self.router(m / "router", hidden_states)
+        hidden_states = self.experts.forward(m / "experts", hidden_states, router_indices, router_scores)
+        hidden_states = reshape(hidden_states, batch, seq, hidden)
+        return hidden_states, router_scores
+
+    @module
+    def router(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """GptOssTopKRouter"""
+        router_logits = m.linear(hidden_states)
+        router_top_value, router_indices = topk(router_logits, self.per_token)
+        router_scores = softmax(router_top_value)
+        return router_logits, router_scores, router_indices
+
+
+def _apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first_half, second_half = chunk(x, 2)
+    first_ = sub(first_half * cos, second_half * sin)
+    second_ = second_half * cos + first_half * sin
+    return cat((first_, second_), x.shape[-1])
+
+
+def eager_attention_with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor, *, p: float
+) -> Attended:
+    """eager_attention_forward of gpt-oss: each row of scores has one column more, which is dropped after the softmax."""
+    batch, heads, seq, _ = q.shape
+    key_states = repeat_kv(k, heads)
+    value_states = repeat_kv(v, heads)
+    attn_weights = scale(matmul(q, transpose(key_states, 2, 3), "attention scores"), "mul")
+    if mask is not None:
+        attn_weights = attn_weights + mask
+    sinks = expand(reshape(sinks, ONE_DIM, heads, ONE_DIM, ONE_DIM), batch, heads, seq, ONE_DIM)
+    combined_logits = cat((attn_weights, sinks), plus(seq, 1))
+    combined_logits = sub(combined_logits, unsqueeze(maximum(combined_logits), 3))
+    probs = softmax(combined_logits)
+    scores = part(probs, seq)
+    attn_weights = dropout(scores, p)
+    attn_output = matmul(attn_weights, value_states, "attention output")
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, attn_weights

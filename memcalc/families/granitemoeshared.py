@@ -1,0 +1,55 @@
+"""Granite-MoE with a shared expert (models/granitemoeshared/modeling_granitemoeshared.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from memcalc.dims import Dim
+from memcalc.families.blocks import act
+from memcalc.families.config import Bounds
+from memcalc.families.granitemoe import GraniteMoe, GraniteMoeConfig
+from memcalc.families.llama import linear_weights
+from memcalc.families.module import Module, Weight, module
+from memcalc.ops.shape import chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraniteMoeSharedConfig(GraniteMoeConfig):
+    """models/granitemoeshared/configuration_granitemoeshared.py"""
+
+    shared_intermediate_size: Annotated[int, Bounds(ge=0, le=10**7)] = 0
+
+
+class GraniteMoeShared(GraniteMoe):
+    """The program of GraniteMoeSharedForCausalLM."""
+
+    Config = GraniteMoeSharedConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.shared_ffn = Dim("shared_ffn", config.shared_intermediate_size)
+        self.shared_gate_up = Dim("2·shared_ffn", 2 * config.shared_intermediate_size)
+
+    def mlp_weights(self) -> Iterator[Weight]:
+        yield from super().mlp_weights()
+        if self.shared_ffn.size:
+            yield from linear_weights("shared_mlp.input_linear", self.hidden, self.shared_gate_up, "mlp", bias=False)
+            yield from linear_weights("shared_mlp.output_linear", self.shared_ffn, self.hidden, "mlp", bias=False)
+
+    def mlp(self, m: Module, x: Tensor) -> Tensor:
+        moe_hidden_states = super().mlp(m, x)
+        return moe_hidden_states + self.shared_mlp(m / "shared_mlp", x) if self.shared_ffn.size else moe_hidden_states
+
+    @module
+    def shared_mlp(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """GraniteMoeSharedMLP"""
+        hidden_states = (m / "input_linear").linear(hidden_states)
+        chunked_hidden_states = chunk(hidden_states, 2)
+        hidden_states = act(chunked_hidden_states[0], self.config.hidden_act) * chunked_hidden_states[1]
+        return (m / "output_linear").linear(hidden_states)

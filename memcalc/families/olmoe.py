@@ -1,0 +1,99 @@
+"""OLMoE (models/olmoe/modeling_olmoe.py): Llama with experts in all layers and a norm over the whole of q and of k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import Dim, merge
+from memcalc.families.blocks import rms_norm
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
+from memcalc.families.llama import Llama
+from memcalc.families.module import Module, Weight, module
+from memcalc.ops.elementwise import clamp_
+from memcalc.ops.shape import reshape, transpose, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class OlmoeConfig(RotaryConfig):
+    """models/olmoe/configuration_olmoe.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
+
+    vocab_size: Count = 50304
+    hidden_size: Count = 2048
+    intermediate_size: Count = 2048
+    num_hidden_layers: Layers = 16
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count | None = None
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 4096
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_dropout: Probability = 0.0
+    clip_qkv: float | None = None
+    num_experts_per_tok: Count = 8
+    num_experts: Count = 64
+    norm_topk_prob: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "hidden_size", "num_attention_heads")
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        check_experts(self, "num_experts", "hidden_size", "intermediate_size")
+
+
+class Olmoe(Llama):
+    """The program of OlmoeForCausalLM."""
+
+    Config = OlmoeConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.routed = (config.num_experts_per_tok, config.num_experts)
+        per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
+        self.router = SoftmaxRouter(experts, per_token, self.hidden, normalised=config.norm_topk_prob)
+        self.experts = Experts(experts, per_token, self.hidden, self.ffn, config.hidden_act)
+
+    def attention_weights(self) -> Iterator[Weight]:
+        yield from super().attention_weights()
+        yield Weight("self_attn.q_norm.weight", (merge(self.heads, self.head_dim),), "norm")
+        yield Weight("self_attn.k_norm.weight", (merge(self.kv_heads, self.head_dim),), "norm")
+
+    def mlp_weights(self) -> Iterator[Weight]:
+        yield from self.router.weights("mlp.gate")
+        yield from self.experts.weights("mlp.experts")
+
+    def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, seq, _ = hidden_states.shape
+        q = rms_norm(m / "q_norm", (m / "q_proj").linear(hidden_states))
+        k = rms_norm(m / "k_norm", (m / "k_proj").linear(hidden_states))
+        v = (m / "v_proj").linear(hidden_states)
+        if self.config.clip_qkv is not None:
+            q = clamp_(q, 2)
+            k = clamp_(k, 2)
+            v = clamp_(v, 2)
+        q = transpose(view(q, batch, seq, self.heads, self.head_dim), 1, 2)
+        k = transpose(view(k, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        return q, k, v
+
+    @module
+    def mlp(self, m: Module, x: Tensor) -> Tensor:
+        """OlmoeSparseMoeBlock"""
+        batch, seq, hidden = x.shape
+        hidden_states = view(x, merge(batch, seq), hidden)
+        _logits, top_k_weights, top_k_index = self.router.forward(m / "gate", hidden_states)
+        final_hidden_states = self.experts.forward(m / "experts", hidden_states, top_k_index, top_k_weights)
+        return reshape(final_hidden_states, batch, seq, hidden)

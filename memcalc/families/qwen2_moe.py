@@ -1,0 +1,119 @@
+"""Qwen2-MoE (models/qwen2_moe/modeling_qwen2_moe.py): Qwen2 with experts in some layers and a gated shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import ONE_DIM, Dim, merge
+from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
+from memcalc.families.llama import linear_weights
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.qwen2 import Qwen2
+from memcalc.families.sparse import SparseLayers, gated_mlp_weights
+from memcalc.ops.elementwise import sigmoid
+from memcalc.ops.shape import reshape, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2MoeConfig(LayerTypesConfig):
+    """models/qwen2_moe/configuration_qwen2_moe.py"""
+
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
+
+    vocab_size: Count = 151936
+    hidden_size: Count = 2048
+    intermediate_size: Count = 5632
+    num_hidden_layers: Layers = 24
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count | None = 16
+    head_dim: Count | None = None
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 32768
+    tie_word_embeddings: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Count | None = 4096
+    max_window_layers: int = 28
+    attention_dropout: Probability = 0.0
+    decoder_sparse_step: Count = 1
+    moe_intermediate_size: Count = 1408
+    shared_expert_intermediate_size: Count = 5632
+    num_experts_per_tok: Count = 4
+    num_experts: Count = 60
+    norm_topk_prob: bool = False
+    mlp_only_layers: list[int] | None = None
+    qkv_bias: bool = True
+
+    @property
+    def kinds(self) -> list[str]:
+        """What each layer attends to."""
+        if self.layer_types is not None:
+            return list(self.layer_types)
+        windows = min(self.max_window_layers, self.num_hidden_layers) if self.use_sliding_window else 0
+        return [
+            "sliding_attention" if i < windows and i % 2 == 0 else "full_attention"
+            for i in range(self.num_hidden_layers)
+        ]
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        check_experts(self, "num_experts", "hidden_size", "moe_intermediate_size")
+        if self.use_sliding_window and self.sliding_window is None:
+            raise ValueError("use_sliding_window is true: it needs a sliding_window, not None")
+        if "sliding_attention" in self.kinds and not self.use_sliding_window:
+            raise ValueError("layer_types has sliding_attention: it needs use_sliding_window true")
+
+
+class Qwen2Moe(SparseLayers, Qwen2):
+    """The program of Qwen2MoeForCausalLM."""
+
+    Config = Qwen2MoeConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.routed = (config.num_experts_per_tok, config.num_experts)
+        per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
+        self.router = SoftmaxRouter(experts, per_token, self.hidden, normalised=config.norm_topk_prob)
+        expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
+        self.experts = Experts(experts, per_token, self.hidden, expert_ffn, config.hidden_act)
+        self.shared_ffn = Dim("shared_ffn", config.shared_expert_intermediate_size)
+
+    def attention_weights(self) -> Iterator[Weight]:
+        q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
+        for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield from linear_weights(f"self_attn.{name}", self.hidden, out, "attention", bias=self.config.qkv_bias)
+        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
+
+    def masks(self, run: Run) -> dict[str, Tensor | None]:
+        """Both are made, whatever the layers take; without windows the second one's window is 0."""
+        window = self.config.sliding_window if self.config.use_sliding_window else 0
+        return {"full_attention": causal_mask(run), "sliding_attention": causal_mask(run, window)}
+
+    def sparse(self, i: int) -> bool:
+        return i not in (self.config.mlp_only_layers or ()) and (i + 1) % self.config.decoder_sparse_step == 0
+
+    def sparse_weights(self) -> Iterator[Weight]:
+        yield from self.router.weights("mlp.gate")
+        yield from self.experts.weights("mlp.experts")
+        yield from gated_mlp_weights("mlp.shared_expert", self.hidden, self.shared_ffn)
+        yield from linear_weights("mlp.shared_expert_gate", self.hidden, ONE_DIM, "mlp", bias=False)
+
+    @module
+    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
+        """Qwen2MoeSparseMoeBlock"""
+        batch, seq, hidden = x.shape
+        hidden_states_reshaped = view(x, merge(batch, seq), hidden)
+        shared_expert_output = self.dense_mlp(m / "shared_expert", hidden_states_reshaped)
+        _logits, routing_weights, selected_experts = self.router.forward(m / "gate", hidden_states_reshaped)
+        expert_output = self.experts.forward(m / "experts", hidden_states_reshaped, selected_experts, routing_weights)
+        shared_expert_output = sigmoid((m / "shared_expert_gate").linear(hidden_states_reshaped)) * shared_expert_output
+        expert_output = expert_output + shared_expert_output
+        return reshape(expert_output, batch, seq, hidden)

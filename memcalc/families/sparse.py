@@ -1,0 +1,99 @@
+"""Stacks in which some layers' MLP is dense and the others' routes tokens to experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.dims import Dim, merge
+from memcalc.families.experts import Experts, grouped_router
+from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.ops.shape import view
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from memcalc.tensor import Tensor
+
+
+class SparseLayers(Llama):
+    """Llama's stack with a routed block in place of some layers' MLP."""
+
+    def sparse(self, i: int) -> bool:
+        """Whether layer `i` has experts."""
+        raise NotImplementedError
+
+    def sparse_weights(self) -> Iterator[Weight]:
+        """Weights of a routed block, in the place of `mlp_weights`."""
+        raise NotImplementedError
+
+    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
+        """The forward of a routed block, a module."""
+        raise NotImplementedError
+
+    def variant(self, i: int) -> Hashable:
+        return super().variant(i), self.sparse(i)
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.attention_weights()
+        yield from self.sparse_weights() if self.sparse(i) else self.mlp_weights()
+        yield Weight("input_layernorm.weight", (self.hidden,), "norm")
+        yield Weight("post_attention_layernorm.weight", (self.hidden,), "norm")
+
+    @module
+    def mlp(self, m: Module, x: Tensor) -> Tensor:
+        assert m.layer is not None
+        return self.sparse_mlp(m, x) if self.sparse(m.layer) else self.dense_mlp(m, x)
+
+    def dense_mlp(self, m: Module, x: Tensor) -> Tensor:
+        """The MLP of a layer without experts, and of what all tokens are sent to beside the experts."""
+        return super().mlp(m, x)
+
+
+class GroupedSparseLayers(SparseLayers):
+    """DeepSeek-V3's layers, which many have taken over: dense ones first, then experts in groups beside a shared one."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.routed = (config.num_experts_per_tok, config.n_routed_experts)
+        per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
+        expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
+        self.router = self.make_router(experts, per_token)
+        self.experts = Experts(experts, per_token, self.hidden, expert_ffn, config.hidden_act)
+        self.shared_ffn = Dim("shared_ffn", config.moe_intermediate_size * config.n_shared_experts)
+
+    def make_router(self, experts: Dim, per_token: Dim) -> Any:
+        return grouped_router(self.config, experts, per_token, self.hidden)
+
+    def sparse(self, i: int) -> bool:
+        return i >= self.config.first_k_dense_replace
+
+    def sparse_weights(self) -> Iterator[Weight]:
+        yield from self.experts.weights("mlp.experts")
+        yield from self.router.weights("mlp.gate")
+        yield from gated_mlp_weights("mlp.shared_experts", self.hidden, self.shared_ffn)
+
+    def layer_buffers(self, i: int) -> Iterator[Buffer]:
+        if self.sparse(i):
+            yield from self.router.buffers("mlp.gate")
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield from self.buffer_stack("model.layers")
+        yield from super().buffers()
+
+    @module
+    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
+        """DeepseekV3MoE"""
+        batch, seq, hidden = x.shape
+        _logits, topk_weights, topk_indices = self.router.forward(m / "gate", x)
+        hidden_states = view(x, merge(batch, seq), hidden)
+        hidden_states = self.experts.forward(m / "experts", hidden_states, topk_indices, topk_weights)
+        hidden_states = view(hidden_states, batch, seq, hidden)
+        return hidden_states + self.dense_mlp(m / "shared_experts", x)
+
+
+def gated_mlp_weights(path: str, hidden: Dim, ffn: Dim, *, bias: bool = False) -> Iterator[Weight]:
+    """The parameters of Llama's MLP, of any width."""
+    yield from linear_weights(f"{path}.gate_proj", hidden, ffn, "mlp", bias=bias)
+    yield from linear_weights(f"{path}.up_proj", hidden, ffn, "mlp", bias=bias)
+    yield from linear_weights(f"{path}.down_proj", ffn, hidden, "mlp", bias=bias)
