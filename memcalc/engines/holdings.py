@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ernie4_5_MoeConfig(RotaryConfig):  # noqa: N801  (transformers' name)
+class Ernie4_5_MoeConfig(RotaryConfig):
     """models/ernie4_5_moe/configuration_ernie4_5_moe.py"""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
@@ -72,7 +72,7 @@ class Ernie4_5_MoeConfig(RotaryConfig):  # noqa: N801  (transformers' name)
         check_experts(self, "moe_num_experts", "hidden_size", "moe_intermediate_size", per_token="moe_k")
 
 
-class Ernie4_5_Moe(SparseLayers):  # noqa: N801
+class Ernie4_5_Moe(SparseLayers):
     """The program of Ernie4_5_MoeForCausalLM."""
 
     Config = Ernie4_5_MoeConfig

@@ -48,6 +48,57 @@ class MambaConfig(FamilyConfig):
     tie_word_embeddings: bool = True
 
 
+class SelectiveMixer:
+    """MambaMixer, by its sizes: what is in the place of attention in this family and in hybrids."""
+
+    def __init__(self, *, hidden: Dim, inner: int, state: int, kernel: int, rank: int | str, bias: bool, conv_bias: bool,
+                 activation: str) -> None:  # fmt: skip
+        self.hidden, self.inner, self.state = hidden, Dim("inner", inner), Dim("state", state)
+        self.kernel = Dim("conv_kernel", kernel)
+        self.rank = Dim("time_step_rank", math.ceil(hidden.size / 16) if isinstance(rank, str) else rank)
+        self.bias, self.conv_bias, self.activation = bias, conv_bias, activation
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        inner = self.inner
+        time_step_b_c = Dim("time_step_rank+2·state", self.rank.size + 2 * self.state.size)
+        yield Weight(f"{path}.A_log", (inner, self.state), "mixer")
+        yield Weight(f"{path}.D", (inner,), "mixer")
+        yield Weight(f"{path}.conv1d.weight", (inner, ONE_DIM, self.kernel), "mixer")
+        if self.conv_bias:
+            yield Weight(f"{path}.conv1d.bias", (inner,), "mixer")
+        in_proj = Dim("2·inner", 2 * inner.size)
+        yield from linear_weights(f"{path}.in_proj", self.hidden, in_proj, "mixer", bias=self.bias)
+        yield from linear_weights(f"{path}.x_proj", inner, time_step_b_c, "mixer", bias=False)
+        yield from linear_weights(f"{path}.dt_proj", self.rank, inner, "mixer", bias=True)
+        yield from linear_weights(f"{path}.out_proj", inner, self.hidden, "mixer", bias=self.bias)
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+        projected_states = transpose((m / "in_proj").linear(hidden_states), 1, 2)
+        a = -exp(cast(m.weight("A_log"), fp32))
+        self.offer_to_the_fused_kernel(m)
+        hidden_states_b_c, gate = chunk_dim(projected_states, 1, 2)
+        hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
+        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
+        time_step, b, c = split((m / "x_proj").linear(hidden_states_b_c), self.rank, self.state, self.state)
+        time_step, b, c = self.normalise(m, time_step, b, c)
+        time_step = weight_times((m / "dt_proj").weight(), time_step)
+        time_proj_bias = cast((m / "dt_proj").weight("bias"), fp32)
+        d = m.weight("D")
+        scan_output = selective_scan(transpose(hidden_states_b_c, 1, 2), time_step, a, b, c, d, gate, time_proj_bias)
+        return (m / "out_proj").linear(cast(transpose(scan_output, 1, 2), m.run.dtype))
+
+    def offer_to_the_fused_kernel(self, m: Module) -> None:
+        """mamba_inner_fn: what it is given is made before it turns out not to be there."""
+        _d = cast(m.weight("D"), fp32)
+        _out_proj_bias = cast((m / "out_proj").weight("bias"), fp32) if self.bias else None
+        _delta_bias = cast((m / "dt_proj").weight("bias"), fp32)
+
+    def normalise(self, m: Module, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What a relative does to the parts of x_proj's output."""
+        return time_step, b, c
+
+
 class Mamba(Program):
     """The program of MambaForCausalLM."""
 
@@ -59,15 +110,22 @@ class Mamba(Program):
         self.layers = config.num_hidden_layers
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.hidden_size)
-        self.inner = Dim("inner", config.expand * config.hidden_size)
-        self.state = Dim("state", config.state_size)
-        self.conv_kernel = Dim("conv_kernel", config.conv_kernel)
-        rank = math.ceil(config.hidden_size / 16) if config.time_step_rank == "auto" else config.time_step_rank
-        self.time_step_rank = Dim("time_step_rank", rank)
-        self.max_seq_len = 2048
+        self.mixer = self.make_mixer()
+        self.max_seq_len = 2048  # what its published models were trained with; nothing limits it
+
+    def make_mixer(self) -> Any:
+        return SelectiveMixer(**self.mixer_sizes())
+
+    def mixer_sizes(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "hidden": self.hidden, "inner": config.expand * config.hidden_size, "state": config.state_size,
+            "kernel": config.conv_kernel, "rank": config.time_step_rank, "bias": config.use_bias,
+            "conv_bias": config.use_conv_bias, "activation": config.hidden_act,
+        }  # fmt: skip
 
     def branch(self, batch: int, seq: int) -> Hashable:
-        return super().branch(batch, seq), min(seq, 3)
+        return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
 
     # --- weights
 
@@ -80,20 +138,7 @@ class Mamba(Program):
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield Weight("norm.weight", (self.hidden,), "norm")
-        yield from self.mixer_weights("mixer")
-
-    def mixer_weights(self, name: str) -> Iterator[Weight]:
-        inner, bias = self.inner, self.config.use_bias
-        time_step_b_c = Dim("time_step_rank+2·state", self.time_step_rank.size + 2 * self.state.size)
-        yield Weight(f"{name}.A_log", (inner, self.state), "mixer")
-        yield Weight(f"{name}.D", (inner,), "mixer")
-        yield Weight(f"{name}.conv1d.weight", (inner, ONE_DIM, self.conv_kernel), "mixer")
-        if self.config.use_conv_bias:
-            yield Weight(f"{name}.conv1d.bias", (inner,), "mixer")
-        yield from linear_weights(f"{name}.in_proj", self.hidden, Dim("2·inner", 2 * inner.size), "mixer", bias=bias)
-        yield from linear_weights(f"{name}.x_proj", inner, time_step_b_c, "mixer", bias=False)
-        yield from linear_weights(f"{name}.dt_proj", self.time_step_rank, inner, "mixer", bias=True)
-        yield from linear_weights(f"{name}.out_proj", inner, self.hidden, "mixer", bias=bias)
+        yield from self.mixer.weights("mixer")
 
     # --- forward
 
@@ -128,34 +173,8 @@ class Mamba(Program):
         hidden_states = self.norm(m / "norm", cast(hidden_states, m.run.dtype))
         if self.config.residual_in_fp32:
             residual = cast(residual, fp32)
-        hidden_states = self.mixer(m / "mixer", hidden_states)
+        hidden_states = self.mixer.forward(m / "mixer", hidden_states)
         return residual + hidden_states
-
-    @module
-    def mixer(self, m: Module, hidden_states: Tensor) -> Tensor:
-        projected_states = transpose((m / "in_proj").linear(hidden_states), 1, 2)
-        a = -exp(cast(m.weight("A_log"), fp32))
-        self.offer_to_the_fused_kernel(m)
-        hidden_states_b_c, gate = chunk_dim(projected_states, 1, 2)
-        hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.config.hidden_act)
-        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
-        time_step, b, c = split((m / "x_proj").linear(hidden_states_b_c), self.time_step_rank, self.state, self.state)
-        time_step, b, c = self.normalise(m, time_step, b, c)
-        time_step = weight_times((m / "dt_proj").weight(), time_step)
-        time_proj_bias = cast((m / "dt_proj").weight("bias"), fp32)
-        d = m.weight("D")
-        scan_output = selective_scan(transpose(hidden_states_b_c, 1, 2), time_step, a, b, c, d, gate, time_proj_bias)
-        return (m / "out_proj").linear(cast(transpose(scan_output, 1, 2), m.run.dtype))
-
-    def offer_to_the_fused_kernel(self, m: Module) -> None:
-        """mamba_inner_fn: what it is given is made before it turns out not to be there."""
-        _d = cast(m.weight("D"), fp32)
-        _out_proj_bias = cast((m / "out_proj").weight("bias"), fp32) if self.config.use_bias else None
-        _delta_bias = cast((m / "dt_proj").weight("bias"), fp32)
-
-    def normalise(self, m: Module, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What a relative does to the parts of x_proj's output."""
-        return time_step, b, c
 
 
 def causal_conv1d(m: Module, hidden_states: Tensor, activation: str) -> Tensor:

@@ -88,6 +88,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9"),
     ({"model_type": "mixtral", "intermediate_size": 100}, "intermediate_size 100"),
     ({"model_type": "mixtral", "experts_implementation": "eager"}, "experts_implementation 'eager'"),
+    ({"model_type": "mamba", "time_step_rank": "8"}, "time_step_rank"),
+    ({"model_type": "mamba", "expand": 1.5}, "expand"),
+    ({"model_type": "mamba2", "hidden_size": 100}, "hidden_size 100 * expand 2"),
+    ({"model_type": "mamba2", "n_groups": 3}, "n_groups 3"),
+    ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset 8"),
+    ({"model_type": "jamba", "head_dim": None}, "head_dim null"),
+    ({"model_type": "bamba", "z_loss_coefficient": 0.1}, "z_loss_coefficient 0.1"),
+    ({"model_type": "bamba", "mamba_d_head": 63}, "mamba_d_head 63"),
+    ({"model_type": "falcon_h1", "mamba_n_heads": 100}, "mamba_n_heads 100"),
 ]
 
 
