@@ -20,7 +20,17 @@ def family_of(model_type: str) -> Any:
     return getattr(import_module(module_name), class_name)
 
 
-DERIVED = {"head_dim", "num_key_value_heads", "layer_types", "sliding_window", "rope_parameters", "word_embed_proj_dim"}
+DERIVED = {
+    "head_dim",
+    "num_key_value_heads",
+    "layer_types",
+    "sliding_window",
+    "rope_parameters",
+    "word_embed_proj_dim",
+    "time_step_rank",
+    "mamba_dt_rank",
+    "mamba_d_head",
+}
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
 ELSEWHERE: dict[str, Any] = {"rope_scaling": None, "partial_rotary_factor": None, "rotary_pct": 0.25, "head_dim": None}
