@@ -203,6 +203,7 @@ class Checkpoint:
     """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`."""
 
     __slots__ = ("args", "autocast", "done", "function", "holders", "memory")
+    keeps = False
 
     def __init__(self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.memory, self.function, self.args = memory, function, args
@@ -237,6 +238,7 @@ class _Recomputation:
     """The hook of the second run: it hands each saved tensor to its holder and stops after the last."""
 
     __slots__ = ("count", "frame")
+    keeps = True
 
     def __init__(self, frame: Checkpoint) -> None:
         self.frame = frame

@@ -40,6 +40,9 @@ class StorageRow(NamedTuple):
 class Packer(Protocol):
     """What stands between a node and the tensors that it saves, inside a checkpoint."""
 
+    keeps: bool
+    """Whether what is packed stays alive."""
+
     def pack(self, tensor: Tensor) -> Saved: ...
 
 

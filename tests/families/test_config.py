@@ -24,6 +24,7 @@ DERIVED = {
     "ffn_act_fn", "head_dim", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_end_index", "moe_layers",
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
     "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
+    "time_step_rank", "mamba_dt_rank", "mamba_d_head",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
@@ -222,6 +223,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "afmoe", "num_key_value_heads": 3}, "num_key_value_heads 3"),
     ({"model_type": "solar_open", "head_dim": 7}, "head_dim 7"),
     ({"model_type": "flex_olmo", "num_experts_per_tok": 8}, "num_experts_per_tok 8"),
+    ({"model_type": "mamba", "time_step_rank": "8"}, "time_step_rank"),
+    ({"model_type": "mamba", "expand": 1.5}, "expand"),
+    ({"model_type": "mamba2", "hidden_size": 100}, "hidden_size 100 * expand 2"),
+    ({"model_type": "mamba2", "n_groups": 3}, "n_groups 3"),
+    ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset 8"),
+    ({"model_type": "jamba", "head_dim": None}, "head_dim null"),
+    ({"model_type": "bamba", "z_loss_coefficient": 0.1}, "z_loss_coefficient 0.1"),
+    ({"model_type": "bamba", "mamba_d_head": 63}, "mamba_d_head 63"),
+    ({"model_type": "falcon_h1", "mamba_n_heads": 100}, "mamba_n_heads 100"),
 ]
 
 

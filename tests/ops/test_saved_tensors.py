@@ -15,8 +15,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from memcalc.autograd import Node, backward
 from memcalc.dims import ONE_DIM, Dim, numel
 from memcalc.dtypes import DType, bf16, boolean, fp32, int32, int64
-from memcalc.families import blocks, bloom
-from memcalc.ops import attention, complex, elementwise, embedding, loss, matmul, norm, routing, shape
+from memcalc.families import blocks, bloom, mamba
+from memcalc.ops import (
+    attention,
+    axes,
+    complex,
+    contraction,
+    convolution,
+    cumulative,
+    elementwise,
+    embedding,
+    exponential,
+    loss,
+    matmul,
+    norm,
+    routing,
+    scan,
+    shape,
+)
 from memcalc.tensor import Autocast, Memory, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -94,7 +110,63 @@ def torch_bloom_gelu(a: torch.Tensor) -> torch.Tensor:
     return GeLUFunction.apply(a)
 
 
+def torch_scan(a: torch.Tensor, u: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """The loop of mamba_selective_scan."""
+    state = torch.zeros(a.shape[0], a.shape[1], a.shape[3], dtype=c.dtype)
+    outputs = []
+    for i in range(a.shape[2]):
+        state = a[:, :, i] * state + u[:, :, i]
+        outputs.append(torch.matmul(state.to(c.dtype), c[:, i, :].unsqueeze(-1))[:, :, 0])
+    return torch.stack(outputs, dim=-1)
+
+
+def our_scan(a: Tensor, u: Tensor, c: Tensor) -> Tensor:
+    outputs, _state = mamba.scan(a, u, c, new_tensor(a.memory, (FOUR, SIX, a.shape[2]), c.dtype, "inputs"))
+    return scan.stack_steps(outputs, 2, a.shape[2])
+
+
+def scans(steps: int, dtype: DType) -> list[Arg]:
+    seq = Dim("seq", steps)
+    return [dense(FOUR, SIX, seq, EIGHT), dense(FOUR, SIX, seq, EIGHT), dense(FOUR, seq, EIGHT, dtype=dtype)]
+
+
+SCANS = [(steps, dtype) for steps in (1, 2, 3, 7) for dtype in (bf16, fp32)]
+
+
 OPS: dict[str, Op] = {
+    "exp": Op(exponential.exp, torch.exp, [dense(FOUR, SIX)]),
+    "softplus": Op(exponential.softplus, F.softplus, [dense(FOUR, SIX)]),
+    "depthwise_conv1d": Op(
+        lambda x, w, b: convolution.depthwise_conv1d(x, w, b, 2),
+        lambda x, w, b: F.conv1d(x, w, b, padding=2, groups=6),
+        [dense(TWO, SIX, TEN), dense(SIX, Dim("1", 1), THREE), dense(SIX)],
+    ),
+    "cumsum": Op(lambda a: cumulative.cumsum(a, 0), lambda a: a.cumsum(0), [dense(FOUR, SIX)]),
+    "einsum": Op(
+        lambda a, b: contraction.einsum("bclhn,bclhp->bchpn", a, b),
+        lambda a, b: torch.einsum("bclhn,bclhp->bchpn", a, b),
+        [dense(TWO, FOUR, SIX, EIGHT, THREE), dense(TWO, FOUR, SIX, EIGHT, TEN)],
+    ),
+    "repeat_interleave": Op(
+        lambda a: axes.repeat_interleave(a, 1, EIGHT) * 2.0 * 1.0,
+        lambda a: a.repeat_interleave(2, 1, output_size=8) * 2.0 * 1.0,
+        [dense(SIX, FOUR, TWO)],
+    ),
+    "permuted-product": Op(
+        lambda a, b: axes.permute(a, 2, 0, 1) * axes.select(b, 1),
+        lambda a, b: a.permute(2, 0, 1) * b[:, 0],
+        [dense(FOUR, SIX, TWO), dense(TWO, THREE, FOUR, SIX)],
+    ),
+    "padded-product": Op(
+        lambda a, b: axes.pad_dim(a, 1, SIX) * axes.cat_dim((b, b), 1, SIX),
+        lambda a, b: F.pad(a, (0, 2)) * torch.cat((b, b), 1),
+        [dense(FOUR, FOUR), dense(FOUR, THREE)],
+    ),
+    "split_dim": Op(
+        lambda a: axes.chunk_dim(a, 0, 2)[0] * axes.narrow(a, 0, TWO),
+        lambda a: a.chunk(2, 0)[0] * a[:2],
+        [dense(FOUR, SIX)],
+    ),
     "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
     "sub": Op(elementwise.sub, torch.sub, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "mul": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(SIX)]),
@@ -181,7 +253,7 @@ OPS: dict[str, Op] = {
         lambda a: torch.stack((-a[..., 1::2], a[..., 0::2]), -1).flatten(-2) * a,
         [dense(FOUR, SIX)],
     ),
-    "repeat_interleave": Op(
+    "repeat_pairs": Op(
         lambda a, b: a * blocks.repeat_pairs(b),
         lambda a, b: a * b[..., :3].repeat_interleave(2, dim=-1),
         [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
@@ -333,6 +405,13 @@ def test_an_op_casts_what_autocast_casts(name: str, dtype: DType | None) -> None
     with cuda_lists_on_the_cpu(), torch.autocast("cpu", torch.bfloat16):
         saved = torch_bytes(theirs)
     assert (saved_bytes(out), DTYPES[out.dtype]) == (saved, results[0].dtype)
+
+
+@pytest.mark.parametrize(("steps", "dtype"), SCANS, ids=[f"{steps}-{dtype}" for steps, dtype in SCANS])
+def test_a_scan_keeps_as_many_bytes_as_its_loop(steps: int, dtype: DType) -> None:
+    op = Op(our_scan, torch_scan, scans(steps, dtype))
+    ours, theirs = our_bytes(op), torch_bytes(op)
+    assert sum(size * count for size, count in ours.items()) == sum(size * count for size, count in theirs.items())
 
 
 @pytest.mark.parametrize("name", [*blocks.ONE_KERNEL, *blocks.COMPOSED])

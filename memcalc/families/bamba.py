@@ -1,0 +1,109 @@
+"""Bamba (models/bamba/modeling_bamba.py): Mamba 2 in most layers, attention in a few, half of each head rotated.
+
+As Mamba 2, the path in plain torch, as runs without the packages mamba_ssm and causal_conv1d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from memcalc.families.blocks import apply_partial_rotary_pos_emb
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.hybrid import Hybrid, refuse_null_head_dim
+from memcalc.families.mamba2 import StateSpace, check_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from memcalc.families.module import Weight
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class BambaConfig(RotaryConfig):
+    """models/bamba/configuration_bamba.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {"layer_types": "layers_block_type"}
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"z_loss_coefficient": (0, 0.0)}
+    rotates_part: ClassVar[bool] = True
+
+    vocab_size: Count = 128000
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = False
+    hidden_size: Count = 4096
+    intermediate_size: Count = 14336
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count | None = 8
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 262144
+    attention_dropout: Probability = 0.0
+    attn_layer_indices: list[int] | None = None
+    mamba_n_heads: Count = 128
+    mamba_d_head: Count | Literal["auto"] = "auto"
+    mamba_n_groups: Count = 1
+    mamba_d_state: Count = 256
+    mamba_d_conv: Count = 4
+    mamba_expand: Count = 2
+    mamba_chunk_size: Count = 256
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    head_dim: Count | None = None
+
+    @classmethod
+    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        refuse_null_head_dim(config)
+        return super().renamed(config)
+
+    @property
+    def default_rotary_factor(self) -> float:
+        return 0.5
+
+    @property
+    def inner(self) -> int:
+        """Channels of a mixer."""
+        return self.mamba_expand * self.hidden_size
+
+    @property
+    def mamba_head_dim(self) -> int:
+        return self.inner // self.mamba_n_heads if isinstance(self.mamba_d_head, str) else self.mamba_d_head
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        if self.mamba_head_dim * self.mamba_n_heads != self.inner:
+            raise ValueError(
+                f"mamba_n_heads {self.mamba_n_heads} of mamba_d_head {self.mamba_head_dim} are not {self.inner} channels"
+            )
+        check_groups(self.mamba_n_heads, self.mamba_n_groups, self.inner)
+
+
+class Bamba(Hybrid):
+    """The program of BambaForCausalLM."""
+
+    Config = BambaConfig
+    hands_weights_on = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.mixer = StateSpace(
+            hidden=self.hidden, heads=config.mamba_n_heads, head_dim=config.mamba_head_dim,
+            groups=config.mamba_n_groups, state=config.mamba_d_state, kernel=config.mamba_d_conv,
+            chunk=config.mamba_chunk_size, bias=config.mamba_proj_bias, conv_bias=config.mamba_conv_bias,
+            activation=config.hidden_act,
+        )  # fmt: skip
+
+    def mixes(self, i: int) -> bool:
+        return i not in (self.config.attn_layer_indices or ())
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        weights = list(super().layer_weights(i))
+        first = ("mamba.", "self_attn.")
+        yield from (w for w in weights if not w.name.startswith(first))
+        yield from (w for w in weights if w.name.startswith(first))
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_partial_rotary_pos_emb(q, k, cos, sin)

@@ -1,0 +1,64 @@
+"""Falcon Mamba (models/falcon_mamba/modeling_falcon_mamba.py): Mamba with norms without weights on dt, B and C.
+
+As Mamba, the path in plain torch, as runs without the packages mamba_ssm and causal_conv1d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memcalc.dtypes import fp32
+from memcalc.families.mamba import Mamba, MambaConfig, SelectiveMixer
+from memcalc.families.module import Buffer, Module, module
+from memcalc.ops.elementwise import cast, mean, power, rsqrt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FalconMambaConfig(MambaConfig):
+    """models/falcon_mamba/configuration_falcon_mamba.py"""
+
+
+class FalconMambaMixer(SelectiveMixer):
+    """FalconMambaMixer"""
+
+    def buffers(self, path: str) -> Iterator[Buffer]:
+        """The weights that only the kernels take."""
+        yield Buffer(f"{path}.dt_layernorm.weight", (self.inner,))
+        yield Buffer(f"{path}.b_layernorm.weight", (self.state,))
+        yield Buffer(f"{path}.c_layernorm.weight", (self.state,))
+
+    def normalise(self, m: Module, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        time_step = self.norm(m / "dt_layernorm", time_step)
+        b = self.norm(m / "b_layernorm", b)
+        c = self.norm(m / "c_layernorm", c)
+        return time_step, b, c
+
+    @module
+    def norm(self, m: Module, x: Tensor) -> Tensor:
+        """FalconMambaWeightlessRMSNorm"""
+        return cast(_norm(cast(x, fp32)), x.dtype)
+
+
+class FalconMamba(Mamba):
+    """The program of FalconMambaForCausalLM."""
+
+    Config = FalconMambaConfig
+
+    def make_mixer(self) -> FalconMambaMixer:
+        return FalconMambaMixer(**self.mixer_sizes())
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield from self.buffer_stack("backbone.layers")
+
+    def layer_buffers(self, i: int) -> Iterator[Buffer]:
+        yield from self.mixer.buffers("mixer")
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x * rsqrt(mean(power(x, 2)) + 1e-6)

@@ -1,0 +1,92 @@
+"""Stacks in which state-space mixers take the place of attention in some layers: what Jamba and Bamba share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.families.blocks import position_ids
+from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.module import Module, Weight, module
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+    from memcalc.tensor import Tensor
+
+
+def refuse_null_head_dim(config: Mapping[str, Any]) -> None:
+    """A type whose class has no `head_dim` takes one that is given as it is (`getattr(config, "head_dim", ...)`)."""
+    if config.get("head_dim", 1) is None:
+        raise ValueError("field `head_dim` is null; it should be a number or left out")
+
+
+class Hybrid(Llama):
+    """Llama's stack with a `mamba` in the place of some layers' `self_attn`, and other names."""
+
+    polynomial = False
+    mixer: Any
+
+    def mixes(self, i: int) -> bool:
+        """Whether layer `i` has a state-space mixer."""
+        raise NotImplementedError
+
+    def variant(self, i: int) -> Hashable:
+        return self.mixes(i)
+
+    def weights(self) -> Iterator[Weight]:
+        for weight in super().weights():
+            yield weight._replace(name="model.final_layernorm.weight") if weight.name == "model.norm.weight" else weight
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.mixer.weights("mamba") if self.mixes(i) else self.attention_weights()
+        yield from self.feed_forward_weights(i)
+        yield Weight("input_layernorm.weight", (self.hidden,), "norm")
+        yield Weight("pre_ff_layernorm.weight", (self.hidden,), "norm")
+
+    def feed_forward_weights(self, i: int) -> Iterator[Weight]:
+        bias = getattr(self.config, "mlp_bias", False)
+        yield from linear_weights("feed_forward.gate_proj", self.hidden, self.ffn, "mlp", bias=bias)
+        yield from linear_weights("feed_forward.up_proj", self.hidden, self.ffn, "mlp", bias=bias)
+        yield from linear_weights("feed_forward.down_proj", self.ffn, self.hidden, "mlp", bias=bias)
+
+    @module
+    def model(self, m: Module, ids: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = self.embed(m, ids)
+        hidden_states = inputs_embeds
+        positions = position_ids(run)
+        mask = self.masks(run)["full_attention"]
+        position_embeddings = self.position_embeddings(m / "rotary_emb", positions)
+        _attn_weights: Tensor | None = None
+        for i in range(self.layers):
+            run.memory.enter(run.memory.phase, i)
+            layer = Module(run, f"{m.path}.layers.*", i)
+            own_mask = None if self.mixes(i) else mask  # a mixer's would say what is padding: there is none
+            outputs: Any = self.call_layer(layer, hidden_states, position_embeddings, own_mask, positions)
+            hidden_states, _attn_weights = outputs
+            del outputs
+        run.memory.enter(run.memory.phase, None)
+        return self.norm(m / "final_layernorm", hidden_states)
+
+    @module
+    def layer(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, hidden_states: Tensor, rotary: Any, mask: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, and the attention weights where the layer hands them to the model, whose frame keeps them."""
+        residual = hidden_states
+        hidden_states = self.norm(m / "input_layernorm", hidden_states)
+        hidden_states, weights = self.mix(m, hidden_states, rotary, mask)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = self.norm(m / "pre_ff_layernorm", hidden_states)
+        hidden_states = self.mlp(m / "feed_forward", hidden_states)
+        hidden_states = residual + hidden_states
+        return hidden_states, weights if self.hands_weights_on else None
+
+    hands_weights_on = False
+
+    def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert m.layer is not None
+        if self.mixes(m.layer):
+            return self.mixer.forward(m / "mamba", x), None
+        return self.attention(m / "self_attn", x, rotary, mask)

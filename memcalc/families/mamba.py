@@ -1,0 +1,235 @@
+"""Mamba (models/mamba/modeling_mamba.py): selective state spaces in place of attention.
+
+The path in plain torch, as runs without the packages mamba_ssm and causal_conv1d: a Python loop over the sequence, each
+of whose steps keeps its state for backward.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from memcalc.dims import ONE_DIM, Dim, merge, plus
+from memcalc.dtypes import fp32
+from memcalc.families.blocks import act, causal_lm_loss, rms_norm
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers
+from memcalc.families.llama import linear_weights
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.program import Program
+from memcalc.ops.axes import chunk_dim, narrow, select, squeeze
+from memcalc.ops.convolution import depthwise_conv1d
+from memcalc.ops.elementwise import cast
+from memcalc.ops.exponential import exp, softplus
+from memcalc.ops.matmul import bmm, mm
+from memcalc.ops.scan import Block, earlier_steps, stack_steps
+from memcalc.ops.shape import contiguous, reshape, split, transpose, unsqueeze, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig(FamilyConfig):
+    """models/mamba/configuration_mamba.py"""
+
+    vocab_size: Count = 50280
+    hidden_size: Count = 768
+    state_size: Count = 16
+    num_hidden_layers: Layers = 32
+    expand: Count = 2
+    conv_kernel: Count = 4
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    hidden_act: Activation = "silu"
+    residual_in_fp32: bool = True
+    time_step_rank: Count | Literal["auto"] = "auto"
+    tie_word_embeddings: bool = True
+
+
+class SelectiveMixer:
+    """MambaMixer, by its sizes: what is in the place of attention in this family and in hybrids."""
+
+    def __init__(self, *, hidden: Dim, inner: int, state: int, kernel: int, rank: int | str, bias: bool, conv_bias: bool,
+                 activation: str) -> None:  # fmt: skip
+        self.hidden, self.inner, self.state = hidden, Dim("inner", inner), Dim("state", state)
+        self.kernel = Dim("conv_kernel", kernel)
+        self.rank = Dim("time_step_rank", math.ceil(hidden.size / 16) if isinstance(rank, str) else rank)
+        self.bias, self.conv_bias, self.activation = bias, conv_bias, activation
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        inner = self.inner
+        time_step_b_c = Dim("time_step_rank+2·state", self.rank.size + 2 * self.state.size)
+        yield Weight(f"{path}.A_log", (inner, self.state), "mixer")
+        yield Weight(f"{path}.D", (inner,), "mixer")
+        yield Weight(f"{path}.conv1d.weight", (inner, ONE_DIM, self.kernel), "mixer")
+        if self.conv_bias:
+            yield Weight(f"{path}.conv1d.bias", (inner,), "mixer")
+        in_proj = Dim("2·inner", 2 * inner.size)
+        yield from linear_weights(f"{path}.in_proj", self.hidden, in_proj, "mixer", bias=self.bias)
+        yield from linear_weights(f"{path}.x_proj", inner, time_step_b_c, "mixer", bias=False)
+        yield from linear_weights(f"{path}.dt_proj", self.rank, inner, "mixer", bias=True)
+        yield from linear_weights(f"{path}.out_proj", inner, self.hidden, "mixer", bias=self.bias)
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+        projected_states = transpose((m / "in_proj").linear(hidden_states), 1, 2)
+        a = -exp(cast(m.weight("A_log"), fp32))
+        self.offer_to_the_fused_kernel(m)
+        hidden_states_b_c, gate = chunk_dim(projected_states, 1, 2)
+        hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
+        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
+        time_step, b, c = split((m / "x_proj").linear(hidden_states_b_c), self.rank, self.state, self.state)
+        time_step, b, c = self.normalise(m, time_step, b, c)
+        time_step = weight_times((m / "dt_proj").weight(), time_step)
+        time_proj_bias = cast((m / "dt_proj").weight("bias"), fp32)
+        d = m.weight("D")
+        scan_output = selective_scan(transpose(hidden_states_b_c, 1, 2), time_step, a, b, c, d, gate, time_proj_bias)
+        return (m / "out_proj").linear(cast(transpose(scan_output, 1, 2), m.run.dtype))
+
+    def offer_to_the_fused_kernel(self, m: Module) -> None:
+        """mamba_inner_fn: what it is given is made before it turns out not to be there."""
+        _d = cast(m.weight("D"), fp32)
+        _out_proj_bias = cast((m / "out_proj").weight("bias"), fp32) if self.bias else None
+        _delta_bias = cast((m / "dt_proj").weight("bias"), fp32)
+
+    def normalise(self, m: Module, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What a relative does to the parts of x_proj's output."""
+        return time_step, b, c
+
+
+class Mamba(Program):
+    """The program of MambaForCausalLM."""
+
+    Config: type[FamilyConfig] = MambaConfig
+    attention_kinds = ("eager",)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.layers = config.num_hidden_layers
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.hidden_size)
+        self.mixer = self.make_mixer()
+        self.max_seq_len = 2048  # what its published models were trained with; nothing limits it
+
+    def make_mixer(self) -> Any:
+        return SelectiveMixer(**self.mixer_sizes())
+
+    def mixer_sizes(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "hidden": self.hidden, "inner": config.expand * config.hidden_size, "state": config.state_size,
+            "kernel": config.conv_kernel, "rank": config.time_step_rank, "bias": config.use_bias,
+            "conv_bias": config.use_conv_bias, "activation": config.hidden_act,
+        }  # fmt: skip
+
+    def branch(self, batch: int, seq: int) -> Hashable:
+        return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
+
+    # --- weights
+
+    def weights(self) -> Iterator[Weight]:
+        yield Weight("backbone.embeddings.weight", (self.vocab, self.hidden), "embedding")
+        yield from self.stack("backbone.layers")
+        yield Weight("backbone.norm_f.weight", (self.hidden,), "norm")
+        if not self.config.tie_word_embeddings:
+            yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        yield Weight("norm.weight", (self.hidden,), "norm")
+        yield from self.mixer.weights("mixer")
+
+    # --- forward
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        """MambaForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        root = Module(run, "")
+        hidden_states = self.model(root / "backbone", ids)
+        run.memory.enter(run.memory.phase, None)
+        run.memory.scope = "lm_head"
+        tied = self.config.tie_word_embeddings
+        head = root / ("backbone.embeddings" if tied else "lm_head")
+        logits = cast(head.linear(cast(hidden_states, run.dtype)), fp32)
+        return causal_lm_loss(run, logits, ids)
+
+    @module
+    def model(self, m: Module, ids: Tensor) -> Tensor:
+        inputs_embeds = (m / "embeddings").embedding(ids)
+        hidden_states = inputs_embeds
+        for i in range(self.layers):
+            m.run.memory.enter(m.run.memory.phase, i)
+            hidden_states = self.call_layer(Module(m.run, f"{m.path}.layers.*", i), hidden_states)
+        m.run.memory.enter(m.run.memory.phase, None)
+        return self.norm(m / "norm_f", hidden_states)
+
+    @module
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        return rms_norm(m, hidden_states)
+
+    @module
+    def layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+        residual = hidden_states
+        hidden_states = self.norm(m / "norm", cast(hidden_states, m.run.dtype))
+        if self.config.residual_in_fp32:
+            residual = cast(residual, fp32)
+        hidden_states = self.mixer.forward(m / "mixer", hidden_states)
+        return residual + hidden_states
+
+
+def causal_conv1d(m: Module, hidden_states: Tensor, activation: str) -> Tensor:
+    """causal_conv1d_fn: (batch, channels, seq), padded on both sides and cut to the sequence."""
+    with m:
+        seq, kernel = hidden_states.shape[2], m.weight().shape[2]
+        weight = unsqueeze(squeeze(m.weight(), 1), 1)
+        out = narrow(depthwise_conv1d(hidden_states, weight, m.optional("bias"), kernel.size - 1), 2, seq)
+        return act(out, activation)
+
+
+def weight_times(weight: Tensor, x: Tensor) -> Tensor:
+    """weight (out, in) @ x (batch, seq, in).transpose(1, 2): matmul folds x, and turns its result round by a copy."""
+    batch, seq, width = x.shape
+    product = mm(reshape(x, merge(batch, seq), width), transpose(weight, 0, 1), name="time step")
+    return contiguous(transpose(view(product, batch, seq, weight.shape[0]), 1, 2))
+
+
+def selective_scan(
+    hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Tensor, delta_bias: Tensor
+) -> Tensor:
+    """mamba_selective_scan: hidden_states, dt and z (batch, channels, seq), a (channels, state), b and c (batch, seq,
+    state); the caller's frame holds them."""
+    d = cast(d, fp32)
+    dt = dt + unsqueeze(cast(delta_bias, dt.dtype), 1)
+    dt = softplus(dt)
+    discrete_a = exp(unsqueeze(unsqueeze(a, 0), 2) * unsqueeze(dt, 3))
+    discrete_b = unsqueeze(dt, 3) * cast(unsqueeze(b, 1), fp32)
+    delta_b_u = discrete_b * cast(unsqueeze(hidden_states, 3), fp32)
+    scan_outputs, _ssm_state = scan(discrete_a, delta_b_u, c, hidden_states)
+    scan_output = stack_steps(scan_outputs, 2, hidden_states.shape[2])
+    scan_output = scan_output + hidden_states * unsqueeze(unsqueeze(d, 0), 2)
+    return scan_output * act(z, "silu")
+
+
+def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The loop over the sequence: each step keeps the state before it in fp32 and its own in the model's dtype."""
+    memory, dtype = discrete_a.memory, hidden_states.dtype
+    batch, channels, seq, width = discrete_a.shape
+    state = (batch, channels, width)
+    ssm_state = new_tensor(memory, state, dtype, "initial state")
+    scan_outputs: list[Tensor] = []
+    if seq.size > 2:
+        early, initial = plus(seq, -2), ssm_state
+        ssm_state = new_tensor(memory, state, fp32, "states")
+        scan_outputs.append(new_tensor(memory, (batch, channels, early), dtype, "scan outputs"))
+        states = Block((plus(seq, -3), *state), fp32, "states")
+        # What `.to(input_dtype)` leaves alone is no copy.
+        copies = ssm_state if dtype is fp32 else Block((early, *state), dtype, "states in the model's dtype")
+        earlier_steps(
+            [ssm_state, scan_outputs[0]], (discrete_a, delta_b_u, c), [discrete_a, c, initial, states, copies]
+        )
+        del initial, copies
+    for _ in range(min(seq.size, 2)):
+        ssm_state = select(discrete_a, 2) * ssm_state + select(delta_b_u, 2)
+        scan_output = bmm(cast(ssm_state, dtype), unsqueeze(select(c, 1), 2), "scan output")
+        scan_outputs.append(select(scan_output, 2))
+    return scan_outputs, ssm_state

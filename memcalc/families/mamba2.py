@@ -1,0 +1,230 @@
+"""Mamba 2 (models/mamba2/modeling_mamba2.py): state spaces as products within and between chunks of a sequence.
+
+The path in plain torch, as runs without the packages mamba_ssm and causal_conv1d. The sequence is padded to whole chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from memcalc.dims import ONE_DIM, Dim, merge
+from memcalc.dtypes import boolean, fp32
+from memcalc.families.blocks import act
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers
+from memcalc.families.llama import linear_weights
+from memcalc.families.mamba import Mamba, causal_conv1d
+from memcalc.families.module import Module, Weight, module
+from memcalc.ops.axes import cat_dim, narrow, pad_dim, permute, repeat_interleave, select
+from memcalc.ops.contraction import einsum
+from memcalc.ops.cumulative import cumsum
+from memcalc.ops.elementwise import cast, clamp, like, mean, power, rsqrt, sub
+from memcalc.ops.exponential import exp, softplus
+from memcalc.ops.routing import masked_fill
+from memcalc.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(FamilyConfig):
+    """models/mamba2/configuration_mamba2.py"""
+
+    num_heads: Count = 128
+    head_dim: Count = 64
+    vocab_size: Count = 32768
+    hidden_size: Count = 4096
+    state_size: Count = 128
+    num_hidden_layers: Layers = 64
+    expand: Count = 2
+    conv_kernel: Count = 4
+    n_groups: Count = 8
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    hidden_act: Activation = "silu"
+    residual_in_fp32: bool = True
+    time_step_rank: Count | Literal["auto"] = "auto"
+    chunk_size: Count = 256
+    tie_word_embeddings: bool = False
+
+    def check(self) -> None:
+        super().check()
+        inner = self.hidden_size * self.expand
+        if inner != self.num_heads * self.head_dim:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} * expand {self.expand} is not num_heads {self.num_heads} * "
+                f"head_dim {self.head_dim}"
+            )
+        check_groups(self.num_heads, self.n_groups, inner)
+
+
+def check_groups(heads: int, groups: int, inner: int) -> None:
+    """ValueError unless the groups share heads and channels evenly."""
+    if heads % groups or inner % groups:
+        raise ValueError(f"n_groups {groups} does not divide the {heads} heads and {inner} channels")
+
+
+class StateSpace:
+    """Mamba2Mixer, by its sizes: what is in the place of attention in this family and in hybrids."""
+
+    def __init__(self, *, hidden: Dim, heads: int, head_dim: int, groups: int, state: int, kernel: int, chunk: int,
+                 bias: bool, conv_bias: bool, activation: str) -> None:  # fmt: skip
+        self.hidden = hidden
+        self.heads, self.head_dim = Dim("ssm_heads", heads), Dim("ssm_head_dim", head_dim)
+        self.groups, self.state = Dim("ssm_groups", groups), Dim("state", state)
+        self.inner = merge(self.heads, self.head_dim)
+        self.group_states = merge(self.groups, self.state)
+        self.conv_dim = Dim("inner+2·groups·state", self.inner.size + 2 * self.group_states.size)
+        self.kernel = Dim("conv_kernel", kernel)
+        self.chunk = Dim("chunk", chunk)
+        self.bias, self.conv_bias, self.activation = bias, conv_bias, activation
+
+    @property
+    def projection(self) -> Dim:
+        return Dim("inner+conv+heads", self.inner.size + self.conv_dim.size + self.heads.size)
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.dt_bias", (self.heads,), "mixer")
+        yield Weight(f"{path}.A_log", (self.heads,), "mixer")
+        yield Weight(f"{path}.D", (self.heads,), "mixer")
+        yield Weight(f"{path}.conv1d.weight", (self.conv_dim, ONE_DIM, self.kernel), "mixer")
+        if self.conv_bias:
+            yield Weight(f"{path}.conv1d.bias", (self.conv_dim,), "mixer")
+        yield from linear_weights(f"{path}.in_proj", self.hidden, self.projection, "mixer", bias=self.bias)
+        yield from self.norm_weights(path)
+        yield from linear_weights(f"{path}.out_proj", self.inner, self.hidden, "mixer", bias=self.bias)
+
+    def norm_weights(self, path: str) -> Iterator[Weight]:
+        yield Weight(f"{path}.norm.weight", (self.inner,), "norm")
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+        batch, seq, _ = hidden_states.shape
+        projected_states = self.project(m, hidden_states)
+        a = -exp(cast(m.weight("A_log"), fp32))
+        gate, hidden_states_b_c, dt = split(projected_states, self.inner, self.conv_dim, self.heads)
+        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
+        hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
+        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
+        hidden_states, b, c = split(hidden_states_b_c, self.inner, self.group_states, self.group_states)
+        scan_output = chunk_scan(
+            view(hidden_states, batch, seq, self.heads, self.head_dim),
+            dt,
+            a,
+            view(b, batch, seq, self.groups, self.state),
+            view(c, batch, seq, self.groups, self.state),
+            self.chunk,
+            m.weight("D"),
+            m.weight("dt_bias"),
+        )
+        scan_output = reshape(scan_output, batch, seq, self.inner)
+        scan_output = self.norm(m / "norm", scan_output, gate)
+        return (m / "out_proj").linear(cast(scan_output, m.run.dtype))
+
+    def project(self, m: Module, hidden_states: Tensor) -> Tensor:
+        return (m / "in_proj").linear(hidden_states)
+
+    @module
+    def norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """MambaRMSNormGated"""
+        input_dtype = hidden_states.dtype
+        hidden_states = cast(hidden_states, fp32)
+        hidden_states = hidden_states * act(cast(gate, fp32), "silu")
+        of_a_group = Dim("inner/groups", self.inner.size // self.groups.size)
+        hidden_states_group = view(hidden_states, *hidden_states.shape[:-1], self.groups, of_a_group)
+        variance = mean(power(hidden_states_group, 2))
+        hidden_states_group = hidden_states_group * rsqrt(variance + 1e-6)
+        hidden_states = view(hidden_states_group, *hidden_states.shape)
+        return m.weight() * cast(hidden_states, input_dtype)
+
+
+class Mamba2(Mamba):
+    """The program of Mamba2ForCausalLM."""
+
+    Config = Mamba2Config
+    polynomial = False
+
+    def make_mixer(self) -> StateSpace:
+        config = self.config
+        return StateSpace(
+            hidden=self.hidden, heads=config.num_heads, head_dim=config.head_dim, groups=config.n_groups,
+            state=config.state_size, kernel=config.conv_kernel, chunk=config.chunk_size, bias=config.use_bias,
+            conv_bias=config.use_conv_bias, activation=config.hidden_act,
+        )  # fmt: skip
+
+
+def chunk_scan(
+    hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: Dim, d: Tensor, dt_bias: Tensor
+) -> Tensor:
+    """mamba2_chunk_scan: hidden_states (batch, seq, heads, head_dim), dt (batch, seq, heads), a (heads), b and c
+    (batch, seq, groups, state). Its caller holds the arguments."""
+    _arguments = (hidden_states, b, c)
+    batch, seq, heads, head_dim = hidden_states.shape
+    chunks = Dim("chunks", -(-seq.size // chunk.size))
+    padded = merge(chunks, chunk)
+    dt = dt + cast(dt_bias, dt.dtype)
+    dt = softplus(dt)
+    dt = clamp(dt, 2)
+    hidden_states = cast(hidden_states, fp32)
+    b = repeat_interleave(cast(b, fp32), 2, heads)
+    c = repeat_interleave(cast(c, fp32), 2, heads)
+    d_residual = unsqueeze(d, 1) * pad_dim(hidden_states, 1, padded)
+    hidden_states = hidden_states * cast(unsqueeze(dt, 3), fp32)
+    a = cast(a, hidden_states.dtype) * cast(dt, fp32)
+    hidden_states, a, b, c = [into_chunks(t, chunks, chunk) for t in (hidden_states, a, b, c)]
+    a = permute(a, 0, 3, 1, 2)
+    a_cumsum = cumsum(a, 3)
+
+    # 1. the output within each chunk
+    decay = exp(segment_sum(a))
+    g = einsum("bclhn,bcshn->bclsh", c, b)
+    m = g * permute(decay, 0, 2, 3, 4, 1)
+    y_diag = einsum("bclsh,bcshp->bclhp", m, hidden_states)
+
+    # 2. the state within each chunk
+    decay_states = exp(sub(narrow(a_cumsum, 3, ONE_DIM), a_cumsum))
+    b_decay = b * unsqueeze(permute(decay_states, 0, 2, 3, 1), 4)
+    states = einsum("bclhn,bclhp->bchpn", b_decay, hidden_states)
+
+    # 3. the recurrence between chunks
+    previous_states = like(narrow(states, 1, ONE_DIM), "initial state")
+    one_more = Dim("chunks+1", chunks.size + 1)
+    states = cat_dim((previous_states, states), 1, one_more)
+    decay_chunk = transpose(exp(segment_sum(pad_dim(select(a_cumsum, 3), 2, one_more))), 1, 3)
+    new_states = einsum("bzch,bzhpn->bchpn", decay_chunk, states)
+    states, _final_state = narrow(new_states, 1, chunks), select(new_states, 1)
+
+    # 4. from states to outputs
+    state_decay_out = exp(a_cumsum)
+    c_times_states = einsum("bclhn,bchpn->bclhp", c, states)
+    y_off = c_times_states * unsqueeze(permute(state_decay_out, 0, 2, 3, 1), 4)
+    output = contiguous(y_diag + y_off)
+    output = reshape(output, batch, padded, heads, head_dim)
+    output = output + d_residual
+    if padded.size > seq.size:
+        output = narrow(output, 1, seq)
+    return output
+
+
+def into_chunks(x: Tensor, chunks: Dim, chunk: Dim) -> Tensor:
+    """reshape_into_chunks: (batch, seq, ...) -> (batch, chunks, chunk, ...)"""
+    x = pad_dim(x, 1, merge(chunks, chunk))
+    return reshape(x, x.shape[0], chunks, chunk, *x.shape[2:])
+
+
+def segment_sum(x: Tensor) -> Tensor:
+    """(..., n) -> (..., n, n): sums over all segments, with two masks that backward keeps."""
+    length = x.shape[-1]
+    x = expand(unsqueeze(x, len(x.shape)), *x.shape, length)
+    mask = triangle(x, length)
+    x = masked_fill(x, like(mask, "inverted mask"))
+    tensor_segsum = cumsum(x, len(x.shape) - 2)
+    mask = triangle(x, length)
+    return masked_fill(tensor_segsum, like(mask, "inverted mask"))
+
+
+def triangle(x: Tensor, length: Dim) -> Tensor:
+    """torch.tril(torch.ones(length, length, dtype=torch.bool))"""
+    return like(new_tensor(x.memory, (length, length), boolean, "ones"), "lower triangle")

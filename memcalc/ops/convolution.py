@@ -1,0 +1,30 @@
+"""Convolution along a sequence, each channel with a kernel of its own.
+
+`convolution` saves its input and its weight; backward makes all gradients in one call (tools/autograd/derivatives.yaml,
+convolution_backward).
+"""
+
+from __future__ import annotations
+
+from memcalc.autograd import Node
+from memcalc.dims import plus
+from memcalc.ops.elementwise import recording
+from memcalc.tensor import Tensor, new_tensor
+
+
+def depthwise_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """F.conv1d(groups=channels): x (batch, channels, seq), weight (channels, 1, kernel) -> padded at both ends."""
+    inputs = [t for t in (x, weight, bias) if t is not None]
+    node = Node(x.memory, _conv1d_backward, inputs, (x, weight)) if recording(*inputs) else None
+    length = plus(x.shape[2], 2 * padding - weight.shape[2].size + 1)
+    out = new_tensor(x.memory, (*x.shape[:2], length), x.dtype, "convolution")
+    out.node = node
+    return out
+
+
+def _conv1d_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    _x, _weight = node.unpack()
+    return [
+        new_tensor(node.memory, shape, dtype, f"convolution {name} gradient") if node.needs(i) else None
+        for i, ((shape, dtype), name) in enumerate(zip(node.metadata, ("input", "weight", "bias"), strict=False))
+    ]

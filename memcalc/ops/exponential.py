@@ -1,0 +1,29 @@
+"""exp and its relatives. Sources: tools/autograd/derivatives.yaml (exp, softplus, log, log_sigmoid)."""
+
+from __future__ import annotations
+
+from memcalc.autograd import Node
+from memcalc.ops.elementwise import like, of_two, recording
+from memcalc.tensor import Tensor
+
+
+def exp(a: Tensor) -> Tensor:
+    """exp(a): saves its result."""
+    out = like(a, "exp")
+    if recording(a):
+        saved = Tensor(out.storage, out.shape, out.strides, out.dtype)
+        out.node = Node(out.memory, _from_saved_backward, (a,), (saved,))
+    return out
+
+
+def softplus(a: Tensor) -> Tensor:
+    """log(1 + exp(a)) as one kernel: saves a."""
+    node = Node(a.memory, _from_saved_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, "softplus")
+    out.node = node
+    return out
+
+
+def _from_saved_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (saved,) = node.unpack()
+    return [of_two(grads[0], saved, "gradient")]
