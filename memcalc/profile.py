@@ -239,7 +239,13 @@ def _pack(shape: Shape, dtype: DType, component: str) -> int:
 
 
 def _unpack(live: int) -> tuple[Poly, int]:
-    digits = [(live >> _DIGIT * i) & _MASK for i in range(_LENGTH)]
+    digits: list[int] = []
+    for _ in range(_LENGTH):
+        digit = live & _MASK
+        if digit > _MASK >> 1:  # a negative one, as of (seq-3): it has borrowed from the next
+            digit -= 1 << _DIGIT
+        digits.append(digit)
+        live = (live - digit) >> _DIGIT
     return tuple(digits[:6]), digits[6]  # type: ignore[return-value]
 
 

@@ -52,6 +52,16 @@ def test_a_profile_is_a_run_of_that_depth_and_size(family: str, depth: int, reco
                     assert peaks(short, b, s) == peaks(whole, b, s)
 
 
+def test_a_recurrence_at_full_size_peaks_where_its_run_does() -> None:
+    """Its steps but the last few are (seq - 3) of something: coefficients below zero."""
+    program = paper.program_of({"model_type": "mamba", "num_hidden_layers": 8})
+    short = profile(program, Choices(bf16, "eager", False, False), 2, 4096)
+    assert any(c < 0 for moment in short.backward for c in moment.poly)
+    step = paper.PaperRun(program, 2, 64, bf16, "eager").step()
+    real = [step.forward - step.start, step.backward - step.start]
+    assert [highest(short.forward, 2, 64, 1), highest(short.backward, 2, 64, 1)] == real
+
+
 def test_a_lead_of_other_layers_is_no_part_of_the_period() -> None:
     fields = deeper("qwen2", 15) | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 4}
     program = paper.program_of(fields)

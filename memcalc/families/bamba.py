@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memcalc.families.blocks import apply_partial_rotary_pos_emb
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, SeveralStates, check_divides
 from memcalc.families.hybrid import Hybrid, refuse_null_head_dim
 from memcalc.families.mamba2 import StateSpace, check_groups
 
@@ -43,7 +43,7 @@ class BambaConfig(RotaryConfig):
     mamba_n_heads: Count = 128
     mamba_d_head: Count | Literal["auto"] = "auto"
     mamba_n_groups: Count = 1
-    mamba_d_state: Count = 256
+    mamba_d_state: SeveralStates = 256
     mamba_d_conv: Count = 4
     mamba_expand: Count = 2
     mamba_chunk_size: Count = 256

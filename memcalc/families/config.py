@@ -30,6 +30,9 @@ class Bounds(NamedTuple):
 Count = Annotated[int, Bounds(ge=1, le=10**7)]
 """A dim of the architecture. The bound only catches nonsense: no published model has a dim of ten million."""
 
+SeveralStates = Annotated[int, Bounds(ge=2, le=10**7)]
+"""The states of a channel of Mamba 2: with one, torch.einsum takes another way that is not written out."""
+
 Layers = Annotated[int, Bounds(ge=1, le=10**4)]
 Probability = Annotated[float, Bounds(ge=0, lt=1)]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, SeveralStates, check_divides
 from memcalc.families.hybrid import Hybrid, refuse_null_head_dim
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
@@ -47,7 +47,7 @@ class FalconH1Config(RotaryConfig):
     mamba_n_heads: Count = 128
     mamba_d_head: Count | Literal["auto"] = "auto"
     mamba_n_groups: Count = 1
-    mamba_d_state: Count = 256
+    mamba_d_state: SeveralStates = 256
     mamba_d_conv: Count = 4
     mamba_expand: Count = 2
     mamba_chunk_size: Count = 256

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp32
 from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, SeveralStates
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import Mamba, causal_conv1d
 from memcalc.families.module import Module, Weight, module
@@ -36,7 +36,7 @@ class Mamba2Config(FamilyConfig):
     head_dim: Count = 64
     vocab_size: Count = 32768
     hidden_size: Count = 4096
-    state_size: Count = 128
+    state_size: SeveralStates = 128
     num_hidden_layers: Layers = 64
     expand: Count = 2
     conv_kernel: Count = 4
