@@ -78,6 +78,13 @@ def torch_copied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def torch_mul_view_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = a * 1.0
+    view = out.view(-1)
+    view *= b
+    return out
+
+
 OPS: dict[str, Op] = {
     "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
     "mul": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(SIX)]),
@@ -152,6 +159,11 @@ OPS: dict[str, Op] = {
         lambda a, b: elementwise.mul_(a * 1.0, b),
         lambda a, b: (a * 1.0).mul_(b),
         [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
+    ),
+    "mul_view_": Op(
+        lambda a, b: elementwise.mul_view_(a * 1.0, b),
+        torch_mul_view_,
+        [dense(FOUR, SIX), dense(Dim("all", 24), grad=False)],
     ),
     "clamp": Op(lambda a: elementwise.clamp(a, 2), lambda a: a.clamp(-1, 1), [dense(FOUR, SIX)]),
     "clamp_": Op(lambda a: elementwise.clamp_(a * 1.0, 1), lambda a: (a * 1.0).clamp_(max=1), [dense(FOUR, SIX)]),
