@@ -142,6 +142,10 @@ class Llama4Text(SparseLayers):
     def position_embeddings(self, m: Module, positions: Tensor) -> Tensor:
         return complex_rotary_embedding(m, positions, self.rope_type)
 
+    def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
+        """By kind of layer: one for both."""
+        return dict.fromkeys(("full_attention", "chunked_attention"), self.position_embeddings(m, positions))
+
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         """Llama4TextRMSNorm"""
         with m:
