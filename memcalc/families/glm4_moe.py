@@ -53,6 +53,14 @@ class Glm4MoeConfig(RotaryConfig):
     norm_topk_prob: bool = True
     use_qk_norm: bool = False
 
+    @classmethod
+    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The default is for a field that is left out; null rotates whole heads."""
+        named = super().renamed(config)
+        if named.get("partial_rotary_factor", 0.5) is None:
+            named["partial_rotary_factor"] = 1.0
+        return named
+
     @property
     def default_rotary_factor(self) -> float:
         return 0.5 if self.partial_rotary_factor is None else self.partial_rotary_factor

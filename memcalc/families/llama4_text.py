@@ -7,13 +7,13 @@ Every expert runs over every token: what routes is a factor that is zero for the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.dtypes import fp32, int64
 from memcalc.families.blocks import Attended, act, repeat_kv, sdpa_attention
 from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Bounds, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask, chunked_causal_mask
 from memcalc.families.module import Module, Run, Weight, module
@@ -45,7 +45,7 @@ class Llama4TextConfig(RotaryConfig):
     num_key_value_heads: Count = 8
     head_dim: Count = 128
     hidden_act: Activation = "silu"
-    max_position_embeddings: Count = 4096 * 32
+    max_position_embeddings: Annotated[int, Bounds(ge=1, le=10**9)] = 4096 * 32
     tie_word_embeddings: bool = False
     attention_dropout: Probability = 0.0
     attention_bias: bool = False
@@ -141,6 +141,10 @@ class Llama4Text(SparseLayers):
 
     def position_embeddings(self, m: Module, positions: Tensor) -> Tensor:
         return complex_rotary_embedding(m, positions, self.rope_type)
+
+    def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
+        """By kind of layer: one for both."""
+        return dict.fromkeys(("full_attention", "chunked_attention"), self.position_embeddings(m, positions))
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         """Llama4TextRMSNorm"""

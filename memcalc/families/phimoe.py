@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim, divided
+from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.families.blocks import longrope_frequency_update
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
@@ -16,9 +16,9 @@ from memcalc.families.experts import REFUSED, TWO, check_experts
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.mixtral import Mixtral
 from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import cast, like, mul, of_two, recording, scale, softmax, sub
+from memcalc.ops.elementwise import cast, like, mul, mul_, mul_view_, of_two, recording, scale, softmax, sub
 from memcalc.ops.routing import gather, masked_fill, scatter, topk
-from memcalc.ops.shape import cat, unsqueeze
+from memcalc.ops.shape import cat, reshape, unsqueeze
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Mask = tuple[Tensor, Tensor, Tensor]
 class PhimoeConfig(RotaryConfig):
     """models/phimoe/configuration_phimoe.py"""
 
-    refused: ClassVar[Mapping[str, Sequence[Any]]] = {**REFUSED, "input_jitter_noise": (0, 0.0)}
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
     num_experts_per_tok: ClassVar[int] = 2
 
     vocab_size: Count = 32064
@@ -47,6 +47,7 @@ class PhimoeConfig(RotaryConfig):
     sliding_window: Count | None = None
     attention_dropout: Probability = 0.0
     num_local_experts: Count = 16
+    input_jitter_noise: float = 0.0
     attention_bias: bool = False
     lm_head_bias: bool = False
 
@@ -68,7 +69,7 @@ class Phimoe(Mixtral):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.router = SparseMixer(self.experts.count, self.hidden)
+        self.router = SparseMixer(self.experts.count, self.hidden, jitters=config.input_jitter_noise > 0)
 
     def weights(self) -> Iterator[Weight]:
         for weight in super().weights():
@@ -81,6 +82,16 @@ class Phimoe(Mixtral):
         yield from self.mlp_weights()
         yield from norm_weights("input_layernorm", self.hidden)
         yield from norm_weights("post_attention_layernorm", self.hidden)
+
+    @module
+    def mlp(self, m: Module, x: Tensor) -> Tensor:
+        """PhimoeSparseMoeBlock; noise changes its input in place, and once more in the router."""
+        batch, seq, hidden = x.shape
+        if self.router.jitters:
+            x = mul_(x, like(x, "noise"))
+        hidden_states, (_logits, routing_weights, selected_experts) = self.router.forward(m / "router", x)
+        final_hidden_states = self.experts.forward(m / "experts", hidden_states, selected_experts, routing_weights)
+        return reshape(final_hidden_states, batch, seq, hidden)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return m.layer_norm(hidden_states)
@@ -110,16 +121,22 @@ class SparseMixer:
 
     count: Dim
     hidden: Dim
+    jitters: bool
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", (self.count, self.hidden), "router")
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights of the chosen experts, and which these are."""
+    def forward(self, m: Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """The hidden states, token by token; logits, weights of the chosen experts, and which these are."""
+        batch, seq, hidden = x.shape
+        tokens = merge(batch, seq)
+        if self.jitters:
+            x = mul_view_(x, new_tensor(x.memory, (tokens, hidden), x.dtype, "noise"))
+        hidden_states = reshape(x, tokens, hidden)
         router_logits = m.linear(hidden_states)
         routing_weights, selected_experts = sparsemixer(router_logits)
-        return router_logits, routing_weights, selected_experts
+        return hidden_states, (router_logits, routing_weights, selected_experts)
 
 
 def sparsemixer(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -142,6 +142,20 @@ def _mul_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [of_two(grads[0], b, "mul gradient")]
 
 
+def mul_view_(a: Tensor, b: Tensor) -> Tensor:
+    """view *= b for a view of all of `a`, shaped as `b`: as `mul_`, through the view (CopySlices)."""
+    node = Node(a.memory, _mul_view_backward, (a,), (b,)) if recording(a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _mul_view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (b,) = node.unpack()
+    result = like(grads[0], "gradient of the base")
+    of_the_view = like(b, "gradient of the view", grads[0].dtype)
+    _product = of_two(of_the_view, b, "mul gradient")
+    return [result]
+
+
 def scale(a: Tensor, op: str, name: str = "") -> Tensor:
     """a op scalar, for add, sub, mul and div: saves nothing."""
     return record(like(a, name or op), _add_scalar_backward if op in ("add", "sub") else _scale_backward, (a,))

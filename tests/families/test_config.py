@@ -190,7 +190,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "olmoe", "hidden_size": 100, "num_attention_heads": 7}, "hidden_size 100"),
     ({"model_type": "granitemoe", "intermediate_size": 100}, "intermediate_size 100"),
     ({"model_type": "granitemoeshared", "shared_intermediate_size": -1}, "shared_intermediate_size"),
-    ({"model_type": "phimoe", "input_jitter_noise": 0.01}, "input_jitter_noise 0.01"),
     (
         {
             "model_type": "phimoe",

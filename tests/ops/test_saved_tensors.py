@@ -133,6 +133,13 @@ def scans(steps: int, dtype: DType) -> list[Arg]:
 SCANS = [(steps, dtype) for steps in (1, 2, 3, 7) for dtype in (bf16, fp32)]
 
 
+def torch_mul_view_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = a * 1.0
+    view = out.view(-1)
+    view *= b
+    return out
+
+
 OPS: dict[str, Op] = {
     "exp": Op(exponential.exp, torch.exp, [dense(FOUR, SIX)]),
     "softplus": Op(exponential.softplus, F.softplus, [dense(FOUR, SIX)]),
@@ -284,6 +291,11 @@ OPS: dict[str, Op] = {
         lambda a, b: elementwise.mul_(a * 1.0, b),
         lambda a, b: (a * 1.0).mul_(b),
         [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
+    ),
+    "mul_view_": Op(
+        lambda a, b: elementwise.mul_view_(a * 1.0, b),
+        torch_mul_view_,
+        [dense(FOUR, SIX), dense(Dim("all", 24), grad=False)],
     ),
     "clamp": Op(lambda a: elementwise.clamp(a, 2), lambda a: a.clamp(-1, 1), [dense(FOUR, SIX)]),
     "clamp_-max": Op(lambda a: elementwise.clamp_(a * 1.0, 1), lambda a: (a * 1.0).clamp_(max=1), [dense(FOUR, SIX)]),
