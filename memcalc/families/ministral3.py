@@ -41,8 +41,13 @@ class Ministral3Config(DecoderConfig):
 
     def check(self) -> None:
         super().check()
-        if self.rope.get("llama_4_scaling_beta") is None:
-            raise ValueError("rope_parameters lack 'llama_4_scaling_beta', without which transformers fails")
+        rope = self.rope
+        needed = ["llama_4_scaling_beta"]
+        if rope["rope_type"] not in ("llama3", "yarn", "longrope"):  # those have max_position_embeddings in its place
+            needed.append("original_max_position_embeddings")
+        for key in needed:
+            if rope.get(key) is None:
+                raise ValueError(f"rope_parameters lack {key!r}, without which transformers fails")
 
 
 class Ministral3(Mistral):

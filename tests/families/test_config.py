@@ -118,6 +118,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "ministral"}, "head_dim None"),
     ({"model_type": "ministral", "head_dim": 128, "sliding_window": None}, "sliding_window is None"),
     ({"model_type": "ministral3", "rope_parameters": {"rope_type": "default"}}, "'llama_4_scaling_beta'"),
+    (
+        {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}},
+        "'original_max_position_embeddings'",
+    ),
     ({"model_type": "vaultgemma", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
     ({"model_type": "bitnet", "head_dim": 64}, "hidden_size 2560"),
     ({"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'linear'"),
