@@ -24,6 +24,14 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "bloom": ("memcalc.families.bloom", "Bloom"),
     "falcon": ("memcalc.families.falcon", "Falcon"),
     "opt": ("memcalc.families.opt", "OPT"),
+    "bert": ("memcalc.families.bert", "Bert"),
+    "roberta": ("memcalc.families.roberta", "Roberta"),
+    "xlm-roberta": ("memcalc.families.roberta", "XLMRoberta"),
+    "camembert": ("memcalc.families.roberta", "Camembert"),
+    "data2vec-text": ("memcalc.families.roberta", "Data2VecText"),
+    "electra": ("memcalc.families.electra", "Electra"),
+    "ernie": ("memcalc.families.ernie", "Ernie"),
+    "megatron-bert": ("memcalc.families.megatron_bert", "MegatronBert"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

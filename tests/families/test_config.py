@@ -103,6 +103,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "falcon", "multi_query": False, "num_kv_heads": 8}, "num_kv_heads 8"),
     ({"model_type": "falcon", "new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn False"),
     ({"model_type": "opt", "dropout": 1.0}, "dropout"),
+    ({"model_type": "bert", "add_cross_attention": True}, "add_cross_attention True"),
+    ({"model_type": "bert", "chunk_size_feed_forward": 8}, "chunk_size_feed_forward 8"),
+    ({"model_type": "roberta", "pad_token_id": 511}, "pad_token_id 511"),
+    ({"model_type": "electra", "hidden_size": 130}, "hidden_size 130"),
     ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits True"),
     ({"model_type": "mixtral", "router_jitter_noise": 0.01}, "router_jitter_noise 0.01"),
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9"),
@@ -132,6 +136,7 @@ def test_upcast_attention_of_gpt2_is_not_offered() -> None:
         ({"model_type": "opt"}, 2048),
         ({"model_type": "llama"}, None),
         ({"model_type": "mpt", "max_seq_len": 77}, 77),
+        ({"model_type": "roberta", "max_position_embeddings": 514}, 512),
     ],
 )
 def test_positions_limit(fields: dict[str, Any], limit: int | None) -> None:

@@ -1,0 +1,127 @@
+"""RoBERTa (models/roberta/modeling_roberta.py: RobertaForCausalLM, with RobertaForMaskedLM's parameters) and the models that
+are it under another name: XLM-RoBERTa, CamemBERT, data2vec for text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memcalc.dtypes import boolean, int32, int64
+from memcalc.families.bert import Bert, BertConfig
+from memcalc.families.config import Count
+from memcalc.families.gpt2 import norm_weights
+from memcalc.families.llama import linear_weights
+from memcalc.families.module import Module, Weight
+from memcalc.ops.elementwise import activation, cast, like, scale
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobertaConfig(BertConfig):
+    """models/roberta/configuration_roberta.py"""
+
+    vocab_size: Count = 50265
+    pad_token_id: int = 1
+
+    def check(self) -> None:
+        super().check()
+        if not 0 <= self.pad_token_id < self.max_position_embeddings - 1:
+            raise ValueError(
+                f"pad_token_id {self.pad_token_id} leaves no position: they begin after it and end below "
+                f"max_position_embeddings {self.max_position_embeddings}"
+            )
+
+
+class Roberta(Bert):
+    """The program of RobertaForCausalLM. Positions are counted from the token ids and begin after the padding's."""
+
+    Config = RobertaConfig
+    base = "roberta"
+    decoder = "lm_head.decoder"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.max_seq_len = config.max_position_embeddings - config.pad_token_id - 1
+        self.positions_limit = self.max_seq_len
+
+    def embedding_weights(self) -> Iterator[Weight]:
+        word, position, *others = super().embedding_weights()
+        yield from (word, *others, position)
+
+    def head_weights(self) -> Iterator[Weight]:
+        yield Weight("lm_head.bias", (self.vocab,), "head")
+        yield from linear_weights("lm_head.dense", self.hidden, self.hidden, "head", bias=True)
+        yield from norm_weights("lm_head.layer_norm", self.hidden)
+        yield from self.decoder_weights()
+
+    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
+        """RobertaLMHead"""
+        x = (root / "lm_head.dense").linear(hidden_states)
+        x = activation(x, "gelu")
+        x = (root / "lm_head.layer_norm").layer_norm(x)
+        return self.decode(root, x)
+
+    def ids_of(self, m: Module, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """create_position_ids_from_input_ids, and token type ids gathered at them."""
+        mask = cast(like(ids, "no padding", boolean), int32)
+        summed = like(ids, "cumulated positions")
+        incremental_indices = scale(cast(summed, int32), "add") * mask
+        del summed
+        positions = scale(cast(incremental_indices, int64), "add")
+        return positions, new_tensor(m.run.memory, ids.shape, int64, "token type ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class XLMRobertaConfig(RobertaConfig):
+    """models/xlm_roberta/configuration_xlm_roberta.py"""
+
+    vocab_size: Count = 30522
+
+
+class XLMRoberta(Roberta):
+    """The program of XLMRobertaForCausalLM. Its head comes first, and with it the name of a tied table."""
+
+    Config = XLMRobertaConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.tie_word_embeddings:
+            self.table = self.decoder
+
+    def weights(self) -> Iterator[Weight]:
+        model = [weight for weight in super().weights() if not weight.name.startswith("lm_head.")]
+        yield from super().head_weights()
+        if self.config.tie_word_embeddings:
+            table, *model = model
+            yield Weight(f"{self.decoder}.weight", table.shape, "embedding")
+        yield from model
+
+
+@dataclass(frozen=True, kw_only=True)
+class CamembertConfig(RobertaConfig):
+    """models/camembert/configuration_camembert.py"""
+
+    vocab_size: Count = 30522
+
+
+class Camembert(XLMRoberta):
+    """The program of CamembertForCausalLM."""
+
+    Config = CamembertConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data2VecTextConfig(RobertaConfig):
+    """models/data2vec/configuration_data2vec_text.py"""
+
+    vocab_size: Count = 30522
+
+
+class Data2VecText(Roberta):
+    """The program of Data2VecTextForCausalLM."""
+
+    Config = Data2VecTextConfig
+    base = "data2vec_text"
