@@ -153,6 +153,8 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
         value = getattr(options, name)
         if value not in values:
             refuse(name, value, _NOT_YET + ", ".join("off" if v is False else str(v) for v in values if v is not None))
+    if options.recompute != "none" and not model.program.recomputes:
+        refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
 
 
 def _pp_rank(options: Options) -> int:

@@ -32,6 +32,12 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "electra": ("memcalc.families.electra", "Electra"),
     "ernie": ("memcalc.families.ernie", "Ernie"),
     "megatron-bert": ("memcalc.families.megatron_bert", "MegatronBert"),
+    "roc_bert": ("memcalc.families.roc_bert", "RoCBert"),
+    "biogpt": ("memcalc.families.biogpt", "BioGpt"),
+    "xglm": ("memcalc.families.xglm", "XGLM"),
+    "openai-gpt": ("memcalc.families.openai_gpt", "OpenAIGPT"),
+    "ctrl": ("memcalc.families.ctrl", "CTRL"),
+    "gpt_neox_japanese": ("memcalc.families.gpt_neox_japanese", "GPTNeoXJapanese"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

@@ -23,16 +23,20 @@ RECOMPUTES = {False: "none", True: "full"}
 DTYPES: dict[str, tuple[DType, torch.dtype]] = {"bf16": (bf16, torch.bfloat16), "fp32": (fp32, torch.float32)}
 
 
-def attention_kinds(case: Case) -> tuple[str, ...]:
-    return paper.program_of(case.fields).attention_kinds
+def choices(case: Case) -> Iterator[tuple[str, bool]]:
+    """Attention kinds and whether to recompute, as far as transformers offers them."""
+    program = paper.program_of(case.fields)
+    for attention in program.attention_kinds:
+        yield attention, False
+        if program.recomputes:
+            yield attention, True
 
 
 RUNS = [
     pytest.param(case, dtype, attention, recompute, id=f"{case.id}-{dtype}-{attention}-{RECOMPUTES[recompute]}")
     for case in CASES
     for dtype in case.dtypes
-    for attention in attention_kinds(case)
-    for recompute in (False, True)
+    for attention, recompute in choices(case)
 ]
 
 
