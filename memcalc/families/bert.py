@@ -83,6 +83,7 @@ class Bert(Program):
         self.types = Dim("token types", config.type_vocab_size)
         self.max_seq_len = config.max_position_embeddings
         self.positions_limit = config.max_position_embeddings
+        self.table = f"{self.base}.embeddings.word_embeddings"
 
     # --- weights and buffers
 
@@ -146,9 +147,8 @@ class Bert(Program):
         root.run.memory.scope = self.decoder
         if not self.config.tie_word_embeddings:
             return (root / self.decoder).linear(hidden_states)
-        table = root / f"{self.base}.embeddings.word_embeddings"
         around = root / self.decoder.rpartition(".")[0]
-        return linear(hidden_states, table.weight(), around.weight("bias"))
+        return linear(hidden_states, (root / self.table).weight(), around.weight("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class Bert(Program):
     @module
     def embeddings(self, m: Module, ids: Tensor) -> Tensor:
         positions, token_types = self.ids_of(m, ids)
-        inputs_embeds = (m / "word_embeddings").embedding(ids)
+        inputs_embeds = Module(m.run, self.table).embedding(ids)
         token_type_embeddings = (m / "token_type_embeddings").embedding(token_types)
         embeddings = inputs_embeds + token_type_embeddings
         position_embeddings = (m / "position_embeddings").embedding(positions)

@@ -16,7 +16,7 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
@@ -67,7 +67,9 @@ class GPTNeoXConfig(RotaryConfig):
 class GPTNeoX(Llama):
     """The program of GPTNeoXForCausalLM."""
 
-    Config = GPTNeoXConfig
+    Config: type[FamilyConfig] = GPTNeoXConfig
+    base = "gpt_neox"
+    """The name of the model without its head."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -99,7 +101,7 @@ class GPTNeoX(Llama):
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         """GPTNeoXForCausalLM.forward(input_ids=ids, labels=ids).loss"""
         root = Module(run, "")
-        hidden_states = self.model(root / "gpt_neox", ids)
+        hidden_states = self.model(root / self.base, ids)
         run.memory.enter(run.memory.phase, None)
         logits = self.head(root, hidden_states)
         return causal_lm_loss(run, logits, ids)

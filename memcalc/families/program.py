@@ -22,6 +22,8 @@ class Program:
     Config: type[FamilyConfig]
     attention_kinds: tuple[str, ...] = ("sdpa", "eager")
     """What transformers offers for it, its default first."""
+    recomputes: bool = True
+    """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`)."""
     routed: tuple[int, int] = (1, 1)
     """Experts that a token is sent to, and routed experts."""
     layers: int

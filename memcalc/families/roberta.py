@@ -82,9 +82,22 @@ class XLMRobertaConfig(RobertaConfig):
 
 
 class XLMRoberta(Roberta):
-    """The program of XLMRobertaForCausalLM."""
+    """The program of XLMRobertaForCausalLM. Its head comes first, and with it the name of a tied table."""
 
     Config = XLMRobertaConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.tie_word_embeddings:
+            self.table = self.decoder
+
+    def weights(self) -> Iterator[Weight]:
+        model = [weight for weight in super().weights() if not weight.name.startswith("lm_head.")]
+        yield from super().head_weights()
+        if self.config.tie_word_embeddings:
+            table, *model = model
+            yield Weight(f"{self.decoder}.weight", table.shape, "embedding")
+        yield from model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +107,7 @@ class CamembertConfig(RobertaConfig):
     vocab_size: Count = 30522
 
 
-class Camembert(Roberta):
+class Camembert(XLMRoberta):
     """The program of CamembertForCausalLM."""
 
     Config = CamembertConfig

@@ -283,6 +283,23 @@ def _where_else_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "where gradient")]
 
 
+def maximum(a: Tensor, other: Tensor) -> Tensor:
+    """torch.max(a, other) with an `other` that wants no gradient: saves both."""
+    node = Node(a.memory, _maximum_backward, (a,), (a, other)) if recording(a) else None
+    out = of_two(a, other, "maximum")
+    out.node = node
+    return out
+
+
+def _maximum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    a, _other = node.unpack()
+    # where(a == other, grad / 2, grad).masked_fill_(a < other, 0): temporaries live until the expression's end.
+    _half, _equal = like(grads[0], "maximum gradient"), like(a, "maximum gradient", boolean)
+    grad = like(grads[0], "maximum gradient")
+    _less = like(a, "maximum gradient", boolean)
+    return [grad]
+
+
 def add_(a: Tensor, b: Tensor) -> Tensor:
     """a += b: in place, as torch's graph has it."""
     return _in_place(a, _add_backward, (a, b))

@@ -9,6 +9,7 @@ from typing import Any
 import paper
 import pytest
 
+import memcalc
 from memcalc.families import FAMILIES
 from memcalc.families.program import pattern_of
 
@@ -158,6 +159,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "bert", "chunk_size_feed_forward": 8}, "chunk_size_feed_forward 8"),
     ({"model_type": "roberta", "pad_token_id": 511}, "pad_token_id 511"),
     ({"model_type": "electra", "hidden_size": 130}, "hidden_size 130"),
+    ({"model_type": "roc_bert", "concat_input": False}, "concat_input False"),
+    ({"model_type": "biogpt", "layerdrop": 0.1}, "layerdrop 0.1"),
+    ({"model_type": "xglm", "attention_heads": 7}, "attention_heads 7"),
+    ({"model_type": "openai-gpt", "afn": "gelu_new"}, "afn"),
+    ({"model_type": "ctrl", "n_embd": 15, "n_head": 5}, "n_embd 15"),
+    ({"model_type": "gpt_neox_japanese", "rotary_pct": 0.04}, "3 rotated dims"),
     ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits True"),
     ({"model_type": "mixtral", "router_jitter_noise": 0.01}, "router_jitter_noise 0.01"),
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok 9"),
@@ -250,6 +257,13 @@ def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], named: 
 def test_upcast_attention_of_gpt2_is_not_offered() -> None:
     assert paper.program_of({"model_type": "gpt2", "reorder_and_upcast_attn": True}).attention_kinds == ("sdpa",)
     assert paper.program_of({"model_type": "gpt2"}).attention_kinds == ("sdpa", "eager")
+
+
+def test_recomputing_is_refused_where_transformers_does_not_offer_it() -> None:
+    fields = {"model_type": "openai-gpt", "n_layer": 2}
+    assert memcalc.estimate(fields, recompute="none").peak
+    with pytest.raises(memcalc.InputError, match="--recompute full: transformers does not offer it for openai-gpt"):
+        memcalc.estimate(fields, recompute="full")
 
 
 @pytest.mark.parametrize(

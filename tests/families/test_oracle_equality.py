@@ -30,8 +30,13 @@ PRECISIONS: dict[str, tuple[DType, DType | None]] = {
 """The weights' dtype and autocast's."""
 
 
-def attention_kinds(case: Case) -> tuple[str, ...]:
-    return paper.program_of(case.fields).attention_kinds
+def choices(case: Case) -> Iterator[tuple[str, bool]]:
+    """Attention kinds and whether to recompute, as far as transformers offers them."""
+    program = paper.program_of(case.fields)
+    for attention in program.attention_kinds:
+        yield attention, False
+        if program.recomputes:
+            yield attention, True
 
 
 def precisions(case: Case) -> tuple[str, ...]:
@@ -44,8 +49,7 @@ RUNS = [
     pytest.param(case, precision, attention, recompute, id=f"{case.id}-{precision}-{attention}-{RECOMPUTES[recompute]}")
     for case in CASES
     for precision in precisions(case)
-    for attention in attention_kinds(case)
-    for recompute in (False, True)
+    for attention, recompute in choices(case)
 ]
 
 

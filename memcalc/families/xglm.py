@@ -1,0 +1,140 @@
+"""XGLM (models/xglm/modeling_xglm.py): BioGPT with sines for positions and an attention of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import Dim, merge
+from memcalc.dtypes import fp16, fp32, int64
+from memcalc.families.biogpt import BioGpt
+from memcalc.families.blocks import Attended, act
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.ops.elementwise import cast, dropout, maximum, scale, softmax
+from memcalc.ops.matmul import bmm
+from memcalc.ops.shape import reshape, transpose, unsqueeze, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class XGLMConfig(FamilyConfig):
+    """models/xglm/configuration_xglm.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "num_attention_heads": "attention_heads",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+    }
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"add_cross_attention": (False, None), "layerdrop": (0, 0.0)}
+
+    vocab_size: Count = 256008
+    max_position_embeddings: Count = 2048
+    d_model: Count = 1024
+    ffn_dim: Count = 4096
+    num_layers: Layers = 24
+    attention_heads: Count = 16
+    activation_function: Activation = "gelu"
+    dropout: Probability = 0.1
+    attention_dropout: Probability = 0.1
+    activation_dropout: Probability = 0.0
+    tie_word_embeddings: bool = True
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "d_model", "attention_heads")
+
+
+class XGLM(BioGpt):
+    """The program of XGLMForCausalLM."""
+
+    Config = XGLMConfig
+    attention_kinds = ("eager",)
+    base = "model"
+    decoder = "lm_head"
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.layers = config.num_layers
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.d_model)
+        self.ffn = Dim("ffn", config.ffn_dim)
+        self.heads = Dim("heads", config.attention_heads)
+        self.kv_heads = self.heads
+        self.head_dim = Dim("head_dim", config.d_model // config.attention_heads)
+        self.positions = Dim("positions+2", config.max_position_embeddings + 2)
+        self.max_seq_len = config.max_position_embeddings
+        self.positions_limit = config.max_position_embeddings  # beyond it the table grows as the model runs
+        self.activation: str = config.activation_function
+        self.p: float = config.dropout
+
+    # --- weights and buffers
+
+    def position_weights(self) -> Iterator[Weight]:
+        yield from ()
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield Buffer("model.embed_positions.weights", (self.positions, self.hidden))
+
+    # --- forward
+
+    @module
+    def model(self, m: Module, ids: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = scale((m / "embed_tokens").embedding(ids), "mul")
+        mask = causal_mask(run)
+        run.memory.scope = m.path
+        _position_ids = new_tensor(run.memory, (run.seq,), int64, "position ids")
+        positions = new_tensor(run.memory, (run.seq, self.hidden), run.dtype, "sines of the positions")
+        hidden_states = inputs_embeds + unsqueeze(positions, 0)
+        del positions  # in the real code an operand without a name
+        hidden_states = dropout(hidden_states, self.p)
+        return self.decode(m, hidden_states, mask)
+
+    @module
+    def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None, *_positions: Tensor) -> Tensor:
+        residual = hidden_states
+        hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, mask)
+        hidden_states = dropout(hidden_states, self.p)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = (m / "final_layer_norm").layer_norm(hidden_states)
+        hidden_states = act((m / "fc1").linear(hidden_states), self.activation)
+        hidden_states = dropout(hidden_states, self.config.activation_dropout)
+        hidden_states = (m / "fc2").linear(hidden_states)
+        hidden_states = dropout(hidden_states, self.p)
+        return residual + hidden_states
+
+    @module
+    def attention(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Attended:
+        batch, seq, hidden = hidden_states.shape
+        flat = merge(batch, self.heads)
+        query_states = scale((m / "q_proj").linear(hidden_states), "mul")
+        key_states = (m / "k_proj").linear(hidden_states)
+        value_states = (m / "v_proj").linear(hidden_states)
+        key_states = self.split_heads(key_states)
+        value_states = self.split_heads(value_states)
+        query_states = self.split_heads(query_states)
+        query_states = reshape(query_states, flat, seq, self.head_dim)
+        key_states = reshape(key_states, flat, seq, self.head_dim)
+        value_states = reshape(value_states, flat, seq, self.head_dim)
+        attn_weights = bmm(query_states, transpose(key_states, 1, 2), "attention scores")
+        if mask is not None:
+            attn_weights = view(attn_weights, batch, self.heads, seq, seq) + mask
+            attn_weights = maximum(attn_weights, new_tensor(m.run.memory, (), fp32, "lowest number"))
+            attn_weights = view(attn_weights, flat, seq, seq)
+        if attn_weights.dtype is fp16:
+            attn_weights = cast(softmax(attn_weights, fp32), fp16)
+        else:
+            attn_weights = softmax(attn_weights)
+        attn_probs = dropout(attn_weights, self.config.attention_dropout)
+        attn_output = bmm(attn_probs, value_states, "attention output")
+        attn_output = transpose(view(attn_output, batch, self.heads, seq, self.head_dim), 1, 2)
+        attn_output = reshape(attn_output, batch, seq, hidden)
+        attn_output = (m / "out_proj").linear(attn_output)
+        return attn_output, attn_weights
