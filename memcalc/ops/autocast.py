@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from memcalc.autograd import Leaf
 from memcalc.dtypes import DType, fp32, fp64
-from memcalc.tensor import Autocast, Tensor
+from memcalc.tensor import Autocast, Memory, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,13 +53,22 @@ def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(op: Callable[P, R]) -> Callable[P, R]:
         @wraps(op)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            state: Autocast | None = args[0].storage.memory.autocast  # type: ignore[attr-defined]
+            first: Any = args[0]
+            memory: Memory = first.storage.memory
+            state = memory.autocast
             if state is None:
                 return op(*args, **kwargs)
-            if policy == "fp32 result":
-                given = any(isinstance(a, DType) for a in args)
-                return op(*args, **kwargs) if given else op(*args, **{"dtype": fp32, **kwargs})  # type: ignore[arg-type]
-            return op(*_cast(args, _dtype(policy, args, state), state), **kwargs)  # type: ignore[arg-type]
+            given: Sequence[Any] = args
+            named: dict[str, Any] = kwargs
+            if policy != "fp32 result":
+                given = _cast(args, _dtype(policy, args, state), state)
+            elif not any(isinstance(a, DType) for a in args):
+                named = {"dtype": fp32, **kwargs}
+            memory.autocast = None  # the op's own ops are not cast again (ExcludeDispatchKeyGuard)
+            try:
+                return op(*given, **named)  # type: ignore[arg-type]
+            finally:
+                memory.autocast = state
 
         return call
 

@@ -173,6 +173,15 @@ def test_a_dtype_that_is_asked_for_is_respected() -> None:
         assert softmax(narrow, bf16).dtype is softmax(narrow, dtype=bf16).dtype is bf16
 
 
+def test_an_op_that_is_made_of_others_casts_once() -> None:
+    """Softmax inside an op of the lower-precision list has the dtype that it is given."""
+    memory = Memory()
+    with Autocast(memory, bf16):
+        x = new_tensor(memory, (TOKENS, IN), fp32, "x")
+        assert autocast("scaled_dot_product_attention")(softmax)(x).dtype is bf16
+        assert softmax(x).dtype is fp32
+
+
 def test_integers_and_doubles_are_left_alone() -> None:
     memory = Memory()
     with Autocast(memory, bf16):
