@@ -163,7 +163,7 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
     for name, values in only:
         value = getattr(options, name)
         if value not in values:
-            refuse(name, value, _NOT_YET + ", ".join("off" if v is False else str(v) for v in values if v is not None))
+            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values if v is not None))
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
 
