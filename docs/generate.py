@@ -15,6 +15,7 @@ from pathlib import Path
 import accuracy
 
 from memcalc.cli.main import COMMANDS, build, main
+from memcalc.families import FAMILIES
 from memcalc.inputs.model import model_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +25,7 @@ def readme() -> str:
     """README.md with fresh output and counts."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"(<!-- models -->)\d+(<!-- /models -->)", rf"\g<1>{len(model_names())}\g<2>", text)
+    text = re.sub(r"(<!-- families -->)\d+(<!-- /families -->)", rf"\g<1>{len(FAMILIES)}\g<2>", text)
     return re.sub(
         r"(<!-- output of: memcalc (.+?) -->\n```text\n).*?(```\n<!-- end of output -->)",
         lambda match: match[1] + _output(match[2].split()) + match[3],
