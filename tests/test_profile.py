@@ -23,6 +23,8 @@ def deeper(family: str, depth: int) -> dict[str, Any]:
     for name, value in fields.items():
         if name in DEPTH_FIELDS:
             fields[name] = depth
+        elif name == "attention_types":
+            fields[name] = [[["global"], depth - 6], [["local"], 6]]
         elif isinstance(value, list) and len(value) == layers:
             fields[name] = (value * depth)[:depth]
     return fields

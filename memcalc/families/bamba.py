@@ -84,6 +84,9 @@ class BambaConfig(RotaryConfig):
 class Bamba(Hybrid):
     """The program of BambaForCausalLM."""
 
+    autocasts = False
+    pads = False
+
     Config = BambaConfig
     hands_weights_on = True
 

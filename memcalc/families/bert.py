@@ -62,6 +62,8 @@ class BertConfig(FamilyConfig):
 class Bert(Program):
     """The program of BertLMHeadModel; its relatives override what differs."""
 
+    pads = False
+
     Config: type[FamilyConfig] = BertConfig
     base = "bert"
     """The name of the model without its head."""

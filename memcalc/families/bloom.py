@@ -57,6 +57,8 @@ def with_n_embed(named: dict[str, Any]) -> dict[str, Any]:
 class Bloom(GPT2):
     """The program of BloomForCausalLM."""
 
+    pads = False
+
     Config: type[FamilyConfig] = BloomConfig
     attention_kinds = ("eager",)
 

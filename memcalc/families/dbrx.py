@@ -103,6 +103,8 @@ class DbrxConfig(FamilyConfig):
 class Dbrx(Llama):
     """The program of DbrxForCausalLM."""
 
+    autocasts = False
+
     Config = DbrxConfig
     polynomial = False
 

@@ -108,6 +108,9 @@ class GroupLimitedRouter(GreedyRouter):
 class DeepseekV2(DeepseekV3):
     """The program of DeepseekV2ForCausalLM."""
 
+    autocasts = False
+    pads = False
+
     Config = DeepseekV2Config
 
     def make_router(self, experts: Dim, per_token: Dim) -> Any:

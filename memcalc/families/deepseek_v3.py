@@ -92,6 +92,9 @@ class DeepseekV3Config(LatentConfig):
 class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
+    autocasts = False
+    pads = False
+
     Config = DeepseekV3Config
 
     def __init__(self, config: Any) -> None:

@@ -93,6 +93,8 @@ class FalconConfig(RotaryConfig):
 class Falcon(Bloom):
     """The program of FalconForCausalLM."""
 
+    autocasts = False
+
     Config: type[FamilyConfig] = FalconConfig
     attention_kinds = ("sdpa", "eager")
 

@@ -136,6 +136,9 @@ class FalconH1Mixer(StateSpace):
 class FalconH1(Hybrid):
     """The program of FalconH1ForCausalLM."""
 
+    autocasts = False
+    pads = False
+
     Config = FalconH1Config
 
     def __init__(self, config: Any) -> None:

@@ -77,6 +77,8 @@ class ClampedExperts(Experts):
 class GptOss(Llama):
     """The program of GptOssForCausalLM."""
 
+    autocasts = False
+
     Config = GptOssConfig
     attention_kinds = ("eager",)
 

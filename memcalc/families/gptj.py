@@ -58,6 +58,8 @@ class GPTJConfig(FamilyConfig):
 class GPTJ(GPT2):
     """The program of GPTJForCausalLM."""
 
+    autocasts = False
+
     Config: type[FamilyConfig] = GPTJConfig
     attention_kinds = ("eager",)
 

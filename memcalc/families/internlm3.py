@@ -19,6 +19,7 @@ class InternLM3Config(LlamaConfig):
     attribute_map: ClassVar[Mapping[str, str]] = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
 
     vocab_size: Count = 128512
+    pad_token_id: int | None = 2
     intermediate_size: Count = 10240
     num_hidden_layers: Layers = 48
     num_key_value_heads: Count | None = 2

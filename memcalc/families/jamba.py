@@ -105,6 +105,9 @@ class JambaMixer(SelectiveMixer):
 class Jamba(Hybrid):
     """The program of JambaForCausalLM."""
 
+    autocasts = False
+    pads = False
+
     Config = JambaConfig
     polynomial = True
 

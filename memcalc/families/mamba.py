@@ -102,6 +102,9 @@ class SelectiveMixer:
 class Mamba(Program):
     """The program of MambaForCausalLM."""
 
+    autocasts = False
+    pads = False
+
     Config: type[FamilyConfig] = MambaConfig
     attention_kinds = ("eager",)
 

@@ -143,6 +143,9 @@ class StateSpace:
 class Mamba2(Mamba):
     """The program of Mamba2ForCausalLM."""
 
+    autocasts = False
+    pads = False
+
     Config = Mamba2Config
     polynomial = False
 

@@ -148,12 +148,13 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
     from memcalc.families import FAMILIES
 
     model_type = config.get("model_type")
-    tower = text_tower(config) if model_type not in FAMILIES else None
-    if tower is not None and tower.get("model_type") in FAMILIES:
+    tower = None if isinstance(model_type, str) and model_type in FAMILIES else text_tower(config)
+    if tower is not None and str(tower.get("model_type")) in FAMILIES:
         return from_config(tower, f"{name} (text tower)", bundled=bundled)
     if not isinstance(model_type, str):
         raise InputError(
-            f"--model {one_line(name)}: field `model_type` is {_shown(config, 'model_type')}; allowed: {', '.join(FAMILIES)}"
+            f"--model {one_line(name)}: field `model_type` is {_shown(config, 'model_type')}; "
+            "it should be the type of a language model, such as llama"
         )
     if config.get("quantization_config") is not None:
         raise InputError(

@@ -33,7 +33,7 @@ class Traced(Program):
     def __init__(self, name: str, model_type: str, fields: Mapping[str, Any]) -> None:
         """InputError if there is no torch, if transformers does not know the type or does not take the fields."""
         self.name = one_line(name)
-        field, programs = f"field `model_type` is {quoted(model_type)}", f"(programs: {', '.join(FAMILIES)})"
+        field, programs = f"field `model_type` is {quoted(model_type)}", f"({len(FAMILIES)} types have one)"
         try:
             from memcalc.tracing import modules
         except ImportError as error:
@@ -43,7 +43,7 @@ class Traced(Program):
         if model_type not in known:
             close = nearest(model_type, {*FAMILIES, *known})
             hint = f"; did you mean {', '.join(close)}?" if close else ""
-            self.refuse(f"{field}, which {modules.TRANSFORMERS} does not know either{hint} {programs}")
+            self.refuse(f"{field}, which neither memcalc nor {modules.TRANSFORMERS} knows{hint}")
         try:
             super().__init__(modules.configuration(model_type, fields))
             if modules.auto_class(self.config) is None:

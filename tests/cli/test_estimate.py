@@ -12,7 +12,6 @@ import pytest
 from command import LLAMA, LONG, check_refused, here, program, write_config
 
 import memcalc
-from memcalc.families import FAMILIES
 
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
@@ -282,7 +281,7 @@ def test_params_have_no_shapes(optimizer: str, capsys: pytest.CaptureFixture[str
     ("name", "words"),
     [
         ("lama-7b", ["lama-7b", "llama-7b"]),
-        ("nosuchmodel", ["nosuchmodel", "memcalc models"]),
+        ("zzzzzzzz9", ["zzzzzzzz9", "memcalc models"]),
         ("", ["''"]),
         ("   ", ["' '"]),
         (LONG, ["xxx", "unknown model"]),
@@ -323,23 +322,21 @@ def test_folders_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[
     check_refused(estimate(capsys, "--model", str(tmp_path)), "--model", "config.json")
 
 
-@pytest.mark.parametrize("model_type", ["bert", "lama", "", "a\nb", LONG, "LLAMA"])
-def test_unknown_model_type_lists_the_supported(
-    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("model_type", ["berd", "lama", "", "a\nb", LONG, "LLAMA"])
+def test_unknown_model_type_is_refused(model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, {**LLAMA, "model_type": model_type})
-    check_refused(estimate(capsys, "--model", path), "model_type", *FAMILIES)
+    check_refused(estimate(capsys, "--model", path), "model_type", "neither memcalc nor transformers")
 
 
 @pytest.mark.parametrize("value", [-1, 0, 10**30, 1.5, True, None, [1], {"a": 1}, []])
 def test_model_type_that_is_no_name(value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, {**LLAMA, "model_type": value})
-    check_refused(estimate(capsys, "--model", path), "model_type", repr(value), *FAMILIES)
+    check_refused(estimate(capsys, "--model", path), "model_type", repr(value))
 
 
 def test_missing_model_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for content in ({}, {k: v for k, v in LLAMA.items() if k != "model_type"}):
-        check_refused(estimate(capsys, "--model", write_config(tmp_path, content)), "model_type", "missing", *FAMILIES)
+        check_refused(estimate(capsys, "--model", write_config(tmp_path, content)), "model_type", "missing")
 
 
 BAD_COUNTS = [-1, 0, 10**30, 10**8, "x", "64", 1.5, 64.0, True, False, [1], None, {}, {"a": {"b": [None]}}, math.nan,

@@ -80,7 +80,7 @@ def test_brackets_in_a_name_are_no_markup(tmp_path: Path, capsys: pytest.Capture
         (["llama-7c"], ["llama-7c", "llama-7b"]),
         (["nosuchthing"], ["nosuchthing", "memcalc models"]),
         (["--json", "nosuchthing"], ["nosuchthing"]),
-        (["--type", "bert"], ["--type", "bert", "llama", "gpt2"]),
+        (["--type", "berd"], ["--type", "berd", "llama", "gpt2"]),
         (["--type", "x\ny"], ["--type", "x y", "llama"]),
         (["--type", LONG], ["--type", "llama"]),
         (["--type", ""], ["--type", "llama"]),

@@ -20,7 +20,7 @@ FILES: dict[str, bytes] = {
     "owner/broken": b'{"model_type": ',
     "owner/list": b"[]",
     "owner/bytes": b"\xff\xfe",
-    "owner/bert": b'{"model_type": "bert"}',
+    "owner/berd": b'{"model_type": "berd"}',
 }
 ERRORS: dict[str, tuple[int, str, str]] = {
     "owner/gated": (403, "GatedRepo", "Access to model owner/gated is restricted."),
@@ -145,7 +145,7 @@ def test_a_hub_that_is_down(hub: Hub, tmp_path: Path) -> None:
         ("owner/broken", ["not valid JSON"]),
         ("owner/list", ["object"]),
         ("owner/bytes", ["not valid JSON"]),
-        ("owner/bert", ["model_type", "bert", "llama"]),
+        ("owner/berd", ["model_type", "berd", "bert"]),
         ("owner/teapot", ["could not be fetched", "418"]),
         ("owner/disabled", ["could not be fetched"]),
     ],

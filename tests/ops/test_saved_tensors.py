@@ -404,8 +404,12 @@ def test_an_op_saves_what_torch_saves(name: str) -> None:
     assert our_bytes(OPS[name]) == torch_bytes(OPS[name])
 
 
+UNCAST = {"absolute_norm", "complex", "cumsum", "depthwise_conv1d", "exp", "sdpa-math", "softplus", "sum_first"}
+"""Ops of families that are refused under autocast."""
+
+
 @pytest.mark.parametrize("dtype", [None, fp32, bf16], ids=str)
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [name for name in OPS if name not in UNCAST])
 def test_an_op_casts_what_autocast_casts(name: str, dtype: DType | None) -> None:
     """What is saved and the result's dtype, for operands as the table has them, all in fp32, and all in 16 bits."""
     args = OPS[name].args
