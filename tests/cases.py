@@ -19,6 +19,8 @@ FOLDER = Path(__file__).resolve().parent / "families" / "cases"
 
 
 DROPOUTS = (
+    "residual_dropout",
+    "embedding_dropout",
     "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout",
     "resid_dropout", "embed_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop",
 )  # fmt: skip

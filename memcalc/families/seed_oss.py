@@ -41,10 +41,6 @@ class SeedOssConfig(DecoderConfig):
 class SeedOss(Llama):
     """The program of SeedOssForCausalLM."""
 
-    pads = False
-
-    autocasts = False
-
     Config = SeedOssConfig
 
     def attention_weights(self) -> Iterator[Weight]:

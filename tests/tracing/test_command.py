@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 from command import here, program, write_config
-from traces import BLOOM
+from traces import BART
 
 
 def test_a_folder_with_a_config(tmp_path: Path) -> None:
-    write_config(tmp_path, BLOOM)
+    write_config(tmp_path, BART)
     ran = program("estimate", "--model", str(tmp_path), "-s", "16", "--json")
     assert (ran.status, ran.stderr) == (0, "")
     document = json.loads(ran.stdout)
-    assert document["model"]["model_type"] == "bloom"
+    assert document["model"]["model_type"] == "bart"
     by_component: dict[str, set[str]] = {}
     for item in document["memory"]["items"]:
         by_component.setdefault(item["component"], set()).add(item["basis"])
@@ -23,13 +23,13 @@ def test_a_folder_with_a_config(tmp_path: Path) -> None:
         assert by_component[component] == {"traced"}
     sources = {item["source"] for item in document["memory"]["items"] if item["basis"] == "traced"}
     (source,) = sources
-    assert "BloomForCausalLM" in source
+    assert "BartForCausalLM" in source
     assert sum(item["at_peak"] for item in document["memory"]["items"]) == document["memory"]["peak"]
 
 
 @pytest.mark.parametrize("format", ["table", "csv", "markdown"])
 def test_every_format_says_traced(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_config(tmp_path, BLOOM)
+    path = write_config(tmp_path, BART)
     ran = here(capsys, "estimate", "--model", path, "-s", "16", "--format", format)
     assert (ran.status, ran.stderr) == (0, "")
     assert "traced" in ran.stdout
@@ -37,7 +37,7 @@ def test_every_format_says_traced(format: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = here(capsys, "models", write_config(tmp_path, BLOOM))
+    ran = here(capsys, "models", write_config(tmp_path, BART))
     assert ran.status == 0
-    assert "BloomForCausalLM" in ran.stdout
-    assert "transformer.h.*.mlp.dense_h_to_4h.weight" in ran.stdout
+    assert "BartForCausalLM" in ran.stdout
+    assert "model.decoder.layers.*.fc1.weight" in ran.stdout

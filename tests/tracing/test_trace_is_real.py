@@ -1,4 +1,4 @@
-"""Types without a program: the estimate against transformers' own step on real tensors, to the byte."""
+"""Traced types, whether or not they have a program too: the estimate against transformers' own step on real tensors, to the byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import oracle
 import pytest
 import torch
-from traces import BART, BLOOM, DEEPSEEK_V3, GPTJ, MAMBA, ROBERTA, T5
+from traces import BART, BLOOM, DEEPSEEK_V3, GPTJ, MAMBA, ROBERTA, T5, traced
 
 import memcalc
 
@@ -24,7 +24,7 @@ def check(fields: dict[str, Any], *, precision: str = "bf16", attention: str = "
         auto=OTHERS.get(fields["model_type"], "AutoModelForCausalLM"),
     )  # fmt: skip
     report = memcalc.estimate(
-        fields, precision=precision, micro_batch_size=2, seq_len=seq_len, attention=attention, recompute=recompute,
+        traced(fields), precision=precision, micro_batch_size=2, seq_len=seq_len, attention=attention, recompute=recompute,
         optimizer="sgd", global_batch_size=2 * micro_batches,
     )  # fmt: skip
     assert report.total("saved_activations") == real.saved
