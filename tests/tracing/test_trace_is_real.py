@@ -1,4 +1,4 @@
-"""Traced types, whether or not they have a program too: the estimate against transformers' own step on real tensors, to the byte."""
+"""Traced types, with a program or without: the estimate against transformers' step on real tensors, to the byte."""
 
 from __future__ import annotations
 
