@@ -8,12 +8,14 @@ moments. Nothing here types in a lifetime by hand.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from memcalc.dims import Shape
 from memcalc.dtypes import DType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from memcalc.autograd import Node
 
 Strides = tuple[int, ...]
@@ -46,12 +48,15 @@ class Memory:
     """The memory counter of one run: a log of allocations and frees, in their order.
 
     `log` holds `i` where storage number `i` was allocated and `~i` where it was freed. `segments` holds the places in the
-    log where another phase or layer begins.
+    log where another phase or layer begins. `kernels` is what the run calls in place of replaceable functions.
     """
 
-    __slots__ = ("checkpoint", "grad_enabled", "layer", "log", "phase", "rows", "scope", "segments", "sequence")
+    __slots__ = (
+        "checkpoint", "grad_enabled", "kernels", "layer", "log", "phase", "rows", "scope", "segments", "sequence",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
+        self.kernels = kernels or {}
         self.log: list[int] = []
         self.rows: list[StorageRow] = []
         self.segments: list[tuple[int, str, int | None]] = []

@@ -22,6 +22,7 @@ from memcalc.families.llama import Llama
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.elementwise import cast, mean, power, rsqrt, scale, tanh
+from memcalc.ops.replaceable import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,11 +99,7 @@ class Gemma2(Llama):
         return super().embed(m, ids) * m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """Gemma2RMSNorm: the weight is an offset from 1, multiplied in fp32."""
-        with m:
-            output = _norm(cast(hidden_states, fp32))
-            output = output * (1.0 + cast(m.weight(), fp32))
-            return cast(output, hidden_states.dtype)
+        return gemma_rms_norm(m, hidden_states)
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         logits = super().head(root, hidden_states)
@@ -130,6 +127,15 @@ class Gemma2(Llama):
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
         softcap = self.config.attn_logit_softcapping is not None
         return eager_attention(q, k, v, mask, p=self.config.attention_dropout, softcap=softcap)
+
+
+@replaceable
+def gemma_rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
+    """Gemma2RMSNorm: the weight is an offset from 1, multiplied in fp32."""
+    with m:
+        output = _norm(cast(hidden_states, fp32))
+        output = output * (1.0 + cast(m.weight(), fp32))
+        return cast(output, hidden_states.dtype)
 
 
 def _norm(x: Tensor) -> Tensor:

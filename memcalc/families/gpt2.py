@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import Attended, act, causal_lm_loss, position_ids, sdpa_attention
+from memcalc.families.blocks import Attended, act, lm_head_loss, position_ids, sdpa_attention
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.program import Program
 from memcalc.ops.elementwise import dropout, scale, softmax
 from memcalc.ops.matmul import matmul
+from memcalc.ops.replaceable import replaceable
 from memcalc.ops.shape import contiguous, reshape, split, transpose, view
 
 if TYPE_CHECKING:
@@ -98,9 +99,8 @@ class GPT2(Program):
         hidden_states = self.model(root / "transformer", ids)
         run.memory.enter(run.memory.phase, None)
         run.memory.scope = "lm_head"
-        tied = self.config.tie_word_embeddings
-        logits = (root / "transformer.wte" if tied else root / "lm_head").linear(hidden_states)
-        return causal_lm_loss(run, logits, ids)
+        head = root / "transformer.wte" if self.config.tie_word_embeddings else root / "lm_head"
+        return lm_head_loss(head, head.linear, hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -156,6 +156,7 @@ class GPT2(Program):
         return dropout(hidden_states, self.config.resid_pdrop)
 
 
+@replaceable
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
     """GPT-2's own eager_attention_forward: softmax in the model's dtype, the output a transposed view."""
     attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import (
     Attended,
-    act,
     apply_rotary_pos_emb,
     attention,
-    causal_lm_loss,
+    gated,
+    lm_head_loss,
     position_ids,
     rms_norm,
     rotary_buffers,
@@ -111,13 +112,16 @@ class Llama(Program):
         root = Module(run, "")
         hidden_states = self.model(root / "model", ids)
         run.memory.enter(run.memory.phase, None)
-        logits = self.head(root, hidden_states)
-        return causal_lm_loss(run, logits, ids)
+        return lm_head_loss(root / self.head_name, partial(self.head, root), hidden_states, ids)
+
+    @property
+    def head_name(self) -> str:
+        """The module whose weight the logits are made with."""
+        return "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         root.run.memory.scope = "lm_head"
-        tied = self.config.tie_word_embeddings
-        return (root / "model.embed_tokens" if tied else root / "lm_head").linear(hidden_states)
+        return (root / self.head_name).linear(hidden_states)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -188,9 +192,7 @@ class Llama(Program):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        return (m / "down_proj").linear(
-            act((m / "gate_proj").linear(x), self.config.hidden_act) * (m / "up_proj").linear(x)
-        )
+        return (m / "down_proj").linear(gated(m / "gate_proj", m / "up_proj", x, self.config.hidden_act))
 
 
 def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias: bool) -> Iterator[Weight]:

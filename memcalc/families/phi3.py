@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import act, apply_partial_rotary_pos_emb, rms_norm
+from memcalc.families.blocks import apply_partial_rotary_pos_emb, gated_halves, rms_norm
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
@@ -109,5 +109,5 @@ class Phi3(Llama):
     def mlp(self, m: Module, x: Tensor) -> Tensor:
         up_states = (m / "gate_up_proj").linear(x)
         gate, up_states = chunk(up_states, 2)
-        up_states = up_states * act(gate, self.config.hidden_act)
+        up_states = gated_halves(gate, up_states, self.config.hidden_act)
         return (m / "down_proj").linear(up_states)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM
 from memcalc.ops.elementwise import like, recording
+from memcalc.ops.replaceable import replaceable
 from memcalc.tensor import Tensor, new_tensor
 
 
+@replaceable
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """native_layer_norm over the last dim."""
     out = new_tensor(x.memory, x.shape, x.dtype, "layer norm")
