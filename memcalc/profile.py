@@ -25,6 +25,7 @@ from memcalc.autograd import backward
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Run
+from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
 from memcalc.tensor import Memory, StorageRow, new_tensor
 
@@ -44,6 +45,7 @@ class Choices(NamedTuple):
     attention: str
     recompute: bool
     accumulating: bool
+    kernels: Kernels = TRANSFORMERS
 
 
 class Moment(NamedTuple):
@@ -70,6 +72,7 @@ class Trace(NamedTuple):
     segments: list[tuple[int, str, int | None]]
     forward_end: int
     middle: Middle
+    kernels: Kernels
 
     @property
     def turn(self) -> int:
@@ -107,7 +110,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     """Run the program's forward and backward on paper with `depth` layers."""
     program = copy.copy(program)
     program.layers = depth
-    memory = Memory()
+    memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq, choices.accumulating)
     for weight in program.weights():
@@ -121,7 +124,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     forward_end = len(memory.log)
     memory.enter("backward", None)
     backward(loss)
-    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle)
+    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle, choices.kernels)
 
 
 def gradient_order(program: Program) -> list[tuple[str, int]]:
@@ -286,11 +289,7 @@ _LIVES: Final[dict[str, str]] = {
 }
 
 
-_SOURCES: Final[dict[str, str]] = {
-    "gradients": "torch/csrc/autograd/functions/accumulate_grad.cpp",
-    "saved_activations": "transformers' forward; torch tools/autograd/derivatives.yaml",
-    "temporaries": "transformers' forward; torch tools/autograd/derivatives.yaml",
-}
+_GRADIENTS_SOURCE: Final = "torch/csrc/autograd/functions/accumulate_grad.cpp"
 
 
 def _collapse(run: Trace, place: int) -> list[Row]:
@@ -302,7 +301,8 @@ def _collapse(run: Trace, place: int) -> list[Row]:
             kind.dtype,
             count,
             _LIVES[kind.component],
-            source=_SOURCES[kind.component],
+            run.kernels.basis,
+            _GRADIENTS_SOURCE if kind.component == "gradients" else run.kernels.source,
         )
         for kind, count in _census(run, place).items()
     ]

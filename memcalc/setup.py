@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.options import Options, option_name
+from memcalc.kernels import losses, refusal
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -82,6 +83,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     engine = _engine(options, dp, model)
     precision = _precision(options, engine, model)
     _refuse_what_is_not_modelled(options, model)
+    kernels = _kernels(options, precision, model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp)
     seq_len = None if model is None else _seq_len(options, model)
@@ -109,10 +111,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer_implementation=implementation,
         recompute=options.recompute,
         attention=None if model is None else _attention(options, model),
-        cross_entropy=None if model is None else "eager",
+        cross_entropy=None if model is None else _cross_entropy(options, kernels, model),
         padded=options.padded,
         expert_imbalance=options.expert_imbalance,
-        kernels="hf",
+        kernels=kernels,
         engine=engine,
         gpu=options.gpu,
     )
@@ -143,16 +145,14 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
     if model is None:
         return
     only: tuple[tuple[str, tuple[object, ...]], ...] = (
-        ("recompute", ("none", "full")),
-        ("cross_entropy", (None, "eager")),
-        ("kernels", (None, "hf")),
+        ("recompute", ("none", "selective", "full") if options.kernels == "megatron" else ("none", "full")),
         ("padded", (False,)),
         ("expert_imbalance", (1.0,)),
     )
     for name, values in only:
         value = getattr(options, name)
         if value not in values:
-            refuse(name, value, _NOT_YET + ", ".join("off" if v is False else str(v) for v in values if v is not None))
+            refuse(name, value, _NOT_YET + ", ".join("off" if v is False else str(v) for v in values))
 
 
 def _pp_rank(options: Options) -> int:
@@ -284,3 +284,43 @@ def _attention(options: Options, model: Model) -> str:
         )
         refuse("attention", options.attention, why + ", ".join(kinds))
     return options.attention
+
+
+def _kernels(options: Options, precision: str, model: Model | None) -> str:
+    kernels = options.kernels or "hf"
+    if model is None:
+        return kernels
+    program = model.program
+    why = refusal(kernels, model.model_type, program.config)
+    if why is not None:
+        refuse("kernels", kernels, why)
+    if kernels == "megatron":
+        if precision == "fp32":
+            refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
+        if options.attention == "eager":
+            _refuse_unfused_softmax(options, model)
+    return kernels
+
+
+def _refuse_unfused_softmax(options: Options, model: Model) -> None:
+    """FusedScaleMaskSoftmax.is_kernel_available (megatron/core/fusions/fused_softmax.py): else torch's ops, in fp32."""
+    seq_len = _seq_len(options, model)
+    program: Any = model.program
+    blocks = 8 if seq_len <= 128 else 4
+    if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * program.heads.size % blocks:
+        refuse(
+            "attention",
+            "eager",
+            f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
+            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * program.heads.size}; allowed: sdpa",
+        )
+
+
+def _cross_entropy(options: Options, kernels: str, model: Model) -> str:
+    allowed = losses(kernels, model.model_type)
+    if options.cross_entropy is None:
+        return allowed[0]
+    if options.cross_entropy not in allowed:
+        why = f"not with kernels {kernels} for {model.model_type}; allowed: {', '.join(allowed)}"
+        refuse("cross_entropy", options.cross_entropy, why)
+    return options.cross_entropy

@@ -56,7 +56,7 @@ class Memory:
     )  # fmt: skip
 
     def __init__(self, kernels: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
-        self.kernels = kernels or {}
+        self.kernels: Mapping[Callable[..., Any], Callable[..., Any]] = kernels or {}
         self.log: list[int] = []
         self.rows: list[StorageRow] = []
         self.segments: list[tuple[int, str, int | None]] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,12 +119,15 @@ def training_step(
     micro_batches: int = 1,
     real: bool = False,
     log: bool = False,
+    patch: Callable[[torch.nn.Module], None] | None = None,
 ) -> Step:
-    """The contract's reference step, run twice; the second is reported."""
+    """The contract's reference step, run twice; the second is reported. `patch` is done to the model before."""
     mode = LiveBytes()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
     with not_traced() if not real else contextlib.nullcontext(), fake:
         model = build(config, attention, dtype)
+        if patch is not None:
+            patch(model)
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))

@@ -14,7 +14,9 @@ from memcalc.families.module import Run
 from memcalc.tensor import Memory, StorageRow, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    Replacements = Mapping[Callable[..., Any], Callable[..., Any]]
 
 DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout")
 LOSS_BYTES = 4
@@ -47,10 +49,18 @@ class PaperRun:
     """One program with its weights, buffers and token ids in memory."""
 
     def __init__(
-        self, program: Any, batch: int, seq: int, dtype: DType, attention: str = "sdpa", *, recompute: bool = False
+        self,
+        program: Any,
+        batch: int,
+        seq: int,
+        dtype: DType,
+        attention: str = "sdpa",
+        *,
+        recompute: bool = False,
+        kernels: Replacements | None = None,
     ) -> None:
         self.program = program
-        self.memory = Memory()
+        self.memory = Memory(kernels)
         size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
         self.run = Run(self.memory, dtype, attention, recompute, size.batch, size.seq)
         for weight in program.weights():
@@ -110,7 +120,8 @@ def paper_step(
     dtype: DType,
     attention: str = "sdpa",
     recompute: bool = False,
+    kernels: Replacements | None = None,
 ) -> PaperStep:
     """The paper's counterpart of `oracle.training_step`."""
     program = program_of(fields)
-    return PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute).step()
+    return PaperRun(program, micro_batch_size, seq_len, dtype, attention, recompute=recompute, kernels=kernels).step()

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.autograd",),
     ("memcalc.ops",),
     ("memcalc.rows", "memcalc.inputs.files", "memcalc.inputs.options", "memcalc.inputs.hub", "memcalc.inputs.gpu"),
-    ("memcalc.collectives", "memcalc.optimizers", "memcalc.families"),
+    ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels"),
     ("memcalc.inputs",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device"),
     ("memcalc.engines",),

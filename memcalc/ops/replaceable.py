@@ -6,13 +6,15 @@ it is empty, and every program is transformers' own.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memcalc.tensor import Memory
+
+Replacements = Mapping[Callable[..., Any], Callable[..., Any]]
+"""What stands in for what."""
 
 
 class InMemory(Protocol):
