@@ -68,10 +68,13 @@ def act(x: Tensor, name: str) -> Tensor:
 
 def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
     """SwiGLUFunction over the output of one projection, here gate and up: saves that; the gradient is as large."""
-    a, b = gate.linear(x), up.linear(x)
-    out = like(a, "gated")
-    if recording(a, b):
-        out.node = Node(x.memory, _gated_backward, (a, b), (a, b))
+    return _gated(gate.linear(x), up.linear(x))
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    out = like(gate, "gated")
+    if recording(gate, up):
+        out.node = Node(gate.memory, _gated_backward, (gate, up), (gate, up))
     return out
 
 
@@ -241,14 +244,17 @@ def _cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def fused_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """CrossEntropyFunction (transformer_engine/pytorch/cross_entropy.py): the gradient is written over the logits."""
-    _target = _targets(run, labels)
+    return _mean_loss(run, _fused_cross_entropy(logits, _targets(run, labels)))
+
+
+def _fused_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     tokens = merge(*logits.shape[:-1])
-    losses = new_tensor(run.memory, (tokens,), fp32, "loss of each token")
-    statistics = new_tensor(run.memory, (tokens, Dim("3", 3)), fp32, "softmax statistics")
+    losses = new_tensor(logits.memory, (tokens,), fp32, "loss of each token")
+    statistics = new_tensor(logits.memory, (tokens, Dim("3", 3)), fp32, "softmax statistics")
     del statistics
     if recording(logits):
-        losses.node = Node(run.memory, _fused_cross_entropy_backward, (logits,), (alias(logits),))
-    return _mean_loss(run, losses)
+        losses.node = Node(logits.memory, _fused_cross_entropy_backward, (logits,), (alias(logits),))
+    return losses
 
 
 def _fused_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
