@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.dims import evaluate
 from memcalc.dtypes import bf16, fp32
+from memcalc.kernels import TRANSFORMERS
 from memcalc.profile import Choices, Profile, full_profile, profile
 from memcalc.rows import COMPONENTS
 
@@ -341,7 +342,12 @@ def check_profile(config: dict[str, Any], choices: Choices, made_at: tuple[int, 
 
 
 CHOICES = st.builds(
-    Choices, st.sampled_from((bf16, fp32)), st.sampled_from(("sdpa", "eager")), st.booleans(), st.booleans()
+    Choices,
+    st.sampled_from((bf16, fp32)),
+    st.sampled_from(("sdpa", "eager")),
+    st.booleans(),
+    st.booleans(),
+    kernels=st.just(TRANSFORMERS),
 )
 
 
