@@ -14,11 +14,15 @@ import paper
 import pytest
 import torch
 from cases import Case, step_cases
+from kernel_bytes import Arg, Kernel, in_torch, on_paper
 
 import memcalc
-from memcalc.dtypes import DType, bf16, fp32
-from memcalc.kernels import choose, refusal
+from memcalc.dtypes import DType, bf16, fp32, int64
+from memcalc.kernels import choose, liger, refusal
 from memcalc.kernels.liger import PATCHES, loss_chunk
+from memcalc.ops.elementwise import add
+from memcalc.ops.shape import chunk, transpose
+from memcalc.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +52,12 @@ def kinds(case: Case) -> tuple[str, ...]:
 
 
 RUNS = [
-    *((case, bf16, kind, recompute) for case in CASES for kind in kinds(case) for recompute in (False, True)),
-    *((case, fp32, kinds(case)[0], False) for case in CASES),
+    pytest.param(case, dtype, kind, recompute, id=f"{case.id}-{dtype}-{kind}-{'full' if recompute else 'none'}")
+    for case in CASES
+    for dtype, kind, recompute in (
+        *((bf16, kind, recompute) for kind in kinds(case) for recompute in (False, True)),
+        (fp32, kinds(case)[0], False),
+    )
 ]
 
 
@@ -74,6 +82,64 @@ def both(case: Case, dtype: DType, attention: str, recompute: bool, kernels: str
 def test_a_step_with_liger(case: Case, dtype: DType, attention: str, recompute: bool) -> None:
     on_paper, real = both(case, dtype, attention, recompute, "fused", "fused")
     assert on_paper == real
+
+
+# --- each kernel: a step's peaks are elsewhere than in most of them
+
+X, WEIGHT, HALF, ROWS = Arg((3, 16, 8)), Arg((8,)), Arg((3, 16, 24)), Arg((48, 8))
+BY_TOKEN, BY_HEAD, ANGLES = Arg((3, 16, 4, 8)), Arg((3, 4, 16, 8)), Arg((1, 16, 8), grad=False)
+
+
+def our_rope(q: Tensor, k: Tensor, cos: Tensor) -> Tensor:
+    return add(*liger.apply_rotary_pos_emb(q, k, cos, cos))
+
+
+def their_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+    return torch.add(*liger_stand_ins.Rotated.apply(q, k, cos, cos))
+
+
+KERNELS: dict[str, Kernel] = {
+    "rms_norm": Kernel(
+        lambda x, w: liger._rms_norm(x, w, in_place=True),
+        lambda x, w: liger_stand_ins.RMSNorm.apply(x, w, True),
+        (X, WEIGHT),
+    ),
+    "rms_norm-kept-fp32": Kernel(
+        lambda x, w: liger._rms_norm(x, w, in_place=False),
+        lambda x, w: liger_stand_ins.RMSNorm.apply(x, w, False),
+        (X._replace(dtype=fp32), WEIGHT._replace(dtype=fp32)),
+    ),
+    "gated": Kernel(lambda a, b: liger.gated_halves(a, b, "silu"), liger_stand_ins.Gated.apply, (HALF, HALF)),
+    "gated-halves": Kernel(
+        lambda x: liger.gated_halves(*chunk(x, 2), "silu"),
+        lambda x: liger_stand_ins.Gated.apply(*x.chunk(2, -1)),
+        (HALF,),
+    ),
+    "rotary-by-token": Kernel(
+        lambda q, k, cos: our_rope(transpose(q, 1, 2), transpose(k, 1, 2), cos),
+        lambda q, k, cos: their_rope(q.transpose(1, 2), k.transpose(1, 2), cos),
+        (BY_TOKEN, BY_TOKEN, ANGLES),
+    ),
+    "rotary-by-head": Kernel(our_rope, their_rope, (BY_HEAD, BY_HEAD, ANGLES)),
+    "linear_cross_entropy": Kernel(
+        liger._linear_cross_entropy,
+        liger_stand_ins.LinearCrossEntropy.apply,
+        (ROWS, Arg((300, 8)), Arg((48,), int64, grad=False)),
+    ),
+    "linear_cross_entropy-fp32": Kernel(
+        liger._linear_cross_entropy,
+        liger_stand_ins.LinearCrossEntropy.apply,
+        (ROWS._replace(dtype=fp32), Arg((300, 8), fp32), Arg((48,), int64, grad=False)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_saves_and_allocates_what_ligers_does(name: str) -> None:
+    assert on_paper(KERNELS[name]) == in_torch(KERNELS[name])
+
+
+# --- what goes with what
 
 
 @pytest.mark.parametrize(("kernels", "loss"), [("hf", "fused"), ("fused", "eager")])
