@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.options import Options, option_name
-from memcalc.kernels import losses, refusal
+from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -317,9 +317,9 @@ def _refuse_unfused_softmax(options: Options, model: Model) -> None:
 
 
 def _cross_entropy(options: Options, kernels: str, model: Model) -> str:
-    allowed = losses(kernels, model.model_type)
     if options.cross_entropy is None:
-        return allowed[0]
+        return DEFAULT_LOSS[kernels]
+    allowed = losses(kernels, model.model_type)
     if options.cross_entropy not in allowed:
         why = f"not with kernels {kernels} for {model.model_type}; allowed: {', '.join(allowed)}"
         refuse("cross_entropy", options.cross_entropy, why)

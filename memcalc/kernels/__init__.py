@@ -22,6 +22,8 @@ _LIGER: Final = "Liger-Kernel 0.8.5 src/liger_kernel/ops"
 _CHUNKED: Final = "torch 2.13 nn/modules/linear_cross_entropy.py"
 _MEGATRON: Final = "Megatron-Core 0.16.1 megatron/core/fusions; Transformer Engine 2.11"
 
+DEFAULT_LOSS: Final = {"hf": "eager", "fused": "fused", "megatron": "vocab-parallel"}
+
 CHUNKED: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "gpt2", "gpt_neox")
 """Model types whose logits are the head's product and nothing else, as linear_cross_entropy needs it."""
 
@@ -67,14 +69,14 @@ def _activation(name: str, allowed: tuple[str, ...] | None) -> str | None:
 
 
 def losses(kernels: str, model_type: str) -> tuple[str, ...]:
-    """The cross-entropies that a model can have with these kernels, the default first."""
+    """The cross-entropies that a model can have with these kernels."""
     if kernels == "megatron":
         return ("vocab-parallel", "fused")
     from memcalc.kernels.liger import PATCHES
 
     fused = ("fused",) if model_type in PATCHES else ()
     chunked = ("chunked",) if model_type in CHUNKED else ()
-    return ("fused", "eager", *chunked) if kernels == "fused" else ("eager", *fused, *chunked)
+    return ("eager", *fused, *chunked)
 
 
 @cache
