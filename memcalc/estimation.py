@@ -14,6 +14,7 @@ from memcalc.engines.holdings import ATTENTION_MASK, Holdings
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
+from memcalc.kernels import choose, held
 from memcalc.profile import Choices, Moment, Profile, profile
 from memcalc.rows import COMPONENTS, Component, Item, Row, copied, dims_formula, named_sizes
 from memcalc.setup import Setup, resolve
@@ -293,25 +294,26 @@ class Report:
 def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
     key = (
         "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
-        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded,
+        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         isinstance(model, Model) and bool(model.program.idle),
     )  # fmt: skip
     if key not in model.profiles:
         if isinstance(model, Model):
-            held = load_engine(setup.engine).holdings(model, setup)
-            if setup.padded:
-                held = held._replace(always=(*held.always, ATTENTION_MASK))
+            holdings = load_engine(setup.engine).holdings(model, setup)
+            kept = held(setup.kernels, setup.attention, model.program, setup.compute_dtype)
+            masks = (ATTENTION_MASK,) if setup.padded else ()
+            holdings = holdings._replace(always=(*holdings.always, *kept, *masks))
         else:
-            held = model.holdings(setup)
+            holdings = model.holdings(setup)
         sums = _Sums(
-            _sum(held.always),
-            _sum(held.forward),
-            _sum(held.backward),
-            _sum(held.step),
-            _sum(held.flush.rows if held.flush else ()),
-            tuple(_sum(rows) for rows in held.after_backward),
+            _sum(holdings.always),
+            _sum(holdings.forward),
+            _sum(holdings.backward),
+            _sum(holdings.step),
+            _sum(holdings.flush.rows if holdings.flush else ()),
+            tuple(_sum(rows) for rows in holdings.after_backward),
         )
-        model.profiles[key] = (held, sums)
+        model.profiles[key] = (holdings, sums)
     return model.profiles[key]
 
 
@@ -319,10 +321,16 @@ def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
     if not isinstance(model, Model):
         return None
     assert setup.attention is not None and setup.seq_len is not None
-    program = model.program
+    program: Any = model.program
+    assert setup.cross_entropy is not None
+    kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=setup.recompute == "selective")
     recompute = setup.recompute == "full"
-    choices = Choices(setup.compute_dtype, setup.attention, recompute, accumulates, setup.padded, setup.autocast_dtype)
-    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len))
+    choices = Choices(
+        setup.compute_dtype, setup.attention, recompute, accumulates, setup.padded, setup.autocast_dtype, kernels
+    )
+    tokens = setup.micro_batch_size * setup.seq_len
+    chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
+    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len), chunks)
     if key not in model.profiles:
         model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)
     return model.profiles[key]

@@ -25,6 +25,7 @@ from memcalc.autograd import backward
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Run
+from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
 from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
 
@@ -46,6 +47,7 @@ class Choices(NamedTuple):
     accumulating: bool
     padded: bool = False
     autocast: DType | None = None
+    kernels: Kernels = TRANSFORMERS
 
 
 class Moment(NamedTuple):
@@ -74,6 +76,7 @@ class Trace(NamedTuple):
     middle: Middle
     source: str = ""
     """What was traced; nothing for a program on paper."""
+    kernels: Kernels = TRANSFORMERS
 
     @property
     def turn(self) -> int:
@@ -111,7 +114,7 @@ NO_MIDDLE: Final = Middle(range(0), range(0), 0)
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
     """Run the program's forward and backward on paper with `depth` layers, or trace the module that stands for it."""
-    memory = Memory()
+    memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq, choices.accumulating)
     if program.source:
@@ -133,7 +136,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     forward_end = len(memory.log)
     memory.enter("backward", None)
     backward(loss)
-    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle)
+    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle, kernels=choices.kernels)
 
 
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:
@@ -316,11 +319,10 @@ _LIVES: Final[dict[str, str]] = {
 }
 
 
-_SOURCES: Final[dict[str, str]] = {
-    "gradients": "torch/csrc/autograd/functions/accumulate_grad.cpp",
-    "saved_activations": "transformers' forward; torch tools/autograd/derivatives.yaml",
-    "temporaries": "transformers' forward; torch tools/autograd/derivatives.yaml",
-}
+def _source(run: Trace, component: Component) -> str:
+    if run.source:
+        return run.source
+    return "torch/csrc/autograd/functions/accumulate_grad.cpp" if component == "gradients" else run.kernels.source
 
 
 def _collapse(run: Trace, place: int) -> list[Row]:
@@ -332,8 +334,8 @@ def _collapse(run: Trace, place: int) -> list[Row]:
             kind.dtype,
             count,
             _LIVES[kind.component],
-            basis="traced" if run.source else "exact",
-            source=run.source or _SOURCES[kind.component],
+            basis="traced" if run.source else run.kernels.basis,
+            source=_source(run, kind.component),
         )
         for kind, count in _census(run, place).items()
     ]

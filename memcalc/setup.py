@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.options import Options, option_name
+from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -87,6 +88,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     engine = _engine(options, dp, model)
     precision = _precision(options, engine, model)
     _refuse_what_is_not_modelled(options, model)
+    kernels = _kernels(options, precision, model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp)
     seq_len = None if model is None else _seq_len(options, model)
@@ -114,10 +116,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer_implementation=implementation,
         recompute=options.recompute,
         attention=None if model is None else _attention(options, model),
-        cross_entropy=None if model is None else "eager",
+        cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),
-        kernels="hf",
+        kernels=kernels,
         engine=engine,
         gpu=options.gpu,
     )
@@ -156,14 +158,12 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
             f"for a {model.model_type} " + _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
     only: tuple[tuple[str, tuple[object, ...]], ...] = (
-        ("recompute", ("none", "full")),
-        ("cross_entropy", (None, "eager")),
-        ("kernels", (None, "hf")),
+        ("recompute", ("none", "selective", "full") if options.kernels == "megatron" else ("none", "full")),
     )
     for name, values in only:
         value = getattr(options, name)
         if value not in values:
-            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values if v is not None))
+            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values))
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
 
@@ -315,3 +315,49 @@ def _attention(options: Options, model: Model) -> str:
         )
         refuse("attention", options.attention, why + ", ".join(kinds))
     return options.attention
+
+
+def _kernels(options: Options, precision: str, model: Model | None) -> str:
+    kernels = options.kernels or "hf"
+    if model is None:
+        return kernels
+    program = model.program
+    why = refusal(kernels, model.model_type, program.config)
+    if why is not None:
+        refuse("kernels", kernels, why)
+    if kernels != "hf" and precision.endswith("-autocast"):
+        refuse("kernels", kernels, f"under autocast (precision {precision}) {_NOT_YET}hf")
+    if kernels == "megatron":
+        if options.padded:
+            refuse("kernels", kernels, f"with a padding mask {_NOT_YET}hf, fused")
+        if precision == "fp32":
+            refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
+        if options.attention == "eager":
+            _refuse_unfused_softmax(options, model)
+    return kernels
+
+
+def _refuse_unfused_softmax(options: Options, model: Model) -> None:
+    """FusedScaleMaskSoftmax.is_kernel_available (megatron/core/fusions/fused_softmax.py): else torch's ops, in fp32."""
+    seq_len = _seq_len(options, model)
+    program: Any = model.program
+    blocks = 8 if seq_len <= 128 else 4
+    if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * program.heads.size % blocks:
+        refuse(
+            "attention",
+            "eager",
+            f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
+            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * program.heads.size}; allowed: sdpa",
+        )
+
+
+def _cross_entropy(options: Options, kernels: str, precision: str, model: Model) -> str:
+    if options.cross_entropy is None:
+        return DEFAULT_LOSS[kernels]
+    allowed = losses(kernels, model.model_type)
+    if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
+        refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {_NOT_YET}{allowed[0]}")
+    if options.cross_entropy not in allowed:
+        why = f"not with kernels {kernels} for {model.model_type}; allowed: {', '.join(allowed)}"
+        refuse("cross_entropy", options.cross_entropy, why)
+    return options.cross_entropy

@@ -14,7 +14,6 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.elementwise import activation, dropout, scale_
-from memcalc.ops.matmul import linear
 from memcalc.ops.shape import reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
@@ -54,6 +53,7 @@ class CTRL(GPT2):
     """The program of CTRLLMHeadModel."""
 
     Config = CTRLConfig
+    embedding = "transformer.w"
     recomputes = False
 
     def __init__(self, config: Any) -> None:
@@ -91,11 +91,6 @@ class CTRL(GPT2):
         yield Buffer("transformer.pos_encoding", (self.positions, self.hidden))
 
     # --- forward
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        tied = self.config.tie_word_embeddings
-        weight = (root / "transformer.w" if tied else root / "lm_head").weight()
-        return linear(hidden_states, weight, (root / "lm_head").weight("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

@@ -66,6 +66,8 @@ class GPTNeoXJapanese(GPTNeoX):
     """The program of GPTNeoXJapaneseForCausalLM."""
 
     Config = GPTNeoXJapaneseConfig
+    embedding = "gpt_neox_japanese.embed_in"
+    unembedding = "embed_out"
     base = "gpt_neox_japanese"
     attention_kinds = ("eager",)
     recomputes = False
@@ -100,11 +102,6 @@ class GPTNeoXJapanese(GPTNeoX):
         yield from rotary_buffers("gpt_neox_japanese.rotary_emb", self.rotary_dim, self.rope_type)
 
     # --- forward
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        root.run.memory.scope = "embed_out"
-        tied = self.config.tie_word_embeddings
-        return (root / "gpt_neox_japanese.embed_in" if tied else root / "embed_out").linear(hidden_states)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

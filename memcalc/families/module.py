@@ -102,6 +102,10 @@ class Module:
     def __truediv__(self, name: str) -> Module:
         return Module(self.run, f"{self.path}.{name}" if self.path else name, self.layer)
 
+    @property
+    def memory(self) -> Memory:
+        return self.run.memory
+
     def weight(self, name: str = "weight") -> Tensor:
         """The parameter `name` of this module."""
         return self.run.weights[f"{self.path}.{name}", self.layer]

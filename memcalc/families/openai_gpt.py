@@ -52,6 +52,7 @@ class OpenAIGPT(GPT2):
     """The program of OpenAIGPTLMHeadModel."""
 
     Config = OpenAIGPTConfig
+    embedding = "transformer.tokens_embed"
     attention_kinds = ("eager",)
     recomputes = False
 
@@ -93,10 +94,6 @@ class OpenAIGPT(GPT2):
             yield Buffer(f"transformer.h.{i}.attn.bias", (ONE_DIM, ONE_DIM, self.positions, self.positions))
 
     # --- forward
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        tied = self.config.tie_word_embeddings
-        return (root / "transformer.tokens_embed" if tied else root / "lm_head").linear(hidden_states)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.autograd import checkpoint
 from memcalc.families.module import Weight
+from memcalc.ops.matmul import linear
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -26,6 +27,10 @@ class Program:
     """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`)."""
     routed: tuple[int, int] = (1, 1)
     """Experts that a token is sent to, and routed experts."""
+    embedding: str = "model.embed_tokens"
+    """The module that looks tokens up, whose weight the logits are made with where it is tied."""
+    unembedding: str = "lm_head"
+    """The module that makes the logits."""
     layers: int
     layer: Any
     """The forward of one layer, a method."""
@@ -75,6 +80,16 @@ class Program:
     def traced_step(self, run: Run) -> int:
         """Run forward and backward into the run's memory; where in its log forward ends. For what is not on paper."""
         raise NotImplementedError
+
+    @property
+    def head_name(self) -> str:
+        """The module whose weight the logits are made with."""
+        return self.embedding if self.config.tie_word_embeddings else self.unembedding
+
+    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
+        """The logits. A tied head can still have a bias of its own."""
+        root.run.memory.scope = self.unembedding
+        return linear(hidden_states, (root / self.head_name).weight(), (root / self.unembedding).optional("bias"))
 
     # --- the stack of layers
 
