@@ -14,7 +14,8 @@ from memcalc.engines.holdings import ATTENTION_MASK, Holdings
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
-from memcalc.kernels import choose, held
+from memcalc.kernels import Kernels, choose, held
+from memcalc.megatron.schedules import State
 from memcalc.profile import Choices, Moment, Profile, profile
 from memcalc.rows import COMPONENTS, Component, Item, Row, copied, dims_formula, named_sizes
 from memcalc.setup import Setup, resolve
@@ -86,6 +87,27 @@ class _Sized(NamedTuple):
     nbytes: int
 
 
+class _At(NamedTuple):
+    """Where a phase has its peak."""
+
+    state: State | None
+    moment: Moment | None
+    flushed: bool
+
+
+NOWHERE: Final = _At(None, None, False)
+
+
+class _Rank(NamedTuple):
+    """What one pipeline rank holds and runs; without pipelining the only one."""
+
+    rank: int
+    held: Holdings
+    sums: _Sums
+    profiles: tuple[Profile, ...]
+    states: tuple[State, ...]
+
+
 class Report:
     """The estimate of one setup. Numbers are bytes of the worst rank; rows are made when they are asked for."""
 
@@ -97,50 +119,93 @@ class Report:
             from memcalc.inputs.gpu import load_gpu
 
             self.gpu = load_gpu(setup.gpu)
-        self._held, self._sums = _held(model, setup)
-        self._profile: Profile | None = _profile(model, setup, self._held)
-        if self.traced:  # which weights get a gradient the trace has shown
-            self._held, self._sums = _held(model, setup)
-        self._batch, self._seq = setup.micro_batch_size, setup.seq_len or 1
-        self.phases: dict[str, int] = {}
-        self._at: dict[str, tuple[Moment | None, bool]] = {}
-        self._last: tuple[Row, ...] = ()
-        self._find_peaks()
+        self._batch, self._seq = setup.micro_batch_size, setup.rows
+        self._use(_ranks(model, setup))
         self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
         self.peak = self.phases[self.peak_phase]
 
-    def _find_peaks(self) -> None:
-        batch, seq, sums, held = self._batch, self._seq, self._sums, self._held
+    def _use(self, ranks: list[_Rank]) -> None:
+        """Report the rank that was asked for, or the one with the highest peak."""
+        highest = -1
+        self.rank_peaks: dict[int, int] = {}
+        for rank in ranks:
+            self._rank = rank
+            phases, at, last = self._find_peaks()
+            self.rank_peaks[rank.rank] = max(phases.values())
+            if max(phases.values()) > highest:
+                highest = max(phases.values())
+                worst, self.phases, self._at, self._last = rank, phases, at, last
+        self._rank = worst  # pyright: ignore[reportPossiblyUnboundVariable]
+        self.pp_rank = self._rank.rank
+
+    @property
+    def _held(self) -> Holdings:
+        return self._rank.held
+
+    @property
+    def _profile(self) -> Profile | None:
+        return self._rank.profiles[0] if self._rank.profiles else None
+
+    def _find_peaks(self) -> tuple[dict[str, int], dict[str, _At], tuple[Row, ...]]:
+        batch, seq, sums, held = self._batch, self._seq, self._rank.sums, self._held
         always = evaluate(sums.always, batch, seq)
         left = sum(row.bytes_at(batch, seq) for row in self._left)
-        best: Moment | None = None
-        most = 0
-        for moment in self._profile.forward if self._profile else ():
-            size = evaluate(moment.poly, batch, seq)
-            if size > most:
-                most, best = size, moment
-        self.phases["forward"] = always + evaluate(sums.forward, batch, seq) + most
-        self._at["forward"] = (best, False)
-        best, most, flushed = None, 0, False
         flush = evaluate(sums.flush, batch, seq)
-        for moment in self._profile.backward if self._profile else ():
-            size = evaluate(moment.poly, batch, seq)
-            if held.keeps_gradients:
-                size += moment.gradients
-            flushes = held.flush is not None and moment.gradients >= held.flush.after
-            size += flush if flushes else 0
-            if size > most:
-                most, best, flushed = size, moment, flushes
-        backward = always + evaluate(sums.backward, batch, seq) + most
-        self._at["backward"] = (best, flushed)
+        most = {"forward": 0, "backward": 0}
+        at = {"forward": NOWHERE, "backward": NOWHERE, "step": NOWHERE}
+        for state in self._rank.states:
+            waiting = self._in_flight(state)
+            profile = self._rank.profiles[state.chunk]
+            for moment in profile.forward if state.kind == "forward" else profile.backward:
+                size = evaluate(moment.poly, batch, seq) + waiting
+                flushes = False
+                if state.kind == "backward":
+                    size += moment.gradients if held.keeps_gradients else 0
+                    flushes = held.flush is not None and moment.gradients >= held.flush.after
+                    size += flush if flushes else 0
+                if size > most[state.kind]:
+                    most[state.kind], at[state.kind] = size, _At(state, moment, flushes)
+        forward = always + evaluate(sums.forward, batch, seq) + most["forward"]
+        backward = always + evaluate(sums.backward, batch, seq) + most["backward"]
+        last: tuple[Row, ...] = ()
         for i, rows in enumerate(sums.after_backward):
             after = always + left + evaluate(rows, batch, seq)
             if after > backward:
-                backward, self._at["backward"] = after, (None, False)
-                self._last = held.after_backward[i]
-        self.phases["backward"] = backward
-        self.phases["step"] = always + left + evaluate(sums.step, batch, seq)
-        self._at["step"] = (None, False)
+                backward, at["backward"] = after, NOWHERE
+                last = held.after_backward[i]
+        step = always + left + evaluate(sums.step, batch, seq)
+        return {"forward": forward, "backward": backward, "step": step}, at, last
+
+    def _in_flight(self, state: State) -> int:
+        """Bytes that other micro-batches have saved."""
+        return sum(
+            count * evaluate(profile.saved.poly, self._batch, self._seq)
+            for count, profile in zip(state.in_flight, self._rank.profiles, strict=True)
+            if count
+        )
+
+    def _waiting_rows(self, state: State) -> list[Row]:
+        return [
+            row._replace(copies=row.copies * count)
+            for count, profile in zip(state.in_flight, self._rank.profiles, strict=True)
+            if count
+            for row in profile.rows(profile.saved)
+            if row.component != "gradients"
+        ]
+
+    def _saved_rows(self) -> list[Row]:
+        """What is saved at the end of a forward, with all micro-batches in flight."""
+        forwards = [state for state in self._rank.states if state.kind == "forward"]
+        if not forwards:
+            return []
+
+        def saved(state: State) -> int:
+            own = self._rank.profiles[state.chunk].saved.poly
+            return self._in_flight(state) + evaluate(own, self._batch, self._seq)
+
+        most = max(forwards, key=saved)
+        profile = self._rank.profiles[most.chunk]
+        return [*profile.rows(profile.saved), *self._waiting_rows(most)]
 
     # --- rows
 
@@ -154,17 +219,18 @@ class Report:
     def rows_at(self, phase: str) -> list[Row]:
         """Every row that is alive at the peak of a phase."""
         held = self._held
-        moment, flushed = self._at[phase]
+        state, moment, flushed = self._at[phase]
         rows = list(held.always)
         if phase == "backward" and moment is None and self._last:
             return [*rows, *self._last, *self._left]
         rows += {"forward": held.forward, "backward": held.backward, "step": (*held.step, *self._left)}[phase]
         if flushed and held.flush is not None:
             rows += held.flush.rows
-        if moment is not None:
-            assert self._profile is not None
+        if moment is not None and state is not None:
             keep = phase == "backward" and held.keeps_gradients
-            rows += [r for r in self._profile.rows(moment) if keep or r.component != "gradients"]
+            profile = self._rank.profiles[state.chunk]
+            rows += [r for r in profile.rows(moment) if keep or r.component != "gradients"]
+            rows += self._waiting_rows(state)
         return rows
 
     @cached_property
@@ -176,8 +242,7 @@ class Report:
         parts: dict[_Key, _Sized] = {}
         for component in COMPONENTS[:-1]:
             if component == "saved_activations":
-                saved = self._profile.rows(self._profile.saved) if self._profile else []
-                parts.update(self._by_key(row for row in saved if row.component == component))
+                parts.update(self._by_key(row for row in self._saved_rows() if row.component == component))
             else:
                 of_one = [{k: v for k, v in rows.items() if k.component == component} for rows in by_phase]
                 parts.update(max(of_one, key=lambda rows: sum(sized.nbytes for sized in rows.values())))
@@ -266,6 +331,11 @@ class Report:
     @cached_property
     def collectives(self) -> list[Collective]:
         """What this rank sends in one optimizer step, as the engine really does it."""
+        if self.setup.engine == "megatron" and self._profile:
+            from memcalc.engines import megatron
+
+            stage = megatron.stages(self.model, self.setup)[self.pp_rank]
+            return megatron.collectives_of(self.model, self.setup, stage, list(self._rank.profiles))
         return load_engine(self.setup.engine).collectives(self.model, self.setup) if self._profile else []
 
     @cached_property
@@ -294,6 +364,54 @@ class Report:
         return document(self)
 
 
+_ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
+
+
+def _ranks(model: Any, setup: Setup) -> list[_Rank]:
+    if setup.engine == "megatron" and isinstance(model, Model):
+        return _pipeline_ranks(model, setup)
+    held, sums = _held(model, setup)
+    made = _profile(model, setup, held)
+    if isinstance(model, Model) and model.program.source:  # which weights get a gradient the trace has shown
+        held, sums = _held(model, setup)
+    return [_Rank(0, held, sums, (made,) if made else (), _ONE if made else ())]
+
+
+def _pipeline_ranks(model: Model, setup: Setup) -> list[_Rank]:
+    from memcalc.engines import megatron
+    from memcalc.megatron.schedules import states
+
+    out: list[_Rank] = []
+    assert setup.attention is not None
+    kernels = Kernels((), megatron.SOURCE, "modelled")
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", True, kernels=kernels)
+    chosen = range(setup.pp) if setup.pp_rank is None else (setup.pp_rank,)
+    for stage in megatron.stages(model, setup):
+        if stage.rank not in chosen:
+            continue
+        profiles: list[Profile] = []
+        for chunk in stage.chunks:
+            key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.rows))
+            if key not in model.profiles:
+                model.profiles[key] = profile(chunk, choices, setup.micro_batch_size, setup.rows)
+            profiles.append(model.profiles[key])
+        held = megatron.holdings_of(setup, stage)
+        run = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        out.append(_Rank(stage.rank, held, _sums(held), tuple(profiles), tuple(run)))
+    return out
+
+
+def _sums(holdings: Holdings) -> _Sums:
+    return _Sums(
+        _sum(holdings.always),
+        _sum(holdings.forward),
+        _sum(holdings.backward),
+        _sum(holdings.step),
+        _sum(holdings.flush.rows if holdings.flush else ()),
+        tuple(_sum(rows) for rows in holdings.after_backward),
+    )
+
+
 def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
     key = (
         "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
@@ -308,15 +426,7 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
             holdings = holdings._replace(always=(*holdings.always, *kept, *masks))
         else:
             holdings = model.holdings(setup)
-        sums = _Sums(
-            _sum(holdings.always),
-            _sum(holdings.forward),
-            _sum(holdings.backward),
-            _sum(holdings.step),
-            _sum(holdings.flush.rows if holdings.flush else ()),
-            tuple(_sum(rows) for rows in holdings.after_backward),
-        )
-        model.profiles[key] = (holdings, sums)
+        model.profiles[key] = (holdings, _sums(holdings))
     return model.profiles[key]
 
 

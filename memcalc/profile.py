@@ -27,7 +27,7 @@ from memcalc.dtypes import DType, fp32, int64
 from memcalc.families.module import Hooks, Run
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
-from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
+from memcalc.tensor import Autocast, Memory, Sent, StorageRow, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.families.program import Program
@@ -84,6 +84,7 @@ class Trace(NamedTuple):
     source: str = ""
     """What was traced; nothing for a program on paper."""
     kernels: Kernels = TRANSFORMERS
+    sent: tuple[Sent, ...] = ()
 
     @property
     def turn(self) -> int:
@@ -152,7 +153,9 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     if run.hooks is not None:
         memory.enter("backward", None)
         run.hooks.after_backward()
-    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle, kernels=choices.kernels)
+    return Trace(
+        list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent)
+    )
 
 
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:

@@ -25,7 +25,8 @@ class Setup(NamedTuple):
     cp: int
     ep: int
     etp: int
-    pp_rank: int
+    pp_rank: int | None
+    """The pipeline rank that was asked for; None: the worst."""
     zero: int
     shard_group: int
     sequence_parallel: bool
@@ -51,6 +52,11 @@ class Setup(NamedTuple):
     def micro_batches(self) -> int:
         """Forward and backward passes per optimizer step."""
         return self.global_batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a sequence that a tensor between two layers has on one rank."""
+        return (self.seq_len or 1) // (self.tp if self.sequence_parallel else 1)
 
     @property
     def shards(self) -> int:
@@ -87,11 +93,14 @@ def resolve(options: Options, model: Model | None) -> Setup:
     dp = _data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = _precision(options, engine, model)
-    _refuse_what_is_not_modelled(options, model)
-    kernels = _kernels(options, precision, model)
+    _refuse_what_is_not_modelled(options, engine, model)
+    seq_len = None if model is None else _seq_len(options, model)
+    global_batch_size = _global_batch_size(options, dp)
+    if engine == "megatron":
+        _check_megatron(options, seq_len, global_batch_size // (dp * options.micro_batch_size), model)
+    kernels = _kernels(options, precision, engine, model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
-    seq_len = None if model is None else _seq_len(options, model)
     return Setup(
         gpus=options.gpus,
         gpus_per_node=options.gpus_per_node,
@@ -104,12 +113,12 @@ def resolve(options: Options, model: Model | None) -> Setup:
         pp_rank=_pp_rank(options),
         zero=options.zero,
         shard_group=shard_group,
-        sequence_parallel=False,
+        sequence_parallel=_sequence_parallel(options, engine),
         schedule=options.schedule,
         virtual_stages=options.virtual_stages,
         micro_batch_size=options.micro_batch_size,
         seq_len=seq_len,
-        global_batch_size=_global_batch_size(options, dp),
+        global_batch_size=global_batch_size,
         precision=precision,
         grad_dtype=_grad_dtype(options, precision, engine, model),
         optimizer=options.optimizer,
@@ -140,13 +149,14 @@ def _data_parallel_degree(options: Options) -> int:
 _NOT_YET: Final = "is not modelled by this version; allowed: "
 
 
-def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
-    for name in ("tp", "pp", "cp", "ep", "etp", "virtual_stages"):
+def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | None) -> None:
+    split = () if engine == "megatron" else ("tp", "pp", "virtual_stages")
+    for name in (*split, "cp", "ep", "etp"):
         degree: int | None = getattr(options, name)
-        if degree is not None and degree > 1:
-            refuse(name, degree, _NOT_YET + "1")
-    if options.sequence_parallel:
-        refuse("sequence_parallel", "on", "needs tp > 1, which " + _NOT_YET + "off")
+        if degree is not None and degree > 1 and not (name == "etp" and degree == options.tp):
+            refuse(name, degree, (f"with engine {engine} " if name in split else "") + _NOT_YET + "1")
+    if options.sequence_parallel and options.tp == 1:
+        refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
     if model is None:
         return
     if options.padded and not model.program.pads:
@@ -158,7 +168,10 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
             f"for a {model.model_type} " + _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
     only: tuple[tuple[str, tuple[object, ...]], ...] = (
-        ("recompute", ("none", "selective", "full") if options.kernels == "megatron" else ("none", "full")),
+        (
+            "recompute",
+            ("none", "selective", "full") if "megatron" in (options.kernels, engine) else ("none", "full"),
+        ),
     )
     for name, values in only:
         value = getattr(options, name)
@@ -168,10 +181,53 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
 
 
-def _pp_rank(options: Options) -> int:
+def _sequence_parallel(options: Options, engine: str) -> bool:
+    if options.sequence_parallel is None:
+        return options.tp > 1 and engine == "megatron"
+    return options.sequence_parallel
+
+
+def _check_megatron(options: Options, seq_len: int | None, micro_batches: int, model: Model | None) -> None:
+    """What Megatron's own arguments.py and transformer_config.py ask for."""
+    if options.zero > 1:
+        refuse("zero", options.zero, "Megatron's distributed optimizer is ZeRO-1; allowed: 0, 1")
+    if options.optimizer not in ("adamw", "adam") and model is not None:
+        refuse("optimizer", options.optimizer, f"with engine megatron {_NOT_YET}adamw, adam")
+    if options.schedule == "zero-bubble":
+        refuse("schedule", "zero-bubble", f"with engine megatron {_NOT_YET}gpipe, 1f1b, interleaved")
+    if (options.schedule == "interleaved") != (options.virtual_stages > 1):
+        refuse("virtual_stages", options.virtual_stages, "schedule interleaved has 2 or more of them, the others 1")
+    if options.schedule == "interleaved":
+        if options.pp == 1:
+            refuse("schedule", "interleaved", "needs --pp 2 or more; allowed: gpipe, 1f1b")
+        if micro_batches % options.pp:
+            why = f"interleaved needs a multiple of pp {options.pp} micro-batches per step, not {micro_batches}"
+            refuse("schedule", "interleaved", f"{why}; allowed: another --global-batch-size")
+    if model is None:
+        return
+    from memcalc.megatron.architecture import ARCHITECTURES
+
+    if model.model_type not in ARCHITECTURES:
+        refuse("engine", "megatron", f"for a {model.model_type} {_NOT_YET}it for {', '.join(ARCHITECTURES)}")
+    a = ARCHITECTURES[model.model_type](model.program.config)
+    for what, size in (("attention heads", a.heads), ("key/value heads", a.kv_heads), ("ffn", a.ffn)):
+        if size % options.tp:
+            refuse("tp", options.tp, f"{model.name} has {size} {what}; allowed: a divisor of {size}")
+    stages = options.pp * options.virtual_stages
+    if a.layers % stages:
+        refuse(
+            "pp",
+            options.pp,
+            f"{model.name} has {a.layers} layers, not a multiple of {stages} stages; allowed: a divisor",
+        )
+    if _sequence_parallel(options, "megatron") and seq_len is not None and seq_len % options.tp:
+        refuse("seq_len", seq_len, f"sequence parallelism needs a multiple of tp {options.tp}")
+
+
+def _pp_rank(options: Options) -> int | None:
     if options.pp_rank is not None and options.pp_rank >= options.pp:
         refuse("pp_rank", options.pp_rank, f"allowed: 0 to {options.pp - 1} (pp is {options.pp})")
-    return options.pp_rank or 0
+    return options.pp_rank if options.pp > 1 else 0
 
 
 def _engine(options: Options, dp: int, model: Model | None) -> str:
@@ -189,10 +245,6 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
         refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed or fsdp2")
-    if engine == "megatron" and not parallel:
-        refuse(
-            "engine", engine, _NOT_YET + ("none, deepspeed, fsdp2" if options.gpus == 1 else "ddp, deepspeed, fsdp2")
-        )
     if engine == "fsdp2":
         _check_fsdp2(options, model)
     if engine == "deepspeed" and options.optimizer == "muon":
@@ -232,6 +284,8 @@ def _precision(options: Options, engine: str, model: Model | None) -> str:
     precision = options.precision
     if model is None:
         return precision
+    if engine == "megatron" and precision != "bf16-mixed":
+        refuse("precision", precision, f"with engine megatron {_NOT_YET}bf16-mixed")
     allowed = "fp32, bf16-mixed, fp16-mixed"
     if engine != "deepspeed":
         allowed = "fp32, bf16, fp16, bf16-mixed, fp16-mixed, bf16-autocast, fp16-autocast"
@@ -255,6 +309,8 @@ def _grad_dtype(options: Options, precision: str, engine: str, model: Model | No
         if options.grad_dtype not in (None, *allowed):
             refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
         return options.grad_dtype or "fp32"
+    if engine == "megatron":
+        natural = "fp32"
     given = options.grad_dtype
     if given is None or given == natural:
         return natural
@@ -347,8 +403,10 @@ def _attention(options: Options, model: Model) -> str:
     return options.attention
 
 
-def _kernels(options: Options, precision: str, model: Model | None) -> str:
-    kernels = options.kernels or "hf"
+def _kernels(options: Options, precision: str, engine: str, model: Model | None) -> str:
+    kernels = options.kernels or ("megatron" if engine == "megatron" else "hf")
+    if engine == "megatron" and kernels != "megatron":
+        refuse("kernels", kernels, "engine megatron has its own; allowed: megatron")
     if model is None:
         return kernels
     program = model.program

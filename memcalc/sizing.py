@@ -50,6 +50,8 @@ class SizeOnly:
                    "adamw, adam, sgd, sgd-momentum, lion, adamw-8bit")  # fmt: skip
         zero, ranks, total = setup.zero, setup.shards, self.num_parameters
         dtype = setup.compute_dtype
+        if setup.engine == "megatron":
+            return self._megatron(setup)
         if setup.engine == "fsdp2":
             return self._fully_sharded(setup, fp32 if setup.has_master_weights else dtype)
         always = [
@@ -61,6 +63,17 @@ class SizeOnly:
         gradients = _part("gradients", "gradients", DTYPES[setup.grad_dtype], total, ranks if zero >= 2 else 1)
         return Holdings(tuple(always), backward=(gradients,), step=(gradients,), keeps_gradients=False)
 
+    def _megatron(self, setup: Setup) -> Holdings:
+        """16-bit weights, fp32 main gradients, fp32 weights and moments (core/optimizer/distrib_optimizer.py)."""
+        total, ranks = -(-self.num_parameters // (setup.tp * setup.pp)), setup.shards
+        gradients = _part("gradients", "main gradients", fp32, total, 1)
+        always = (
+            _part("parameters", "weights", setup.compute_dtype, total, 1),
+            gradients,
+            *self._states(setup, setup.compute_dtype, -(-total // ranks), total),
+        )
+        return Holdings(always, keeps_gradients=False)
+
     def _fully_sharded(self, setup: Setup, dtype: DType) -> Holdings:
         """Shards of weights, gradients and states of one dtype (torch/distributed/fsdp/_fully_shard)."""
         ranks, total = setup.shards, self.num_parameters
@@ -71,12 +84,12 @@ class SizeOnly:
         always = (_part("parameters", "weights", dtype, total, ranks), *states)
         return Holdings(always, backward=(gradients,), step=(gradients,), keeps_gradients=False)
 
-    def _states(self, setup: Setup, dtype: DType, elements: int) -> list[Row]:
+    def _states(self, setup: Setup, dtype: DType, elements: int, total: int | None = None) -> list[Row]:
         rows: list[Row] = []
         updated = dtype
         if setup.has_master_weights:
             updated = fp32
-            rows.append(_part("optimizer_states", "fp32 master", fp32, self.num_parameters, setup.shards))
+            rows.append(_part("optimizer_states", "fp32 master", fp32, total or self.num_parameters, setup.shards))
         name = "weights" if setup.shards == 1 else "weights of the shard"
         dim = "parameters" if setup.shards == 1 else "⌈parameters/dp⌉"
         states = state_rows(setup, [Parameter(name, (Dim(dim, elements),), 1, False)], updated)

@@ -39,6 +39,18 @@ class StorageRow(NamedTuple):
         return f"{self.scope}: {self.name}"
 
 
+class Sent(NamedTuple):
+    """One call of a collective; `shape` and `dtype` are the full tensor's."""
+
+    axis: str
+    kind: str
+    name: str
+    phase: str
+    layer: int | None
+    shape: Shape
+    dtype: DType
+
+
 class Packer(Protocol):
     """What stands between a node and the tensors that it saves, inside a checkpoint."""
 
@@ -72,6 +84,7 @@ class Memory:
         "rows",
         "scope",
         "segments",
+        "sent",
         "sequence",
     )
 
@@ -80,6 +93,7 @@ class Memory:
         self.log: list[int] = []
         self.rows: list[StorageRow] = []
         self.segments: list[tuple[int, str, int | None]] = []
+        self.sent: list[Sent] = []
         self.phase = ""
         self.layer: int | None = None
         self.scope = ""

@@ -59,7 +59,7 @@ COLLECTIVE = {
 }  # fmt: skip
 FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
-ADDED = {"communication": {"textbook"}}
+ADDED = {"communication": {"textbook"}, "memory": {"ranks"}}
 """What came after the first version."""
 
 

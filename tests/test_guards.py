@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.gpu",
     ),
     ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
+    ("memcalc.megatron",),
     ("memcalc.inputs",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device"),
     ("memcalc.engines",),

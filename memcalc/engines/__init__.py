@@ -16,6 +16,7 @@ ENGINES: Final[dict[str, str]] = {
     "ddp": "memcalc.engines.ddp",
     "deepspeed": "memcalc.engines.deepspeed",
     "fsdp2": "memcalc.engines.fsdp2",
+    "megatron": "memcalc.engines.megatron",
 }
 
 

@@ -87,13 +87,13 @@ def _gated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """FusedRoPEFunc for q and for k: new tensors, packed by token; saves the angles, which take what cos and sin take."""
-    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+    return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, *angles: Tensor) -> Tensor:
     out = new_tensor(x.memory, x.shape, x.dtype, "rotated", heads_inside(x.shape))
     if recording(x):
-        out.node = Node(x.memory, _rotated_backward, (x,), (cos, sin))
+        out.node = Node(x.memory, _rotated_backward, (x,), angles)
     return out
 
 
@@ -105,10 +105,10 @@ def _rotated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """FusedAttnFunc: saves q, k, v, the output and one fp32 logsumexp per query and head; no mask, grouped k and v."""
-    return _fused_attention(q, k, v), None
+    return te_fused_attention(q, k, v), None
 
 
-def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def te_fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return contiguous(transpose(scaled_dot_product_attention(q, k, v, None), 1, 2))
 
 
@@ -116,10 +116,10 @@ def core_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
     """DotProductAttention (megatron/core/transformer/dot_product_attention.py)."""
-    return _core_attention(q, k, v, p), None
+    return dot_product_attention(q, k, v, p), None
 
 
-def _core_attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
     key, value = blocks.repeat_kv(k, q.shape[1]), blocks.repeat_kv(v, q.shape[1])
     scores = _product(q, transpose(key, 2, 3), "attention scores")  # a name of the real forward, to its end
     probabilities = dropout(_masked_softmax(scores), p)
@@ -165,12 +165,12 @@ def core_attention_recomputed(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
     """Selective recomputation (--recompute-activations): q, k and v are kept, the rest of core attention is run again."""
-    return checkpoint(q.memory, _core_attention, q, k, v, p), None
+    return checkpoint(q.memory, dot_product_attention, q, k, v, p), None
 
 
 def fused_attention_recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """The same of the fused kernel: saves its output and logsumexp."""
-    return checkpoint(q.memory, _fused_attention, q, k, v), None
+    return checkpoint(q.memory, te_fused_attention, q, k, v), None
 
 
 def no_mask(run: Run, window: int | None = None) -> None:

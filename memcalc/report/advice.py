@@ -43,7 +43,13 @@ def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
         out.append({"attention": "sdpa"})
         if s.micro_batch_size > 1:
             out.append({"micro_batch_size": s.micro_batch_size // 2})
-    out += [{"zero": stage, "engine": "deepspeed"} for stage in range(s.zero + 1, 4) if s.gpus > 1]
+    if s.engine == "megatron":
+        out += [{"zero": 1}] if s.zero == 0 and s.dp > 1 else []
+        out += [{"recompute": "selective"}] if s.recompute == "none" else []
+    elif s.engine == "fsdp2":
+        out.append({"zero": 3})
+    else:
+        out += [{"zero": stage, "engine": "deepspeed"} for stage in range(s.zero + 1, 4) if s.gpus > 1]
     if s.gpus == 1:
         out.append({"gpus": 8, "zero": 3})
     out += [{"optimizer_implementation": "fused"}, {"optimizer": "adamw-8bit"}]
@@ -67,9 +73,7 @@ def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
     if all(getattr(s, name) == value for name, value in changed.items()):
         return None
     keep: dict[str, Any] = {
-        name: value
-        for name, value in s._asdict().items()
-        if name not in ("dp", "etp", "shard_group", "sequence_parallel", "grad_dtype")
+        name: value for name, value in s._asdict().items() if name not in ("dp", "etp", "shard_group", "grad_dtype")
     }
     if "gpus" in changed:
         keep["engine"] = None

@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memcalc.megatron.schedules import bubble
 from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count
 
@@ -34,7 +35,7 @@ def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
         console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
     narrow = console.width < _NARROW
     parts: list[RenderableType] = [_title(report), *_trace_lines(report), _memory_table(report, narrow)]
-    parts += _phase_lines(report)
+    parts += [*_phase_lines(report), *_pipeline_lines(report)]
     if report.collectives:
         parts += ["", _communication_table(report, narrow), *_communication_lines(report)]
     if rows:
@@ -52,6 +53,7 @@ def _title(report: Report) -> Text:
     parts.append(f"{s.gpus} GPU{'s' if s.gpus > 1 else ''}")
     engine = s.engine if s.engine != "none" else "plain PyTorch"
     parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
+    parts += _layout(report)
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
     if s.seq_len is not None:
         parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
@@ -67,6 +69,29 @@ def _title(report: Report) -> Text:
     text = Text(model.name or count, style="bold")
     text.append("  " + " · ".join(parts), style="not bold")
     return text
+
+
+def _layout(report: Report) -> list[str]:
+    """The parallel degrees, where there is more than data parallelism."""
+    s = report.setup
+    if s.tp == s.pp == 1:
+        return []
+    degrees = " · ".join(f"{name} {degree}" for name, degree in (("tp", s.tp), ("pp", s.pp), ("dp", s.dp)))
+    return [degrees, *(["sequence parallel"] if s.sequence_parallel else [])]
+
+
+def _pipeline_lines(report: Report) -> list[Text]:
+    """The peak of every pipeline rank, and what the pipeline wastes."""
+    s = report.setup
+    if s.pp == 1 or len(report.rank_peaks) == 1:
+        return []
+    peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in report.rank_peaks.items())
+    chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
+    share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
+    return [
+        Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.pp_rank}"),
+        Text(f"{s.schedule}{chunks}, {s.micro_batches} micro-batches: the bubble is {share:.1%} of the ideal time"),
+    ]
 
 
 def _trace_lines(report: Report) -> list[Text]:

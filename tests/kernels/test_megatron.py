@@ -28,7 +28,7 @@ KERNELS: dict[str, Kernel] = {
     "layer_norm": Kernel(megatron.layer_norm, stand_ins.LayerNorm.apply, (X, WEIGHT, WEIGHT)),
     "gelu": Kernel(lambda x: megatron.act(x, "gelu"), stand_ins.GeLU.apply, (X,)),
     "gated": Kernel(megatron._gated, stand_ins.SwiGLU.apply, (X, X)),
-    "rotary": Kernel(lambda x, a: megatron._rotated(x, a, a), stand_ins.Rotated.apply, (HEADS, ANGLES)),
+    "rotary": Kernel(lambda x, a: megatron.rotated(x, a, a), stand_ins.Rotated.apply, (HEADS, ANGLES)),
     "softmax": Kernel(megatron._masked_softmax, stand_ins.MaskedSoftmax.apply, (SCORES,)),
     "cross_entropy": Kernel(
         megatron._cross_entropy, stand_ins.VocabParallelCrossEntropy.apply, (LOGITS, TARGET)

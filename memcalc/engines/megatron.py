@@ -1,0 +1,264 @@
+"""Megatron-Core: GPTModel under tensor, sequence and pipeline parallelism, with main gradients and a distributed optimizer.
+
+Weights are 16 bits, gradients are added up in a contiguous fp32 buffer that is there for good
+(core/distributed/param_and_grad_buffer.py), the optimizer keeps fp32 weights and two moments: 18 bytes per parameter,
+6 + 12/d with `--zero 1`, the distributed optimizer over d data-parallel ranks (core/optimizer/distrib_optimizer.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import lcm
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.collectives import Collective
+from memcalc.dims import Dim, Poly, Shape, evaluate, formula, numel
+from memcalc.dtypes import DType, fp32, int64
+from memcalc.engines.holdings import Holdings, state_rows
+from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
+from memcalc.megatron.schedules import layers_of
+from memcalc.optimizers import Parameter
+from memcalc.rows import Row
+
+if TYPE_CHECKING:
+    from memcalc.families.module import Weight
+    from memcalc.inputs.model import Model
+    from memcalc.profile import Profile
+    from memcalc.setup import Setup
+    from memcalc.tensor import Sent
+
+_BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
+_OPTIMIZER: Final = "megatron/core/optimizer/optimizer.py"
+_DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
+_LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
+SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
+_PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
+
+
+class Stage(NamedTuple):
+    """One pipeline rank: the chunks of the model that it holds."""
+
+    rank: int
+    chunks: tuple[GPTModel, ...]
+
+
+def architecture(model: Model) -> Architecture:
+    """The model as GPTModel's configuration has it."""
+    return ARCHITECTURES[model.model_type](model.program.config)
+
+
+def stages(model: Model, setup: Setup) -> list[Stage]:
+    """All pipeline ranks, first to last."""
+    a = architecture(model)
+    chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
+    out: list[Stage] = []
+    for rank, layers in enumerate(layers_of(a.layers, setup.pp, chunks)):
+        out.append(
+            Stage(
+                rank,
+                tuple(
+                    GPTModel(
+                        a,
+                        Layout(
+                            tensor_parallel=setup.tp,
+                            sequence_parallel=setup.sequence_parallel,
+                            layers=count,
+                            first=rank == 0 and i == 0,
+                            last=rank == setup.pp - 1 and i == chunks - 1,
+                            selective=setup.recompute == "selective",
+                            fused_loss=setup.cross_entropy == "fused",
+                        ),
+                    )
+                    for i, count in enumerate(layers)
+                ),
+            )
+        )
+    return out
+
+
+def weights_of(stage: Stage) -> Counter[Weight]:
+    """The weight classes of a stage and how many of each."""
+    return Counter(weight._replace(layer=None) for chunk in stage.chunks for weight in chunk.weights())
+
+
+def holdings_of(setup: Setup, stage: Stage) -> Holdings:
+    """What is there all the time; the activations of its chunks come from their profiles."""
+    dtype = setup.compute_dtype
+    classes = weights_of(stage)
+    total = sum(numel(w.shape)[0] * n for w, n in classes.items())
+    always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
+    always += [
+        Row("gradients", f"{w.name}: main gradient", w.shape, fp32, n, "always", "modelled", _BUFFER)
+        for w, n in classes.items()
+    ]
+    always += _states(setup, classes, total)
+    always += _buffers(setup, stage)
+    return Holdings(tuple(always), keeps_gradients=False, accumulates=True)
+
+
+def _states(setup: Setup, classes: Counter[Weight], total: int) -> list[Row]:
+    ranks = setup.shards
+    dtype = fp32
+    if setup.zero:
+        unit = lcm(ranks, 128)
+        part = -(-total // unit) * unit // ranks
+        shape: Shape = (Dim("⌈parameters/dp⌉", part),)
+        parameters = [Parameter("flat weights of the shard", shape, 1, False)]
+        master = [
+            Row(
+                "optimizer_states", "fp32 main weights of the shard", shape, fp32, 1, "always", "modelled", _DISTRIBUTED
+            )
+        ]
+    else:
+        parameters = [Parameter(w.name, w.shape, n, False) for w, n in classes.items()]
+        master = [
+            Row("optimizer_states", f"{w.name}: fp32 main weight", w.shape, fp32, n, "always", "modelled", _OPTIMIZER)
+            for w, n in classes.items()
+        ]
+    states = [row for row in state_rows(setup, parameters, dtype) if row.shape]
+    return [*(master if setup.has_master_weights else []), *states]
+
+
+def _buffers(setup: Setup, stage: Stage) -> list[Row]:
+    dtype = setup.compute_dtype
+    batch, whole, shard = sequence_dims(setup)
+    first, last = stage.chunks[0].layout.first, stage.chunks[-1].layout.last
+    hidden = stage.chunks[0].hidden
+    rows: list[Row] = []
+    if first:
+        rows.append(Row("buffers", "tokens", (batch, whole), int64, life="the step's batch", source="the caller"))
+    if last:
+        rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
+        rows.append(Row("buffers", "loss mask", (batch, whole), fp32, life="the step's batch", source="the caller"))
+    if setup.sequence_parallel:
+        rows.append(
+            Row("buffers", "all-gather buffer", (batch, whole, hidden), dtype, 1, "always", "modelled", _LAYERS)
+        )
+    shapes = {w.shape for w in weights_of(stage) if len(w.shape) == 2 and "embedding" not in w.name}
+    for shape in sorted(shapes, key=lambda s: -numel(s)[0]):
+        source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
+        rows.append(Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source))
+    if setup.pp > 1:
+        copies = 2 * len(stage.chunks)
+        rows.append(
+            Row(
+                "buffers", "last input of a stage and its gradient", (batch, shard, hidden), dtype, copies, "always",
+                "modelled", _PIPELINE,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
+    """batch, the whole sequence and the shard between layers, as polynomials in batch and the shard."""
+    one: Poly = (0, 1, 0, 0, 0, 0)
+    batch = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
+    if not setup.sequence_parallel:
+        return batch, Dim("seq", 1, one), Dim("seq", 1, one)
+    return batch, Dim("seq", 1, (0, setup.tp, 0, 0, 0, 0)), Dim("seq/tp", 1, one)
+
+
+# --- communication
+
+
+def collectives_of(model: Model, setup: Setup, stage: Stage, profiles: list[Profile]) -> list[Collective]:
+    """What one rank of this stage sends in a step."""
+    out: list[Collective] = []
+    for chunk, profile in zip(stage.chunks, profiles, strict=True):
+        out += _tensor_parallel(setup, chunk, profile)
+    out += _pipeline(setup, stage)
+    return [*out, *_data_parallel(setup, stage), *_replicated(setup, stage)]
+
+
+def _tensor_parallel(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Collective]:
+    batch, rows = setup.micro_batch_size, setup.rows
+    calls: Counter[Sent] = Counter()
+    run = profile.run
+    for sent in run.sent:
+        times = 1 + run.middle.more if sent.layer is not None and sent.layer in run.middle.early else 1
+        calls[sent._replace(layer=None if sent.layer is None else 0)] += times
+    out: list[Collective] = []
+    for sent, n in calls.items():
+        each = evaluate(numel(sent.shape)[1], batch, rows) * sent.dtype.itemsize
+        count = n * setup.micro_batches
+        out.append(
+            Collective(
+                sent.axis, sent.kind, sent.name, sent.phase, sent.dtype.name, setup.tp, count, count * each,  # type: ignore[arg-type]
+                f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
+                "decoder.layers.*" if sent.layer is not None else None, source=_LAYERS,
+            )
+        )  # fmt: skip
+    return out
+
+
+def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
+    if setup.pp == 1:
+        return []
+    dtype, micro = setup.compute_dtype, setup.micro_batches
+    each = setup.micro_batch_size * setup.rows * stage.chunks[0].hidden.size * dtype.itemsize
+    forwards = sum(not chunk.layout.last for chunk in stage.chunks)
+    backwards = sum(not chunk.layout.first for chunk in stage.chunks)
+    name = "seq/tp" if setup.sequence_parallel else "seq"
+
+    def one(what: str, phase: str, boundaries: int) -> Collective:
+        calls = boundaries * micro
+        formula = f"{calls}·batch·{name}·hidden·{dtype.itemsize} B = {calls}·{each} B"
+        return Collective(
+            "pp", "send", what, phase, dtype.name, setup.pp, calls, calls * each, formula, source=_PIPELINE
+        )
+
+    out = [one("hidden states to the next stage", "forward", forwards)] if forwards else []
+    return out + ([one("their gradient to the stage before", "backward", backwards)] if backwards else [])
+
+
+def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
+    if setup.dp == 1:
+        return []
+    total = sum(numel(w.shape)[0] * n for w, n in weights_of(stage).items())
+    dtype = setup.compute_dtype
+    if not setup.zero:
+        return [_of_parameters("all_reduce", "main gradients", "backward", fp32, setup.dp, total, _BUFFER)]
+    return [
+        _of_parameters("reduce_scatter", "main gradients", "backward", fp32, setup.dp, total, _BUFFER),
+        _of_parameters("all_gather", "updated weights", "step", dtype, setup.dp, total, _DISTRIBUTED),
+    ]
+
+
+def _of_parameters(
+    kind: str, name: str, phase: str, dtype: DType, ranks: int, total: int, source: str, axis: str = "dp"
+) -> Collective:
+    payload = total * dtype.itemsize
+    formula = f"parameters of the stage·{dtype.itemsize} B = {total}·{dtype.itemsize} B"
+    return Collective(axis, kind, name, phase, dtype.name, ranks, 1, payload, formula, source=source)  # type: ignore[arg-type]
+
+
+def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
+    """finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first and the last stage."""
+    out: list[Collective] = []
+    source = "megatron/core/distributed/finalize_model_grads.py"
+    if setup.sequence_parallel:
+        norms = sum(
+            numel(w.shape)[0] * n
+            for w, n in weights_of(stage).items()
+            if w.component == "norm" or w.name.endswith(("linear_proj.bias", "linear_fc2.bias"))
+        )
+        out.append(_of_parameters("all_reduce", "gradients of norms", "step", fp32, setup.tp, norms, source, "tp"))
+    layout = stage.chunks[0].layout, stage.chunks[-1].layout
+    if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
+        a = stage.chunks[0].a
+        table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
+        out.append(_of_parameters("all_reduce", "gradient of the tied embedding", "step", fp32, 2, table, source, "pp"))
+    return out
+
+
+def holdings(model: Model, setup: Setup) -> Holdings:
+    return holdings_of(setup, stages(model, setup)[setup.pp_rank or 0])
+
+
+def collectives(model: Model, setup: Setup) -> list[Collective]:
+    raise NotImplementedError("a stage's collectives need its profiles: collectives_of")
+
+
+def textbook(model: Model, setup: Setup) -> list[Collective]:
+    return []

@@ -1,0 +1,1 @@
+"""Megatron-Core's GPTModel on paper: its layouts, its collectives, its pipeline schedules."""

@@ -1,0 +1,324 @@
+"""GPTModel (megatron/core/models/gpt/gpt_model.py) on one tensor-parallel rank of one pipeline stage.
+
+Written after transformer_layer.py, attention.py, mlp.py and language_model_embedding.py with Transformer Engine's and
+Megatron's fused kernels (`memcalc.kernels.megatron`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.autograd import Node, checkpoint
+from memcalc.dims import Dim, Shape, merge
+from memcalc.dtypes import boolean, fp32, int64
+from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.families.program import Program
+from memcalc.kernels import megatron as kernels
+from memcalc.megatron.layers import (
+    TensorParallel,
+    column_parallel,
+    row_parallel,
+    vocab_parallel_embedding,
+)
+from memcalc.ops.elementwise import like, recording
+from memcalc.ops.shape import contiguous, split, transpose, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from memcalc.families.module import Run
+    from memcalc.megatron.architecture import Architecture
+
+
+class Layout(NamedTuple):
+    """What of the model one rank has."""
+
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    context_parallel: int = 1
+    layers: int = 1
+    first: bool = True
+    """Whether the stage has the embedding."""
+    last: bool = True
+    """Whether it has the head and the loss."""
+    selective: bool = False
+    fused_loss: bool = False
+
+
+def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:
+    """`--make-vocab-size-divisible-by` times tp (megatron/training/tokenizer/tokenizer.py)."""
+    unit = multiple * tensor_parallel
+    return -(-vocab // unit) * unit
+
+
+def part(name: str, size: int, ranks: int) -> Dim:
+    """An equal part of a dim."""
+    assert size % ranks == 0
+    return Dim(name if ranks == 1 else f"{name}/tp", size // ranks)
+
+
+class GPTModel(Program):
+    """One rank's modules. `run.seq` is the shard of the sequence that a tensor between layers has."""
+
+    def __init__(self, a: Architecture, layout: Layout) -> None:
+        super().__init__(a)
+        self.a, self.layout = a, layout
+        tp = layout.tensor_parallel
+        self.layers = layout.layers
+        self.max_seq_len = a.positions
+        self.hidden = Dim("hidden", a.hidden)
+        self.heads, self.kv_heads = part("heads", a.heads, tp), part("kv_heads", a.kv_heads, tp)
+        self.head_dim = Dim("head_dim", a.head_dim)
+        self.q, self.kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
+        qkv = "(heads+2·kv_heads)·head_dim"
+        self.qkv = Dim(qkv if tp == 1 else f"{qkv}/tp", self.q.size + 2 * self.kv.size)
+        self.ffn = part("ffn", a.ffn, tp)
+        self.fc1 = Dim(f"2·{self.ffn.name}", 2 * self.ffn.size) if a.gated else self.ffn
+        self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
+
+    # --- parameters
+
+    def weights(self) -> Iterator[Weight]:
+        a, layout = self.a, self.layout
+        if layout.first or (layout.last and a.tied):
+            yield Weight("embedding.word_embeddings.weight", (self.vocab, self.hidden), "embedding")
+        if layout.first and a.positions is not None:
+            table = (Dim("positions", a.positions), self.hidden)
+            yield Weight("embedding.position_embeddings.weight", table, "embedding")
+        yield from self.stack("decoder.layers")
+        if layout.last:
+            yield from self.norm_weights("decoder.final_layernorm", self.hidden)
+            if not a.tied:
+                yield Weight("output_layer.weight", (self.vocab, self.hidden), "head")
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        a = self.a
+        yield from self.norm_weights("input_layernorm", self.hidden)
+        yield Weight("self_attention.linear_proj.weight", (self.hidden, self.q), "attention")
+        if a.linear_bias:
+            yield Weight("self_attention.linear_proj.bias", (self.hidden,), "attention")
+        yield Weight("self_attention.linear_qkv.weight", (self.qkv, self.hidden), "attention")
+        if a.qkv_bias:
+            yield Weight("self_attention.linear_qkv.bias", (self.qkv,), "attention")
+        if a.qk_norm:
+            yield from self.norm_weights("self_attention.q_layernorm", self.head_dim)
+            yield from self.norm_weights("self_attention.k_layernorm", self.head_dim)
+        yield from self.norm_weights("pre_mlp_layernorm", self.hidden)
+        yield Weight("mlp.linear_fc1.weight", (self.fc1, self.hidden), "mlp")
+        if a.linear_bias:
+            yield Weight("mlp.linear_fc1.bias", (self.fc1,), "mlp")
+        yield Weight("mlp.linear_fc2.weight", (self.hidden, self.ffn), "mlp")
+        if a.linear_bias:
+            yield Weight("mlp.linear_fc2.bias", (self.hidden,), "mlp")
+
+    def norm_weights(self, name: str, width: Dim) -> Iterator[Weight]:
+        yield Weight(f"{name}.weight", (width,), "norm")
+        if not self.a.rms_norm:
+            yield Weight(f"{name}.bias", (width,), "norm")
+
+    def buffers(self) -> Iterator[Buffer]:
+        if self.a.positions is None:
+            yield Buffer("rotary_pos_emb.inv_freq", (Dim("head_dim/2", self.a.head_dim // 2),), fp32)
+
+    def branch(self, batch: int, seq: int) -> Hashable:
+        return batch == 1, seq == 1
+
+    # --- forward
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        root = Module(run, "")
+        ranks = self.layout.tensor_parallel
+        seq = run.seq
+        tp = TensorParallel(ranks, False, seq, seq)
+        if self.layout.sequence_parallel:
+            c = seq.poly
+            whole = Dim("seq", ranks * seq.size, tuple(ranks * x for x in c))  # type: ignore[arg-type]
+            tp = TensorParallel(ranks, True, whole, Dim("seq/tp", seq.size, c))
+        labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
+        hidden_states = self.embed(root / "embedding", tp, labels) if self.layout.first else self.received(run, tp)
+        angles = self.rotary(run, tp)
+        hidden_states = self.decoder(root / "decoder", tp, hidden_states, angles)
+        if not self.layout.last:
+            return hidden_states
+        run.memory.scope = "output_layer"
+        tied = root / "embedding.word_embeddings"
+        weight = (tied if self.a.tied else root / "output_layer").weight()
+        logits = column_parallel(root / "output_layer", tp, hidden_states, weight)
+        return self.loss(run, tp, logits, labels)
+
+    def received(self, run: Run, tp: TensorParallel) -> Tensor:
+        """The last stage's output, received into a buffer that wants a gradient."""
+        shape = (run.batch, tp.shard, self.hidden)
+        out = new_tensor(run.memory, shape, run.dtype, "received hidden states")
+        out.node = Node(run.memory, _sent_back, ())
+        return out
+
+    def embed(self, m: Module, tp: TensorParallel, ids: Tensor) -> Tensor:
+        learned = self.a.positions is not None
+        scatters = tp.sequence_parallel and not learned
+        words = m / "word_embeddings"
+        word_embeddings = vocab_parallel_embedding(words, tp, words.weight(), ids, scatters=scatters)
+        with m:
+            embeddings = word_embeddings
+            if learned:
+                position_embeddings = (m / "position_embeddings").embedding(ids)
+                embeddings = word_embeddings + position_embeddings
+            if not scatters:
+                embeddings = _copy(embeddings, "sequence first")
+            if tp.sequence_parallel and learned:
+                embeddings = _scattered(tp, embeddings, m.path)
+            return _dropout(embeddings, self.a.hidden_dropout)
+
+    def rotary(self, run: Run, tp: TensorParallel) -> Tensor | None:
+        """RotaryEmbedding.forward: the angles of all positions, in fp32."""
+        if self.a.positions is not None:
+            return None
+        return new_tensor(run.memory, (tp.whole, self.head_dim), fp32, "rotary angles")
+
+    @module
+    def decoder(self, m: Module, tp: TensorParallel, hidden_states: Tensor, angles: Tensor | None) -> Tensor:
+        run = m.run
+        for i in range(self.layers):
+            run.memory.enter(run.memory.phase, i)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, tp, angles)
+        run.memory.enter(run.memory.phase, None)
+        return self.norm(m / "final_layernorm", hidden_states) if self.layout.last else hidden_states
+
+    @module
+    def layer(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+        residual = hidden_states
+        input_layernorm_output = self.norm(m / "input_layernorm", hidden_states)
+        attention_output = self.self_attention(m / "self_attention", input_layernorm_output, tp, angles)
+        hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
+        residual = hidden_states
+        pre_mlp_layernorm_output = self.norm(m / "pre_mlp_layernorm", hidden_states)
+        mlp_output = self.mlp(m / "mlp", pre_mlp_layernorm_output, tp)
+        return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+
+    def norm(self, m: Module, x: Tensor) -> Tensor:
+        if self.a.rms_norm:
+            return kernels.rms_norm(m, x)
+        with m:
+            return kernels.layer_norm(x, m.weight(), m.weight("bias"))
+
+    @module
+    def self_attention(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+        qkv = m / "linear_qkv"
+        mixed_qkv = column_parallel(qkv, tp, hidden_states, qkv.weight(), qkv.optional("bias"))
+        batch, seq, _ = mixed_qkv.shape
+        query, key, value = split(mixed_qkv, self.q, self.kv, self.kv)
+        query = transpose(view(query, batch, seq, self.heads, self.head_dim), 1, 2)
+        key = transpose(view(key, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        value = transpose(view(value, batch, seq, self.kv_heads, self.head_dim), 1, 2)
+        if self.a.qk_norm:
+            query, key = self.norm(m / "q_layernorm", query), self.norm(m / "k_layernorm", key)
+        if angles is not None:
+            query, key = kernels.rotated(query, angles), kernels.rotated(key, angles)
+            value = _copy(value, "value")  # out of the joined projection
+        del mixed_qkv
+        core_attn_out = self.core_attention(m, query, key, value)
+        core_attn_out = view(core_attn_out, batch, seq, self.q)
+        del query, key, value
+        return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
+
+    def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        memory, p = m.run.memory, self.a.attention_dropout
+        with m / "core_attention":
+            if m.run.attention == "eager":
+                if self.layout.selective:
+                    return checkpoint(memory, kernels.dot_product_attention, q, k, v, p)
+                return kernels.dot_product_attention(q, k, v, p)
+            if self.layout.selective:
+                return checkpoint(memory, kernels.te_fused_attention, q, k, v)
+            return kernels.te_fused_attention(q, k, v)
+
+    @module
+    def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel) -> Tensor:
+        fc1, fc2 = m / "linear_fc1", m / "linear_fc2"
+        intermediate_parallel = column_parallel(fc1, tp, hidden_states, fc1.weight())
+        intermediate_parallel = self.activation(intermediate_parallel, fc1.optional("bias"))
+        return row_parallel(fc2, tp, intermediate_parallel, fc2.weight())
+
+    def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """bias_swiglu_impl, bias_gelu_impl: saves its input (and the bias)."""
+        out = new_tensor(x.memory, (*x.shape[:-1], self.ffn), x.dtype, "gated" if self.a.gated else "gelu")
+        inputs = (x,) if bias is None else (x, bias)
+        if recording(*inputs):
+            out.node = Node(x.memory, _activation_backward, inputs, inputs)
+        return out
+
+    def bias_dropout_add(self, m: Module, x: Tensor, residual: Tensor) -> Tensor:
+        """bias_dropout_add_fused_train: one kernel; saves the dropout's mask."""
+        bias, p = m.optional("bias"), self.a.hidden_dropout
+        out = like(residual, "bias, dropout and residual added")
+        saved = (like(x, "dropout mask", boolean),) if p else ()
+        inputs = (x, residual) if bias is None else (x, residual, bias)
+        if recording(*inputs):
+            out.node = Node(x.memory, _bias_dropout_add_backward, inputs, saved, p)
+        return out
+
+    def loss(self, run: Run, tp: TensorParallel, logits: Tensor, labels: Tensor) -> Tensor:
+        tokens = (run.batch, tp.whole)
+        if not self.layout.fused_loss:
+            for name in ("maximum of the logits", "logits of the targets", "sum of exponentials"):
+                tp.send(run.memory, "all_reduce", name, tokens, fp32)
+            return kernels.vocab_parallel_cross_entropy(run, logits, labels)
+        three = (*tokens, Dim("3·tp", 3 * tp.ranks))
+        tp.send(run.memory, "all_gather", "softmax statistics", three, fp32)
+        return kernels.fused_cross_entropy(run, logits, labels)
+
+
+def _sent_back(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return []
+
+
+def _copy(x: Tensor, name: str) -> Tensor:
+    out = new_tensor(x.memory, x.shape, x.dtype, name)
+    if recording(x):
+        out.node = Node(x.memory, _copy_backward, (x,))
+    return out
+
+
+def _copy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [grads[0]]
+
+
+def _scattered(tp: TensorParallel, x: Tensor, name: str) -> Tensor:
+    """scatter_to_sequence_parallel_region, cloned: the whole can go."""
+    shape: Shape = (x.shape[0], tp.shard, x.shape[2])
+    out = new_tensor(x.memory, shape, x.dtype, "shard of the embeddings")
+    if recording(x):
+        out.node = Node(x.memory, _scattered_backward, (x,), (), (tp, name))
+    return out
+
+
+def _scattered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    tp, name = node.context
+    shape, dtype = node.metadata[0]
+    tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, dtype)
+    return [new_tensor(node.memory, shape, dtype, "gathered gradient")]
+
+
+def _dropout(x: Tensor, p: float) -> Tensor:
+    from memcalc.ops.elementwise import dropout
+
+    return dropout(x, p)
+
+
+def _activation_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    x, *bias = node.unpack()
+    grad = like(x, "activation gradient")
+    return [grad, *(like(b, "bias gradient") for b in bias)]
+
+
+def _bias_dropout_add_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _mask = node.unpack()
+    grad = grads[0]
+    grad_x = like(grad, "dropout gradient") if node.context else grad
+    bias = [new_tensor(node.memory, (grad.shape[-1],), grad.dtype, "bias gradient")] if len(node.edges) == 3 else []
+    return [grad_x, grad, *bias]
+
+
+__all__ = ["GPTModel", "Layout", "padded_vocab", "part"]
+_ = (contiguous, int64)

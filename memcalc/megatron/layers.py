@@ -1,0 +1,147 @@
+"""Tensor-parallel layers (megatron/core/tensor_parallel/layers.py, mappings.py) over sizes, with what they send.
+
+Activations are (batch, sequence, …) here and (sequence, batch, …) there: the same bytes. With sequence parallelism the
+tensors between the layers are shards of the sequence: a column-parallel layer gathers its input into a buffer that is
+there for good, keeps the shard, and gathers again for the gradient of its weight; a row-parallel one reduce-scatters.
+Gradients of weights are added to the main gradients by the kernel that makes them (gradient_accumulation_fusion).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim
+from memcalc.dtypes import boolean, int64
+from memcalc.ops.elementwise import like, recording
+from memcalc.tensor import Sent, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.collectives import Kind
+    from memcalc.dtypes import DType
+    from memcalc.families.module import Module
+    from memcalc.tensor import Memory
+
+
+class TensorParallel(NamedTuple):
+    """The tensor-parallel group, and the two lengths that a sequence has."""
+
+    ranks: int
+    sequence_parallel: bool
+    whole: Dim
+    """The sequence inside attention and MLP."""
+    shard: Dim
+    """The sequence between them: an equal part of `whole` with sequence parallelism, `whole` without."""
+
+    def send(self, memory: Memory, kind: Kind, name: str, shape: tuple[Dim, ...], dtype: DType) -> None:
+        """Note a collective over the group; `shape` is that of its payload."""
+        if self.ranks > 1:
+            memory.sent.append(Sent("tp", kind, name, memory.phase, memory.layer, shape, dtype))
+
+
+def column_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """ColumnParallelLinear: weight (out/tp, in). `bias` is added by a kernel of its own, unless a later one takes it."""
+    batch, _, width = x.shape
+    if tp.sequence_parallel:
+        tp.send(x.memory, "all_gather", f"input of {m.path}", (batch, tp.whole, width), x.dtype)
+    with m:
+        out = new_tensor(x.memory, (batch, tp.whole, weight.shape[0]), x.dtype, "column-parallel output")
+        if bias is not None:
+            out = like(out, "with its bias")
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    if recording(*inputs):
+        out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, m.path))
+    return out
+
+
+def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    tp, name = node.context
+    x, _weight = node.unpack()
+    grad = grads[0]
+    whole = (x.shape[0], tp.whole, x.shape[2])
+    if tp.sequence_parallel:
+        tp.send(node.memory, "all_gather", f"input of {name}, again", whole, x.dtype)
+    grad_x = new_tensor(node.memory, whole, grad.dtype, "input gradient")
+    if tp.sequence_parallel:
+        whole_grad, grad_x = grad_x, like(x, "shard of the input gradient")
+        tp.send(node.memory, "reduce_scatter", f"input gradient of {name}", whole, grad.dtype)
+        del whole_grad
+    else:
+        tp.send(node.memory, "all_reduce", f"input gradient of {name}", whole, grad.dtype)
+    out: list[Tensor | None] = [grad_x, None]
+    return [*out, _bias_gradient(node, grad)] if len(node.edges) == 3 else out
+
+
+def _bias_gradient(node: Node, grad: Tensor) -> Tensor:
+    return new_tensor(node.memory, (grad.shape[-1],), grad.dtype, "bias gradient")
+
+
+def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Tensor:
+    """RowParallelLinear: x (…, in/tp), weight (out, in/tp) -> the sum over the ranks; its bias is left to the next kernel."""
+    batch = x.shape[0]
+    shape = (batch, tp.whole, weight.shape[0])
+    node = (
+        Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, m.path)) if recording(x, weight) else None
+    )
+    with m:
+        out = new_tensor(x.memory, shape, x.dtype, "row-parallel output")
+        if tp.sequence_parallel:
+            partial, out = out, new_tensor(x.memory, (batch, tp.shard, weight.shape[0]), x.dtype, "shard of the sum")
+            tp.send(x.memory, "reduce_scatter", f"output of {m.path}", shape, x.dtype)
+            del partial
+        else:
+            tp.send(x.memory, "all_reduce", f"output of {m.path}", shape, x.dtype)
+    out.node = node
+    return out
+
+
+def _row_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    tp, name = node.context
+    x, weight = node.unpack()
+    grad = grads[0]
+    if tp.sequence_parallel:
+        shape = (x.shape[0], tp.whole, weight.shape[0])
+        grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
+        tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
+    return [new_tensor(node.memory, x.shape, grad.dtype, "input gradient"), None]
+
+
+def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: Tensor, *, scatters: bool) -> Tensor:
+    """VocabParallelEmbedding: table (vocab/tp, hidden). `scatters`: straight into shards of the sequence."""
+    memory = table.memory
+    with m:
+        looked_up, outside = ids, None
+        if tp.ranks > 1:
+            below, above = like(ids, "below", boolean), like(ids, "above", boolean)
+            outside = like(ids, "outside the vocabulary", boolean)
+            del below, above
+            copied = like(ids, "ids", int64)
+            looked_up = like(ids, "masked ids", int64)
+            del copied
+        shape = (*ids.shape, table.shape[1])
+        out = new_tensor(memory, shape, table.dtype, "embeddings")
+        saved = (looked_up,) if outside is None else (looked_up, outside)
+        node = Node(memory, _embedding_backward, (table,), saved, (tp, scatters, m.path)) if recording(table) else None
+        if scatters:
+            batch_first, out = out, like(out, "sequence first")
+            del batch_first
+            partial, out = out, new_tensor(memory, (ids.shape[0], tp.shard, shape[2]), out.dtype, "shard of the sum")
+            tp.send(memory, "reduce_scatter", f"output of {m.path}", shape, out.dtype)
+            del partial
+        else:
+            tp.send(memory, "all_reduce", f"output of {m.path}", shape, out.dtype)
+    out.node = node
+    return out
+
+
+def _embedding_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    tp, scatters, name = node.context
+    saved = node.unpack()
+    grad = grads[0]
+    if scatters:
+        shape = (saved[0].shape[0], tp.whole, grad.shape[2])
+        grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
+        tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
+    if tp.ranks > 1:
+        grad = like(grad, "gradient inside the vocabulary")
+    return [new_tensor(node.memory, node.metadata[0][0], grad.dtype, f"{name} weight gradient")]

@@ -1,0 +1,69 @@
+"""In which order a pipeline rank runs forwards and backwards, and what is in flight meanwhile.
+
+1F1B and interleaved 1F1B as megatron/core/pipeline_parallel/schedules.py has them; GPipe is all forwards, then all backwards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+Kind = Literal["forward", "backward"]
+
+
+class State(NamedTuple):
+    """One forward or backward of a model chunk, and how many micro-batches of which chunks are saved meanwhile."""
+
+    kind: Kind
+    chunk: int
+    in_flight: tuple[int, ...]
+    """Micro-batches of each chunk whose forward is done and whose backward is not, the running one left out."""
+
+
+def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[State]:
+    """The distinct states of one pipeline rank in a step."""
+    live: Counter[int] = Counter()
+    found: dict[State, None] = {}
+    for kind, chunk in _order(schedule, rank, ranks, micro_batches, chunks):
+        if kind == "backward":
+            live[chunk] -= 1
+        found.setdefault(State(kind, chunk, tuple(live[c] for c in range(chunks))))
+        if kind == "forward":
+            live[chunk] += 1
+    return list(found)
+
+
+def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[tuple[Kind, int]]:
+    if schedule == "gpipe":
+        warmup = micro_batches
+    elif chunks == 1:
+        warmup = min(ranks - rank - 1, micro_batches)
+    else:
+        warmup = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, micro_batches * chunks)
+        if micro_batches == ranks:
+            warmup = micro_batches * chunks
+    total = micro_batches * chunks
+
+    def chunk_of(i: int) -> int:  # groups of `ranks` micro-batches go through one chunk after the other
+        return i % (ranks * chunks) // ranks
+
+    for i in range(warmup):
+        yield "forward", chunk_of(i)
+    for i in range(total - warmup):
+        yield "forward", chunk_of(warmup + i)
+        yield "backward", chunks - 1 - chunk_of(i)
+    for i in range(total - warmup, total):
+        yield "backward", chunks - 1 - chunk_of(i)
+
+
+def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """Idle time over the ideal time of a step: (p-1)/m, or (p-1)/(v·m) (Narayanan et al. 2021, arXiv 2104.04473)."""
+    return (ranks - 1) / (micro_batches * (chunks if schedule == "interleaved" else 1))
+
+
+def layers_of(layers: int, ranks: int, chunks: int = 1) -> list[list[int]]:
+    """Layers of each rank's chunks: an equal number each. ValueError where they do not divide."""
+    if layers % (ranks * chunks):
+        raise ValueError(f"{layers} layers do not divide by {ranks * chunks}")
+    return [[layers // (ranks * chunks)] * chunks for _ in range(ranks)]

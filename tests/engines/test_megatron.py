@@ -1,0 +1,260 @@
+"""Megatron's engine against Megatron-Core's GPTModel, Korthikanti et al. 2022 (arXiv 2205.05198) and published runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from megatron_oracle import gpt_model
+
+import memcalc
+from memcalc.dims import numel
+from memcalc.dtypes import bf16, fp32
+from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
+from memcalc.profile import Choices, Trace, full_profile, profile, trace
+from memcalc.rows import Item
+from memcalc.units import GIB
+
+GPT = Architecture(
+    layers=3, hidden=64, heads=8, kv_heads=8, head_dim=8, ffn=256, vocab=1000, gated=False, rms_norm=False, qkv_bias=True,
+    linear_bias=True, qk_norm=False, positions=32, tied=True,
+)  # fmt: skip
+LLAMA = Architecture(
+    layers=2, hidden=64, heads=8, kv_heads=4, head_dim=16, ffn=96, vocab=300, gated=True, rms_norm=True, qkv_bias=False,
+    linear_bias=False, qk_norm=False, positions=None, tied=False,
+)  # fmt: skip
+QWEN = Architecture(
+    layers=2, hidden=64, heads=8, kv_heads=4, head_dim=16, ffn=96, vocab=300, gated=True, rms_norm=True, qkv_bias=True,
+    linear_bias=False, qk_norm=True, positions=None, tied=True,
+)  # fmt: skip
+WITH_DROPOUT = Architecture(
+    layers=3, hidden=64, heads=8, kv_heads=8, head_dim=8, ffn=256, vocab=1000, gated=False, rms_norm=False, qkv_bias=True,
+    linear_bias=True, qk_norm=False, positions=32, tied=True, hidden_dropout=0.1, attention_dropout=0.1,
+)  # fmt: skip
+SPLITS = [(1, False), (2, False), (2, True), (4, False), (4, True)]
+splits = pytest.mark.parametrize(("tp", "sequence_parallel"), SPLITS)
+
+
+def run(a: Architecture, tp: int, sequence_parallel: bool, *, batch: int = 2, seq: int = 32, **how: Any) -> Trace:
+    layout = Layout(tp, sequence_parallel, layers=a.layers, selective=how.pop("selective", False))
+    choices = Choices(bf16, "eager", how.pop("recompute", False), True)
+    return trace(GPTModel(a, layout), choices, batch, seq // tp if sequence_parallel else seq, a.layers)
+
+
+def nbytes(row: Any) -> int:
+    return numel(row.shape)[0] * row.dtype.itemsize
+
+
+def saved(of: Trace) -> list[Any]:
+    alive: set[int] = set()
+    for event in of.log[: of.forward_end]:
+        (alive.add if event >= 0 else alive.discard)(event if event >= 0 else ~event)
+    return [of.rows[i] for i in alive if of.rows[i].component == "activation"]
+
+
+# --- the real GPTModel
+
+
+@splits
+@pytest.mark.parametrize("a", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+def test_parameters_and_collectives_are_gpt_models(a: Architecture, tp: int, sequence_parallel: bool) -> None:
+    vocab = padded_vocab(a.vocab, tp)
+    real = gpt_model(a, tensor_parallel=tp, sequence_parallel=sequence_parallel, vocab=vocab, batch=2, seq=32)
+    model = GPTModel(a, Layout(tp, sequence_parallel, layers=a.layers))
+    ours = {w.name.replace("*", str(w.layer)): tuple(d.size for d in w.shape) for w in model.weights()}
+    assert ours == real.parameters
+    sent = Counter((s.phase, s.kind, nbytes(s)) for s in run(a, tp, sequence_parallel).sent)
+    if tp == 1:  # the loss's three go over a group of one
+        assert (sent, set(real.calls.values())) == (Counter(), {3})
+    else:
+        assert sent == real.calls
+
+
+# --- Korthikanti et al. 2022
+
+
+@splits
+def test_a_layer_keeps_what_the_paper_counts(tp: int, sequence_parallel: bool) -> None:
+    """sbh(10 + 24/t + 5as/ht), everything over t with sequence parallelism (equations 2 and 4); norms' statistics, which the
+    paper leaves out, are the fp32 rows."""
+    a, batch, seq = WITH_DROPOUT, 2, 32
+    sbh, core = seq * batch * a.hidden, 5 * a.heads * seq / a.hidden
+    rows = [row for row in saved(run(a, tp, sequence_parallel)) if row.layer == 1 and row.dtype is not fp32]
+    assert sum(map(nbytes, rows)) == (sbh / tp * (34 + core) if sequence_parallel else sbh * (10 + 24 / tp + core / tp))
+
+
+@splits
+def test_recomputation(tp: int, sequence_parallel: bool) -> None:
+    """34sbh/t selective with sequence parallelism, 2sbh full (over t where the input is a shard)."""
+    a, sbh = WITH_DROPOUT, 32 * 2 * 64
+    rows = [r for r in saved(run(a, tp, sequence_parallel, selective=True)) if r.layer == 1 and r.dtype is not fp32]
+    assert sum(map(nbytes, rows)) == (34 * sbh / tp if sequence_parallel else sbh * (10 + 24 / tp))
+    rows = [row for row in saved(run(a, tp, sequence_parallel, recompute=True)) if row.layer == 1]
+    assert sum(map(nbytes, rows)) == 2 * sbh / (tp if sequence_parallel else 1)
+
+
+def gpt(hidden: int, heads: int, layers: int) -> dict[str, Any]:
+    dropouts = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.1)
+    sizes = {"n_embd": hidden, "n_head": heads, "n_layer": layers, "n_positions": 2048, "vocab_size": 51200}
+    return {"model_type": "gpt2", **sizes, **dropouts}
+
+
+def matrices(items: list[Item]) -> int:
+    """Parameters of the layers' matrices: 12h² a layer over the ranks."""
+    return sum(
+        item.nbytes // 2
+        for item in items
+        if item.component == "parameters" and "layers.*" in item.name and len(item.shape) > 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "none", "both"),
+    [
+        (gpt(6144, 64, 48), {"gpus": 8, "tp": 8, "micro_batch_size": 4, "global_batch_size": 4}, 59.25, 9.5625),
+        (
+            gpt(12288, 96, 96),
+            {"gpus": 64, "tp": 8, "pp": 8, "schedule": "interleaved", "virtual_stages": 3, "global_batch_size": 64},
+            66.84375,
+            12.3515625,
+        ),
+    ],
+    ids=["22B", "175B"],
+)
+def test_the_papers_tables(model: dict[str, Any], layout: dict[str, Any], none: float, both: float) -> None:
+    """Figure 1 and table 3: 45.5625 GiB of weights, gradients and states (18 bytes per parameter of the layers), and the
+    activations of the first stage without any of the two techniques and with both."""
+
+    def report(**options: Any) -> Any:
+        return memcalc.estimate(
+            model, engine="megatron", attention="eager", seq_len=2048, pp_rank=0, **layout, **options
+        )
+
+    plain = report(sequence_parallel=False)
+    assert 18 * matrices(plain.items) == 45.5625 * GIB
+    assert activations(plain) == none * GIB
+    assert activations(report(sequence_parallel=True, recompute="selective")) == both * GIB
+
+
+def activations(report: Any) -> int:
+    """Saved in the layers, without the norms' statistics. A chunk's first layer keeps what comes from elsewhere."""
+    inputs = ("received hidden states", "embedding: dropout") if report.setup.pp > 1 else ()
+    return sum(
+        item.nbytes
+        for item in report.items
+        if item.component == "saved_activations"
+        and (item.name in inputs or item.name.startswith("decoder.layers.*"))
+        and item.dtype in ("bf16", "bool")
+    )
+
+
+# --- a published run
+
+
+def test_megatrons_recorded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron-LM's functional test gpt3_7b, tp 4 on 8 H100s: 19.24 GiB between steps, peak 53.22 GiB allocated."""
+    gpt3_7b = Architecture(
+        layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=16384, vocab=131073, gated=False, rms_norm=False,
+        qkv_bias=True, linear_bias=True, qk_norm=False, positions=None, tied=False, hidden_dropout=0.1,
+        attention_dropout=0.1,
+    )  # fmt: skip
+    monkeypatch.setitem(ARCHITECTURES, "llama", lambda _: gpt3_7b)  # type: ignore[arg-type]
+    config = {"model_type": "llama", "num_key_value_heads": 8, "intermediate_size": 16384, "vocab_size": 131073}
+    report = memcalc.estimate(
+        config, gpus=8, tp=4, zero=1, sequence_parallel=False, seq_len=8192, micro_batch_size=2, global_batch_size=8,
+        gpu="h100-80gb",
+    )  # fmt: skip
+    assert report.phases["step"] == pytest.approx(
+        19.24 * GIB, rel=0.01
+    )  # workspaces of cuBLAS and TE are in the record
+    assert report.allocated == pytest.approx(53.22 * GIB, rel=0.005)
+
+
+# --- properties
+
+
+def test_stages_sum_to_the_model() -> None:
+    model = memcalc.load_model("llama-2-7b")
+    whole = memcalc.estimate(model, engine="megatron", gpus=1)
+    parts = [
+        memcalc.estimate(model, engine="megatron", gpus=8, pp=4, tp=2, pp_rank=rank, global_batch_size=8)
+        for rank in range(4)
+    ]
+    norms = 2 * sum(i.nbytes for i in whole.items if i.component == "parameters" and "norm" in i.name)
+    assert 2 * sum(part.total("parameters") for part in parts) == whole.total("parameters") + norms // 2
+
+
+def test_the_worst_rank_is_named_and_any_can_be_asked_for() -> None:
+    options: dict[str, Any] = {"gpus": 8, "pp": 8, "global_batch_size": 32, "seq_len": 4096}
+    worst = memcalc.estimate("llama-7b", **options)
+    each = [memcalc.estimate("llama-7b", pp_rank=rank, **options).peak for rank in range(8)]
+    assert worst.peak == max(each)
+    assert list(worst.rank_peaks.values()) == each
+    assert worst.to_dict()["memory"]["rank"] == {"pp": each.index(max(each))}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_stage_is_extended_in_depth(recompute: bool, sequence_parallel: bool) -> None:
+    for first, last in ((True, True), (False, False), (True, False), (False, True)):
+        layout = Layout(2, sequence_parallel, layers=15, first=first, last=last)
+        chunk, choices = GPTModel(LLAMA, layout), Choices(bf16, "sdpa", recompute, True)
+        short, full = profile(chunk, choices, 2, 16), full_profile(chunk, choices, 2, 16)
+        for made, whole in ((short.forward, full.forward), (short.backward, full.backward)):
+            assert max(sum(m.poly) for m in made) == max(sum(m.poly) for m in whole)
+        assert short.saved.poly == full.saved.poly
+
+
+def test_tensor_parallelism_with_and_without_sequence_parallelism_moves_the_same_bytes_forward() -> None:
+    def wire(sequence_parallel: bool) -> int:
+        report = memcalc.estimate("llama-7b", gpus=4, tp=4, sequence_parallel=sequence_parallel)
+        return sum(c.wire for c in report.collectives if c.axis == "tp" and c.phase == "forward" and c.layer)
+
+    assert wire(False) == wire(True)
+
+
+def test_pipeline_sends_cross_every_boundary() -> None:
+    options: dict[str, Any] = {"gpus": 4, "pp": 4, "global_batch_size": 8, "seq_len": 128}
+    each = 128 * 4096 * 2
+    sent = [
+        sum(c.payload for c in memcalc.estimate("llama-7b", pp_rank=rank, **options).collectives if c.axis == "pp")
+        for rank in range(4)
+    ]
+    assert sent == [8 * each, 16 * each, 16 * each, 8 * each]
+
+
+def test_bytes_per_parameter() -> None:
+    for ranks in (1, 2, 64):
+        report = memcalc.estimate(params=2**30, engine="megatron", zero=1, gpus=ranks)
+        assert report.peak == (6 + 12 / ranks) * 2**30
+    assert memcalc.estimate(params=2**30, engine="megatron", gpus=8).peak == 18 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads; allowed: a divisor of 32"),
+        ({"pp": 3, "gpus": 3}, "--pp 3: llama-7b has 32 layers, not a multiple of 3 stages"),
+        ({"tp": 2, "gpus": 2, "zero": 3}, "--tp 2: with engine fsdp2 is not modelled"),
+        ({"tp": 2, "gpus": 2, "zero": 2, "engine": "megatron"}, "--zero 2: Megatron's distributed optimizer is ZeRO-1"),
+        ({"tp": 2, "gpus": 2, "seq_len": 33}, "--seq-len 33: sequence parallelism needs a multiple of tp 2"),
+        ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: schedule interleaved has 2 or more"),
+        ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: with engine megatron is not modelled"),
+        ({"tp": 2, "gpus": 2, "kernels": "hf"}, "--kernels hf: engine megatron has its own; allowed: megatron"),
+        ({"tp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: with engine megatron is not modelled"),
+        ({"tp": 2, "gpus": 2, "optimizer": "sgd"}, "--optimizer sgd: with engine megatron"),
+        ({"pp": 2, "gpus": 2, "pp_rank": 2}, "--pp-rank 2: allowed: 0 to 1 (pp is 2)"),
+        ({"sequence_parallel": True}, "--sequence-parallel on: needs tp > 1"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate("llama-7b", **options)
+    assert line in str(error.value)
+
+
+def test_a_type_without_an_architecture_is_refused() -> None:
+    with pytest.raises(memcalc.InputError, match="--engine megatron: for a mixtral is not modelled"):
+        memcalc.estimate("mixtral-8x7b", gpus=8, tp=2)
