@@ -84,6 +84,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "phimoe": ("memcalc.families.phimoe", "Phimoe"),
     "dbrx": ("memcalc.families.dbrx", "Dbrx"),
     "llama4_text": ("memcalc.families.llama4_text", "Llama4Text"),
+    "minimax": ("memcalc.families.minimax", "MiniMax"),
     "minimax_m2": ("memcalc.families.minimax_m2", "MiniMaxM2"),
     "flex_olmo": ("memcalc.families.flex_olmo", "FlexOlmo"),
     "dots1": ("memcalc.families.dots1", "Dots1"),
@@ -96,6 +97,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "deepseek_v2": ("memcalc.families.deepseek_v2", "DeepseekV2"),
     "deepseek_v3": ("memcalc.families.deepseek_v3", "DeepseekV3"),
     "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),
+    "qwen3_next": ("memcalc.families.qwen3_next", "Qwen3Next"),
     "qwen3_moe": ("memcalc.families.qwen3_moe", "Qwen3Moe"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

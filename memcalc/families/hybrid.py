@@ -1,12 +1,14 @@
-"""Stacks in which state-space mixers take the place of attention in some layers: what Jamba and Bamba share."""
+"""Stacks in which something else takes the place of attention in some layers: what such families share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.families.blocks import position_ids
+from memcalc.families.config import LayerTypesConfig
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.module import Module, Weight, module
+from memcalc.families.module import Module, Run, Weight, module
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
@@ -14,10 +16,57 @@ if TYPE_CHECKING:
     from memcalc.tensor import Tensor
 
 
+LinearOrFull = Literal["linear_attention", "full_attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOrFullConfig(LayerTypesConfig):
+    """A family some of whose layers have an attention that is linear in the sequence."""
+
+    layer_types: list[LinearOrFull] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def default_kind(self, i: int) -> LinearOrFull:
+        """What layer `i` has where `layer_types` is left out."""
+        raise NotImplementedError
+
+    @property
+    def kinds(self) -> list[LinearOrFull]:
+        """What each layer has."""
+        if self.layer_types is not None:
+            return list(self.layer_types)
+        return [self.default_kind(i) for i in range(self.num_hidden_layers)]
+
+
 def refuse_null_head_dim(config: Mapping[str, Any]) -> None:
     """A type whose class has no `head_dim` takes one that is given as it is (`getattr(config, "head_dim", ...)`)."""
     if config.get("head_dim", 1) is None:
         raise ValueError("field `head_dim` is null; it should be a number or left out")
+
+
+class LinearOrFullLayers(Llama):
+    """Layers take what their kind has of masks and rotary positions. The configuration is a LinearOrFullConfig."""
+
+    polynomial = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.kinds: list[LinearOrFull] = config.kinds
+
+    def linear(self, i: int) -> bool:
+        """Whether layer `i` has the attention that is linear."""
+        return self.kinds[i] == "linear_attention"
+
+    def variant(self, i: int) -> Hashable:
+        return super().variant(i), self.kinds[i]
+
+    def layer_kind(self, i: int) -> str:
+        return self.kinds[i]
+
+    def masks(self, run: Run) -> dict[str, Tensor | None]:
+        return {**super().masks(run), "linear_attention": None}  # it would say what is padding: there is none
+
+    def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
+        return dict.fromkeys(("full_attention", "linear_attention"), self.position_embeddings(m, positions))
 
 
 class Hybrid(Llama):

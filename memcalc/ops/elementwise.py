@@ -341,6 +341,14 @@ def cast(a: Tensor, dtype: DType, name: str = "") -> Tensor:
     return record(like(a, name or f"cast to {dtype}", dtype), _cast_backward, (a,), context=a.dtype)
 
 
+def cast_row_major(a: Tensor, dtype: DType, name: str = "") -> Tensor:
+    """a.to(dtype, memory_format=torch.contiguous_format): row-major if it is a copy."""
+    if a.dtype is dtype:
+        return a
+    out = new_tensor(a.memory, a.shape, dtype, name or f"cast to {dtype}")
+    return record(out, _cast_backward, (a,), context=a.dtype)
+
+
 def _cast_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "cast gradient", node.context)]
 

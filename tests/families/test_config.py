@@ -35,6 +35,7 @@ ELSEWHERE: dict[str, Any] = {
     "rotary_pct": 0.25,
     "head_dim": None,
     "sliding_window_pattern": 4,
+    "full_attention_interval": 4,
 }
 """What transformers reads from a config.json although its class has no such field."""
 
@@ -237,6 +238,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba", "expand": 1.5}, "expand"),
     ({"model_type": "mamba2", "hidden_size": 100}, "hidden_size 100 * expand 2"),
     ({"model_type": "mamba2", "n_groups": 3}, "n_groups 3"),
+    ({"model_type": "qwen3_next", "linear_num_key_heads": 3}, "linear_num_value_heads 32"),
+    ({"model_type": "qwen3_next", "layer_types": ["linear_attention"]}, "layer_types has 1 entries"),
+    ({"model_type": "minimax", "num_key_value_heads": None}, "num_key_value_heads None"),
     ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset 8"),
     ({"model_type": "jamba", "head_dim": None}, "head_dim null"),
     ({"model_type": "bamba", "z_loss_coefficient": 0.1}, "z_loss_coefficient 0.1"),
