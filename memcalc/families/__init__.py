@@ -68,6 +68,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "ctrl": ("memcalc.families.ctrl", "CTRL"),
     "gpt_neox_japanese": ("memcalc.families.gpt_neox_japanese", "GPTNeoXJapanese"),
     "mixtral": ("memcalc.families.mixtral", "Mixtral"),
+    "rwkv": ("memcalc.families.rwkv", "Rwkv"),
     "mamba": ("memcalc.families.mamba", "Mamba"),
     "mamba2": ("memcalc.families.mamba2", "Mamba2"),
     "jamba": ("memcalc.families.jamba", "Jamba"),

@@ -174,6 +174,11 @@ def neg(a: Tensor) -> Tensor:
     return record(like(a, "neg"), _scale_backward, (a,))
 
 
+def one_minus(a: Tensor) -> Tensor:
+    """1 - a: saves nothing; the gradient is the incoming one negated."""
+    return record(like(a, "one minus"), _scale_backward, (a,))
+
+
 def tanh(a: Tensor) -> Tensor:
     """tanh(a): saves its result."""
     out = like(a, "tanh")
@@ -293,11 +298,30 @@ def maximum(a: Tensor, other: Tensor) -> Tensor:
 
 def _maximum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     a, _other = node.unpack()
-    # where(a == other, grad / 2, grad).masked_fill_(a < other, 0): temporaries live until the expression's end.
-    _half, _equal = like(grads[0], "maximum gradient"), like(a, "maximum gradient", boolean)
-    grad = like(grads[0], "maximum gradient")
-    _less = like(a, "maximum gradient", boolean)
-    return [grad]
+    return [_of_the_larger(grads[0], a)]
+
+
+def larger(a: Tensor, b: Tensor) -> Tensor:
+    """torch.maximum(a, b) of one shape: saves both."""
+    node = Node(a.memory, _larger_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = of_two(a, b, "larger")
+    out.node = node
+    return out
+
+
+def _larger_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    a, b = node.unpack()
+    grad_b = _of_the_larger(grads[0], b) if node.needs(1) else None
+    grad_a = _of_the_larger(grads[0], a) if node.needs(0) else None
+    return [grad_a, grad_b]
+
+
+def _of_the_larger(incoming: Tensor, a: Tensor) -> Tensor:
+    # where(a == b, grad / 2, grad).masked_fill_(a < b, 0): temporaries live until the expression's end.
+    _half, _equal = like(incoming, "larger gradient"), like(a, "larger gradient", boolean)
+    grad = like(incoming, "larger gradient")
+    _less = like(a, "larger gradient", boolean)
+    return grad
 
 
 def add_(a: Tensor, b: Tensor) -> Tensor:

@@ -211,6 +211,8 @@ OPS: dict[str, Op] = {
     "add_": Op(lambda a, b: elementwise.add_(a * 1.0, b), lambda a, b: (a * 1.0).add_(b), [dense(FOUR, SIX)] * 2),
     "scale_": Op(lambda a: elementwise.scale_(a * 1.0), lambda a: (a * 1.0).mul_(2.0), [dense(FOUR, SIX)]),
     "maximum-of-two": Op(elementwise.maximum, torch.max, [dense(FOUR, SIX), dense(grad=False)]),
+    "larger": Op(elementwise.larger, torch.maximum, [dense(FOUR, SIX), dense(FOUR, SIX)]),
+    "one_minus": Op(lambda a: elementwise.one_minus(a) * a, lambda a: (1 - a) * a, [dense(FOUR, SIX)]),
     "masked_fill": Op(
         lambda a, mask: elementwise.where_else(mask, a, "filled"),
         lambda a, mask: a.masked_fill(mask, 1.0),
