@@ -79,6 +79,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "glm4_moe": ("memcalc.families.glm4_moe", "Glm4Moe"),
     "granitemoe": ("memcalc.families.granitemoe", "GraniteMoe"),
     "granitemoeshared": ("memcalc.families.granitemoeshared", "GraniteMoeShared"),
+    "granitemoehybrid": ("memcalc.families.granitemoehybrid", "GraniteMoeHybrid"),
     "olmoe": ("memcalc.families.olmoe", "Olmoe"),
     "ernie4_5_moe": ("memcalc.families.ernie4_5_moe", "Ernie4_5_Moe"),
     "hunyuan_v1_moe": ("memcalc.families.hunyuan_v1_moe", "HunYuanMoEV1"),

@@ -238,6 +238,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba", "expand": 1.5}, "expand"),
     ({"model_type": "mamba2", "hidden_size": 100}, "hidden_size 100 * expand 2"),
     ({"model_type": "mamba2", "n_groups": 3}, "n_groups 3"),
+    ({"model_type": "granitemoehybrid", "mamba_n_heads": 100}, "mamba_n_heads 100"),
     ({"model_type": "rwkv", "num_hidden_layers": 1}, "num_hidden_layers 1"),
     ({"model_type": "qwen3_next", "linear_num_key_heads": 3}, "linear_num_value_heads 32"),
     ({"model_type": "qwen3_next", "layer_types": ["linear_attention"]}, "layer_types has 1 entries"),
