@@ -42,6 +42,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "seed_oss": ("memcalc.families.seed_oss", "SeedOss"),
     "hunyuan_v1_dense": ("memcalc.families.hunyuan_v1_dense", "HunYuanDenseV1"),
     "nemotron": ("memcalc.families.nemotron", "Nemotron"),
+    "nemotron_h": ("memcalc.families.nemotron_h", "NemotronH"),
     "arcee": ("memcalc.families.arcee", "Arcee"),
     "cwm": ("memcalc.families.cwm", "Cwm"),
     "vaultgemma": ("memcalc.families.vaultgemma", "VaultGemma"),

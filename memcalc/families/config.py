@@ -294,7 +294,7 @@ class DecoderConfig(RotaryConfig):
 # --- layers that differ
 
 
-_LEGACY_LAYER_TYPES: Mapping[str, str] = {
+LEGACY_LAYER_TYPES: Mapping[str, str] = {
     "attention": "full_attention",
     "mamba": "linear_attention",
 }
@@ -313,7 +313,7 @@ class LayerTypesConfig(RotaryConfig):
         named = super().renamed(config)
         kinds = named.get("layer_types")
         if isinstance(kinds, list):
-            named["layer_types"] = [_LEGACY_LAYER_TYPES.get(str(kind), kind) for kind in cast("list[Any]", kinds)]
+            named["layer_types"] = [LEGACY_LAYER_TYPES.get(str(kind), kind) for kind in cast("list[Any]", kinds)]
         return named
 
     def check(self) -> None:
