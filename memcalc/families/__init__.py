@@ -43,6 +43,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "hunyuan_v1_dense": ("memcalc.families.hunyuan_v1_dense", "HunYuanDenseV1"),
     "nemotron": ("memcalc.families.nemotron", "Nemotron"),
     "nemotron_h": ("memcalc.families.nemotron_h", "NemotronH"),
+    "apertus": ("memcalc.families.apertus", "Apertus"),
     "arcee": ("memcalc.families.arcee", "Arcee"),
     "cwm": ("memcalc.families.cwm", "Cwm"),
     "vaultgemma": ("memcalc.families.vaultgemma", "VaultGemma"),
@@ -100,7 +101,11 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "deepseek_v2": ("memcalc.families.deepseek_v2", "DeepseekV2"),
     "deepseek_v3": ("memcalc.families.deepseek_v3", "DeepseekV3"),
     "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),
+    "lfm2": ("memcalc.families.lfm2", "Lfm2"),
+    "lfm2_moe": ("memcalc.families.lfm2_moe", "Lfm2Moe"),
     "qwen3_next": ("memcalc.families.qwen3_next", "Qwen3Next"),
+    "qwen3_5_text": ("memcalc.families.qwen3_5_text", "Qwen35Text"),
+    "qwen3_5_moe_text": ("memcalc.families.qwen3_5_moe_text", "Qwen35MoeText"),
     "qwen3_moe": ("memcalc.families.qwen3_moe", "Qwen3Moe"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

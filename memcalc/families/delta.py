@@ -86,13 +86,17 @@ class GatedDeltaNet:
         key = reshape(key, batch, seq, self.key_heads, self.key_dim)
         value = reshape(value, batch, seq, self.value_heads, self.value_dim)
         beta = sigmoid(b)
-        g = -exp(cast(m.weight("A_log"), fp32)) * softplus(cast(a, fp32) + m.weight("dt_bias"))
+        g = self.decay(m, a)
         core_attn_out = chunk_gated_delta_rule(query, key, value, g, beta)
         core_attn_out = reshape(core_attn_out, merge(batch, seq, self.value_heads), self.value_dim)
         z = reshape(z, merge(batch, seq, self.value_heads), self.value_dim)
         core_attn_out = self.norm(m / "norm", core_attn_out, z)
         core_attn_out = reshape(core_attn_out, batch, seq, self.values)
         return (m / "out_proj").linear(core_attn_out)
+
+    def decay(self, m: Module, a: Tensor) -> Tensor:
+        """The logarithm of what is left of the state after a token."""
+        return -exp(cast(m.weight("A_log"), fp32)) * softplus(cast(a, fp32) + m.weight("dt_bias"))
 
     def fix_query_key_value_ordering(
         self, mixed_qkvz: Tensor, mixed_ba: Tensor
@@ -123,6 +127,45 @@ class GatedDeltaNet:
         hidden_states = m.weight() * cast(hidden_states, input_dtype)
         hidden_states = hidden_states * act(cast(gate, fp32), "silu")
         return cast(hidden_states, input_dtype)
+
+
+class ProjectedApart(GatedDeltaNet):
+    """Qwen3_5GatedDeltaNet (models/qwen3_5/modeling_qwen3_5.py): four projections, each in order."""
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        weights = list(super().weights(path))
+        yield from (w for w in weights if not w.name.startswith(f"{path}.in_proj"))
+        yield from (w for w in weights if w.name.startswith(f"{path}.in_proj"))
+
+    def projection_weights(self, path: str) -> Iterator[Weight]:
+        yield from linear_weights(f"{path}.in_proj_qkv", self.hidden, self.conv_dim, "mixer", bias=False)
+        yield from linear_weights(f"{path}.in_proj_z", self.hidden, self.values, "mixer", bias=False)
+        yield from linear_weights(f"{path}.in_proj_b", self.hidden, self.value_heads, "mixer", bias=False)
+        yield from linear_weights(f"{path}.in_proj_a", self.hidden, self.value_heads, "mixer", bias=False)
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+        batch, seq, _ = hidden_states.shape
+        mixed_qkv = (m / "in_proj_qkv").linear(hidden_states)
+        mixed_qkv = transpose(mixed_qkv, 1, 2)
+        z = (m / "in_proj_z").linear(hidden_states)
+        z = reshape(z, batch, seq, self.value_heads, self.value_dim)
+        b = (m / "in_proj_b").linear(hidden_states)
+        a = (m / "in_proj_a").linear(hidden_states)
+        mixed_qkv = causal_conv1d(m / "conv1d", mixed_qkv, self.activation)
+        mixed_qkv = transpose(mixed_qkv, 1, 2)
+        query, key, value = split(mixed_qkv, self.keys, self.keys, self.values)
+        query = reshape(query, batch, seq, self.key_heads, self.key_dim)
+        key = reshape(key, batch, seq, self.key_heads, self.key_dim)
+        value = reshape(value, batch, seq, self.value_heads, self.value_dim)
+        beta = sigmoid(b)
+        g = self.decay(m, a)
+        core_attn_out = chunk_gated_delta_rule(query, key, value, g, beta)
+        core_attn_out = reshape(core_attn_out, merge(batch, seq, self.value_heads), self.value_dim)
+        z = reshape(z, merge(batch, seq, self.value_heads), self.value_dim)
+        core_attn_out = self.norm(m / "norm", core_attn_out, z)
+        core_attn_out = reshape(core_attn_out, batch, seq, self.values)
+        return (m / "out_proj").linear(core_attn_out)
 
 
 def l2norm(x: Tensor) -> Tensor:

@@ -47,14 +47,16 @@ class LinearOrFullLayers(Llama):
     """Layers take what their kind has of masks and rotary positions. The configuration is a LinearOrFullConfig."""
 
     polynomial = False
+    other_kind = "linear_attention"
+    """What layers without full attention have."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.kinds: list[LinearOrFull] = config.kinds
+        self.kinds: list[str] = config.kinds
 
     def linear(self, i: int) -> bool:
-        """Whether layer `i` has the attention that is linear."""
-        return self.kinds[i] == "linear_attention"
+        """Whether layer `i` has something else than full attention."""
+        return self.kinds[i] == self.other_kind
 
     def variant(self, i: int) -> Hashable:
         return super().variant(i), self.kinds[i]
@@ -63,16 +65,17 @@ class LinearOrFullLayers(Llama):
         return self.kinds[i]
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
-        return {**super().masks(run), "linear_attention": None}  # it would say what is padding: there is none
+        return {**super().masks(run), self.other_kind: None}  # it would say what is padding: there is none
 
     def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
-        return dict.fromkeys(("full_attention", "linear_attention"), self.position_embeddings(m, positions))
+        return dict.fromkeys(("full_attention", self.other_kind), self.position_embeddings(m, positions))
 
 
 class Hybrid(Llama):
     """Llama's stack with a `mamba` in the place of some layers' `self_attn`, and other names."""
 
     polynomial = False
+    final_norm = "final_layernorm"
     mixer: Any
 
     def mixes(self, i: int) -> bool:
@@ -81,10 +84,6 @@ class Hybrid(Llama):
 
     def variant(self, i: int) -> Hashable:
         return self.mixes(i)
-
-    def weights(self) -> Iterator[Weight]:
-        for weight in super().weights():
-            yield weight._replace(name="model.final_layernorm.weight") if weight.name == "model.norm.weight" else weight
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.mixer.weights("mamba") if self.mixes(i) else self.attention_weights()
@@ -115,7 +114,7 @@ class Hybrid(Llama):
             hidden_states, _attn_weights = outputs
             del outputs
         run.memory.enter(run.memory.phase, None)
-        return self.norm(m / "final_layernorm", hidden_states)
+        return self.norm(m / self.final_norm, hidden_states)
 
     @module
     def layer(  # pyright: ignore[reportIncompatibleMethodOverride]

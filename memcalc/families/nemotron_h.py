@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from memcalc.tensor import Tensor
 
+NO_POSITIONS: Any = None
 Block = Literal["linear_attention", "full_attention", "moe", "mlp"]
 
 _PATTERN: Mapping[str, Block] = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
@@ -254,7 +255,7 @@ class NemotronH(Llama):
         if block == "linear_attention":
             hidden_states = self.mixer.forward(m / "mixer", hidden_states)
         elif block == "full_attention":
-            hidden_states, _weights = self.attention(m / "mixer", hidden_states, (), mask)
+            hidden_states, _weights = self.attention(m / "mixer", hidden_states, NO_POSITIONS, mask)
         elif block == "mlp":
             hidden_states = self.mlp(m / "mixer", hidden_states)
         else:

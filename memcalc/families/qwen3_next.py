@@ -85,18 +85,16 @@ class Qwen3NextConfig(DeltaConfig):
         check_experts(self, "num_experts", "hidden_size", "moe_intermediate_size")
 
 
-class Qwen3Next(LinearOrFullLayers, GatedSharedExpert):
-    """The program of Qwen3NextForCausalLM."""
+class DeltaLayers(LinearOrFullLayers):
+    """Llama's stack with the gated delta rule in some layers and gated attention in the others. The configuration is a
+    DeltaConfig."""
 
-    autocasts = False
-    pads = False
-
-    Config = Qwen3NextConfig
+    delta_net: type[GatedDeltaNet] = GatedDeltaNet
     norm = Gemma.norm
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.delta = GatedDeltaNet(
+        self.delta = self.delta_net(
             hidden=self.hidden, key_heads=config.linear_num_key_heads, value_heads=config.linear_num_value_heads,
             key_dim=config.linear_key_head_dim, value_dim=config.linear_value_head_dim,
             kernel=config.linear_conv_kernel_dim, activation=config.hidden_act,
@@ -162,3 +160,12 @@ class Qwen3Next(LinearOrFullLayers, GatedSharedExpert):
         key_states = transpose(self.norm(m / "k_norm", key_states), 1, 2)
         value_states = view((m / "v_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
         return query_states, key_states, transpose(value_states, 1, 2)
+
+
+class Qwen3Next(DeltaLayers, GatedSharedExpert):
+    """The program of Qwen3NextForCausalLM."""
+
+    autocasts = False
+    pads = False
+
+    Config = Qwen3NextConfig

@@ -288,8 +288,29 @@ def _where_else_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "where gradient")]
 
 
+def where_of_two(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """torch.where(condition, a, b): saves the condition."""
+    node = Node(a.memory, _where_of_two_backward, (a, b), (condition,)) if recording(a, b) else None
+    out = of_two(a, b, "chosen")
+    out.node = node
+    return out
+
+
+def _where_of_two_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    _condition = node.unpack()
+    grad_b = _where_gradient(grads[0]) if node.needs(1) else None
+    grad_a = _where_gradient(grads[0]) if node.needs(0) else None
+    return [grad_a, grad_b]
+
+
+def _where_gradient(grad: Tensor) -> Tensor:
+    """where(condition, grad, 0): the zero becomes a tensor first."""
+    _zero = new_tensor(grad.memory, (), grad.dtype, "zero")
+    return like(grad, "where gradient")
+
+
 def maximum(a: Tensor, other: Tensor) -> Tensor:
-    """torch.max(a, other) with an `other` that wants no gradient: saves both."""
+    """torch.max(a, other) or torch.min(a, other) with an `other` that wants no gradient: saves both."""
     node = Node(a.memory, _maximum_backward, (a,), (a, other)) if recording(a) else None
     out = of_two(a, other, "maximum")
     out.node = node

@@ -150,6 +150,7 @@ def torch_mul_view_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 OPS: dict[str, Op] = {
     "exp": Op(exponential.exp, torch.exp, [dense(FOUR, SIX)]),
+    "expm1": Op(exponential.expm1, torch.expm1, [dense(FOUR, SIX)]),
     "softplus": Op(exponential.softplus, F.softplus, [dense(FOUR, SIX)]),
     "depthwise_conv1d": Op(
         lambda x, w, b: convolution.depthwise_conv1d(x, w, b, 2),
@@ -223,6 +224,12 @@ OPS: dict[str, Op] = {
         lambda a, mask: torch.where(mask, a, torch.tensor(1.0)),
         [dense(FOUR, SIX), Arg((SIX,), boolean)],
     ),
+    "where-of-two": Op(
+        lambda a, b, condition: elementwise.where_of_two(condition, a, b),
+        lambda a, b, condition: torch.where(condition, a, b),
+        [dense(FOUR, SIX), dense(FOUR, SIX), Arg((FOUR, SIX), boolean)],
+    ),
+    "minimum-of-two": Op(elementwise.maximum, torch.min, [dense(FOUR, SIX), dense(grad=False)]),
     "bloom-gelu": Op(bloom.bloom_gelu, lambda a: torch_bloom_gelu(a), [dense(FOUR, SIX)]),
     "neg": Op(elementwise.neg, torch.neg, [dense(FOUR, SIX)]),
     "tanh": Op(elementwise.tanh, torch.tanh, [dense(FOUR, SIX)]),
@@ -440,6 +447,7 @@ UNCAST = {
     "cumsum",
     "depthwise_conv1d",
     "exp",
+    "expm1",
     "sdpa-math",
     "softplus",
     "solve_triangular",
