@@ -44,6 +44,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "nemotron": ("memcalc.families.nemotron", "Nemotron"),
     "nemotron_h": ("memcalc.families.nemotron_h", "NemotronH"),
     "apertus": ("memcalc.families.apertus", "Apertus"),
+    "olmo_hybrid": ("memcalc.families.olmo_hybrid", "OlmoHybrid"),
     "arcee": ("memcalc.families.arcee", "Arcee"),
     "cwm": ("memcalc.families.cwm", "Cwm"),
     "vaultgemma": ("memcalc.families.vaultgemma", "VaultGemma"),

@@ -26,6 +26,7 @@ DERIVED = {
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
     "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
     "attention_hidden_size", "intermediate_size", "layers_block_type", "full_attn_idxs",
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
     "time_step_rank", "mamba_dt_rank", "mamba_d_head",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
@@ -248,6 +249,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen3_5_text", "linear_num_key_heads": 3}, "linear_num_value_heads 32"),
     ({"model_type": "qwen3_5_moe_text", "num_experts": 4}, "num_experts_per_tok 8"),
     ({"model_type": "apertus", "num_key_value_heads": 5}, "num_key_value_heads 5"),
+    ({"model_type": "olmo_hybrid", "num_hidden_layers": 1, "layer_types": ["full_attention"]}, "need both"),
     ({"model_type": "rwkv", "num_hidden_layers": 1}, "num_hidden_layers 1"),
     ({"model_type": "qwen3_next", "linear_num_key_heads": 3}, "linear_num_value_heads 32"),
     ({"model_type": "qwen3_next", "layer_types": ["linear_attention"]}, "layer_types has 1 entries"),
