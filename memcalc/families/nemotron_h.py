@@ -149,6 +149,7 @@ class NemotronH(Llama):
 
     Config = NemotronHConfig
     polynomial = False
+    embedding = "model.embeddings"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

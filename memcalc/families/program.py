@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.autograd import checkpoint
 from memcalc.families.module import Weight
+from memcalc.ops.matmul import linear
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -26,6 +28,10 @@ class Program:
     """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`)."""
     routed: tuple[int, int] = (1, 1)
     """Experts that a token is sent to, and routed experts."""
+    embedding: str = "model.embed_tokens"
+    """The module that looks tokens up, whose weight the logits are made with where it is tied."""
+    unembedding: str = "lm_head"
+    """The module that makes the logits."""
     layers: int
     layer: Any
     """The forward of one layer, a method."""
@@ -76,6 +82,16 @@ class Program:
         """Run forward and backward into the run's memory; where in its log forward ends. For what is not on paper."""
         raise NotImplementedError
 
+    @property
+    def head_name(self) -> str:
+        """The module whose weight the logits are made with."""
+        return self.embedding if self.config.tie_word_embeddings else self.unembedding
+
+    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
+        """The logits. A tied head can still have a bias of its own."""
+        root.run.memory.scope = self.unembedding
+        return linear(hidden_states, (root / self.head_name).weight(), (root / self.unembedding).optional("bias"))
+
     # --- the stack of layers
 
     def variant(self, i: int) -> Hashable:
@@ -107,9 +123,10 @@ class Program:
 
         Most layers return their hidden states; some return a tuple, all of which the caller's frame holds.
         """
+        layer = self.layer if m.run.hooks is None else partial(m.run.hooks.layer, self.layer)
         if m.run.recompute:
-            return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest)
-        return self.layer(m, hidden_states, *rest)
+            return checkpoint(m.run.memory, layer, m, hidden_states, *rest)
+        return layer(m, hidden_states, *rest)
 
     def branch(self, batch: int, seq: int) -> Hashable:
         """What of a workload decides which way the program goes: one profile holds for all that agree in it."""

@@ -7,11 +7,12 @@ there: a Python loop over the sequence, each of whose steps keeps its states and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim, plus
 from memcalc.dtypes import fp32
-from memcalc.families.blocks import act, causal_lm_loss
+from memcalc.families.blocks import act, lm_head_loss
 from memcalc.families.config import Count, FamilyConfig, Layers
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -56,6 +57,8 @@ class Rwkv(Program):
 
     Config: type[FamilyConfig] = RwkvConfig
     attention_kinds = ("eager",)
+    embedding = "rwkv.embeddings"
+    unembedding = "head"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -105,9 +108,7 @@ class Rwkv(Program):
         root = Module(run, "")
         hidden_states = self.model(root / "rwkv", ids)
         run.memory.enter(run.memory.phase, None)
-        run.memory.scope = "head"
-        logits = (root / ("rwkv.embeddings" if self.config.tie_word_embeddings else "head")).linear(hidden_states)
-        return causal_lm_loss(run, logits, ids)
+        return lm_head_loss(root / self.head_name, partial(self.head, root), hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
