@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from cases import DROPOUTS
+from cases import AUTO_CLASSES, DROPOUTS
 from cuda_autocast import cuda_lists_on_the_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -80,8 +80,11 @@ class Step:
 def not_traced(*, padded: bool = False) -> Iterator[None]:
     """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
     looks for packed sequences nor at the values of a padding mask. Here nothing is packed;
-    `padded` keeps the masks of padding."""
-    from transformers import masking_utils
+    `padded` keeps the masks of padding. Weights are not initialized: some ways to do so look at what is not there."""
+    from transformers import PreTrainedModel, masking_utils
+
+    initialize = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda self: None
 
     skips = {
         name: getattr(masking_utils, name)
@@ -98,6 +101,7 @@ def not_traced(*, padded: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        PreTrainedModel.initialize_weights = initialize
         for name, function in originals.items():
             setattr(masking_utils, name, function)
 
@@ -152,14 +156,13 @@ def cuda_kernels() -> Iterator[None]:
         torch.nn.functional.scaled_dot_product_attention = _SDPA
 
 
-def build(
-    config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "AutoModelForCausalLM"
-) -> torch.nn.Module:
+def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:
     """The auto class's model of a config.json's fields, with every dropout off (CPU and CUDA differ in dropout)."""
     import transformers
     from transformers import AutoConfig
 
     fields = dict(config)
+    auto = auto or AUTO_CLASSES.get(fields["model_type"], "AutoModelForCausalLM")
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     for name in DROPOUTS:
         if hasattr(hf_config, name):
@@ -193,7 +196,7 @@ def training_step(
     real: bool = False,
     balanced: bool = False,
     log: bool = False,
-    auto: str = "AutoModelForCausalLM",
+    auto: str = "",
 ) -> Step:
     """The contract's reference step, run twice; the second is reported."""
     mode = LiveBytes()

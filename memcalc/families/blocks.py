@@ -297,6 +297,14 @@ def attention(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *,
     return eager_attention(q, k, v, mask, p=p) if run.attention == "eager" else sdpa_attention(q, k, v, mask)
 
 
+def masked_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    """ForMaskedLMLoss (loss/loss_utils.py): upcast, cross-entropy."""
+    run.memory.scope = "loss"
+    logits = cast(logits, fp32)
+    logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
+    return cross_entropy(logits, view(labels, merge(*labels.shape)))
+
+
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """ForCausalLMLoss (loss/loss_utils.py): upcast, shift by padding, cross-entropy."""
     run.memory.scope = "loss"

@@ -49,6 +49,20 @@ def boolean_mask(run: Run) -> Tensor:
     return _boolean_mask(run, _causal, padding_mask)
 
 
+def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:
+    """create_bidirectional_mask, or with a window create_bidirectional_sliding_window_mask, of a batch without padding:
+    a mask only where a sequence reaches beyond the window."""
+    if window is None or run.seq.size < window:
+        return None
+    run.memory.scope = "mask of the window"
+    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), None)
+    return (
+        where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
+        if run.attention == "eager"
+        else mask
+    )
+
+
 def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
     """create_chunked_causal_mask: its left padding is counted by sequence, which gives the mask a batch dim of its own."""
     run.memory.scope = "chunked causal mask"
@@ -90,6 +104,17 @@ def _causal(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 
 def _sliding_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return of_two(kv_idx, like(q_idx, "start of the window"), "window", boolean)
+
+
+def _bidirectional_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """abs(q_idx - kv_idx) <= sliding_window"""
+    distance = like(of_two(q_idx, kv_idx, "distance"), "distance")
+    return like(distance, "window", boolean)
+
+
+def _everything(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """q_idx >= 0"""
+    return like(q_idx, "all positions", boolean)
 
 
 def _chunked_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

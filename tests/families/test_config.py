@@ -39,6 +39,7 @@ ELSEWHERE: dict[str, Any] = {
 """What transformers reads from a config.json although its class has no such field."""
 
 ELSEWHERE_OF: dict[str, dict[str, Any]] = {
+    "modernbert": {"global_attn_every_n_layers": 3},
     "axk1": {"first_k_dense_replace": 1, "moe_layer_freq": 1},
     "dbrx": {"rope_theta": None},
     "minimax_m2": {"rotary_dim": None},
@@ -160,6 +161,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "roberta", "pad_token_id": 511}, "pad_token_id 511"),
     ({"model_type": "electra", "hidden_size": 130}, "hidden_size 130"),
     ({"model_type": "roc_bert", "concat_input": False}, "concat_input False"),
+    ({"model_type": "modernbert", "sparse_prediction": True}, "sparse_prediction True"),
+    ({"model_type": "modernbert", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
     ({"model_type": "biogpt", "layerdrop": 0.1}, "layerdrop 0.1"),
     ({"model_type": "xglm", "attention_heads": 7}, "attention_heads 7"),
     ({"model_type": "openai-gpt", "afn": "gelu_new"}, "afn"),

@@ -174,6 +174,11 @@ OPS: dict[str, Op] = {
         lambda a: a.chunk(2, 0)[0] * a[:2],
         [dense(FOUR, SIX)],
     ),
+    "unbind": Op(
+        lambda a: (lambda parts: parts[0] * parts[1])(axes.unbind(a, 1)),
+        lambda a: (lambda parts: parts[0] * parts[1])(a.unbind(1)),
+        [dense(FOUR, TWO, SIX)],
+    ),
     "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
     "sub": Op(elementwise.sub, torch.sub, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
     "mul": Op(elementwise.mul, torch.mul, [dense(FOUR, SIX), dense(SIX)]),
