@@ -12,8 +12,8 @@ from memcalc.families.blocks import Attended, Rotary, act, masked_lm_loss
 from memcalc.families.config import (
     Activation,
     Count,
-    LayerType,
     Layers,
+    LayerType,
     Probability,
     RotaryByKindConfig,
     check_divides,
