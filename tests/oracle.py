@@ -116,10 +116,17 @@ def fused_as_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """sdpa as CUDA chooses it. The CPU has no fused kernel for values of another width than the keys'."""
-    if query.shape[-1] == value.shape[-1]:
+    """sdpa as CUDA chooses it. The CPU has no fused kernel for values of another width than the keys', nor for a bias that
+    wants a gradient."""
+    biased = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+    if query.shape[-1] == value.shape[-1] and not biased:
         return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     assert not enable_gqa
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        attn_mask, value, key, query = (t if t is None else t.to(dtype) for t in (attn_mask, value, key, query))
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 

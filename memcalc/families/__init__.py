@@ -97,6 +97,8 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "deepseek_v3": ("memcalc.families.deepseek_v3", "DeepseekV3"),
     "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),
     "modernbert": ("memcalc.families.modernbert", "ModernBert"),
+    "t5": ("memcalc.families.t5", "T5"),
+    "bart": ("memcalc.families.bart", "Bart"),
     "qwen3_moe": ("memcalc.families.qwen3_moe", "Qwen3Moe"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.dims import ONE_DIM, Dim
-from memcalc.dtypes import boolean, int64
+from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.elementwise import broadcast, cast, like, of_two, where
 from memcalc.ops.shape import expand, unsqueeze
 from memcalc.tensor import Tensor, new_tensor
@@ -47,6 +47,17 @@ def boolean_mask(run: Run) -> Tensor:
     run.memory.scope = "causal mask"
     padding_mask = None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
     return _boolean_mask(run, _causal, padding_mask)
+
+
+def causal_mask_of_ones(run: Run) -> Tensor | None:
+    """create_causal_mask with a mask of nothing but ones, as some decoders make themselves: sdpa drops it."""
+    run.memory.scope = "causal mask"
+    attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "mask of ones")
+    padding_mask = cast(attention_mask, boolean, "padding mask")
+    if run.attention != "eager":
+        return None
+    mask = _boolean_mask(run, _causal, padding_mask)
+    return where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
 
 
 def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:

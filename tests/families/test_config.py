@@ -25,7 +25,7 @@ DERIVED = {
     "ffn_act_fn", "head_dim", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_end_index", "moe_layers",
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
     "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
-    "time_step_rank", "mamba_dt_rank", "mamba_d_head",
+    "time_step_rank", "mamba_dt_rank", "mamba_d_head", "num_decoder_layers",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
@@ -163,6 +163,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "roc_bert", "concat_input": False}, "concat_input False"),
     ({"model_type": "modernbert", "sparse_prediction": True}, "sparse_prediction True"),
     ({"model_type": "modernbert", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+    ({"model_type": "t5", "feed_forward_proj": "gated-glu"}, "feed_forward_proj 'gated-glu'"),
+    ({"model_type": "t5", "relative_attention_num_buckets": 3}, "relative_attention_num_buckets 3"),
+    ({"model_type": "t5", "d_model": 64, "hidden_size": 32}, "d_model 64"),
     ({"model_type": "biogpt", "layerdrop": 0.1}, "layerdrop 0.1"),
     ({"model_type": "xglm", "attention_heads": 7}, "attention_heads 7"),
     ({"model_type": "openai-gpt", "afn": "gelu_new"}, "afn"),

@@ -304,6 +304,7 @@ OPS: dict[str, Op] = {
         [dense(FOUR, SIX), dense(Dim("all", 24), grad=False)],
     ),
     "clamp": Op(lambda a: elementwise.clamp(a, 2), lambda a: a.clamp(-1, 1), [dense(FOUR, SIX)]),
+    "clamp_to": Op(elementwise.clamp_to, torch.clamp, [dense(FOUR, SIX), dense(grad=False), dense(grad=False)]),
     "clamp_-max": Op(lambda a: elementwise.clamp_(a * 1.0, 1), lambda a: (a * 1.0).clamp_(max=1), [dense(FOUR, SIX)]),
     "every_second": Op(lambda a: shape.every_second(a) * 1.0, lambda a: a[..., ::2] * 1.0, [dense(FOUR, SIX)]),
     "copy_into": Op(lambda a, b: shape.copy_into(a * 1.0, b), torch_copied, [dense(FOUR, SIX), dense(FOUR, TWO)]),
