@@ -222,12 +222,12 @@ def training_step(
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))
         for tensor in [*model.parameters(), *model.buffers()]:
             mode.register(tensor)
-        ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
-        attention_mask = padding_mask(micro_batch_size, seq_len) if padded else None
+        batch = batch_for(model.config, micro_batch_size, seq_len, dtype)
+        if padded:
+            batch["attention_mask"] = padding_mask(micro_batch_size, seq_len)
         with mode:
-            mode.register(ids)
-            if attention_mask is not None:
-                mode.register(attention_mask)
+            for tensor in batch.values():
+                mode.register(tensor)
             result = None
             loss: torch.Tensor | None = None
             for turn in range(2):
@@ -240,7 +240,7 @@ def training_step(
                     before = mode.now
                     mode.begin()
                     with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                        out = model(input_ids=ids, labels=ids, attention_mask=attention_mask)
+                        out = model(**batch)
                     loss = out.loss
                     del out
                     gc.collect()
@@ -255,6 +255,17 @@ def training_step(
                 result = Step(start, saved, forward, backward, mode.highest, mode.log or [])
     assert result is not None
     return result
+
+
+def batch_for(config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What the model is trained on, zeros: tokens that are their own labels, or speech with its transcript, or images."""
+    ids = torch.zeros((batch, seq), dtype=torch.int64)
+    if config.model_type == "whisper":
+        features = torch.zeros((batch, config.num_mel_bins, 2 * config.max_source_positions), dtype=dtype)
+        return {"input_features": features, "labels": ids}
+    if config.model_type == "resnet":
+        return {"pixel_values": torch.zeros((batch, 3, 224, 224), dtype=dtype), "labels": ids[:, 0].clone()}
+    return {"input_ids": ids, "labels": ids}
 
 
 def padding_mask(batch: int, seq: int) -> torch.Tensor:

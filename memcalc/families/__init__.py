@@ -99,6 +99,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "modernbert": ("memcalc.families.modernbert", "ModernBert"),
     "t5": ("memcalc.families.t5", "T5"),
     "bart": ("memcalc.families.bart", "Bart"),
+    "whisper": ("memcalc.families.whisper", "Whisper"),
     "qwen3_moe": ("memcalc.families.qwen3_moe", "Qwen3Moe"),
 }
 """`model_type` -> module and class, imported when it is asked for."""

@@ -15,7 +15,7 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask_of_ones
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import stacked
-from memcalc.ops.elementwise import dropout, like, of_two, scale
+from memcalc.ops.elementwise import clamp, dropout, like, of_two, scale
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.shape import contiguous, expand, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
@@ -211,12 +211,15 @@ class Bart(EncoderDecoder):
 
     def feed_forward(self, m: Module, residual: Tensor) -> Tensor:
         """The end of a layer, part of its frame."""
-        hidden_states = act((m / "fc1").linear(residual), self.config.activation_function)
+        hidden_states = residual + self.mlp(m, residual)
+        return (m / "final_layer_norm").layer_norm(hidden_states)
+
+    def mlp(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """What a layer does with each token."""
+        hidden_states = act((m / "fc1").linear(hidden_states), self.config.activation_function)
         hidden_states = dropout(hidden_states, self.config.activation_dropout)
         hidden_states = (m / "fc2").linear(hidden_states)
-        hidden_states = dropout(hidden_states, self.config.dropout)
-        hidden_states = residual + hidden_states
-        return (m / "final_layer_norm").layer_norm(hidden_states)
+        return dropout(hidden_states, self.config.dropout)
 
     @module
     def attention(
@@ -237,6 +240,44 @@ class Bart(EncoderDecoder):
         attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(*head)))
         attn_output = (m / "out_proj").linear(attn_output)
         return attn_output, attn_weights
+
+
+class PreNorm(Bart):
+    """Layers norm what they take (mBART, Pegasus, Blenderbot, Whisper)."""
+
+    @module
+    def encoder_layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+        residual = hidden_states
+        hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
+        heads = self.config.encoder_attention_heads
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, None, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = self.feed_forward(m, residual)
+        return clamp(hidden_states, 2) if hidden_states.dtype is fp16 else hidden_states
+
+    @module
+    def decoder_layer(
+        self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None, encoder_hidden_states: Tensor
+    ) -> Tensor:
+        heads = self.config.decoder_attention_heads
+        residual = hidden_states
+        hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, attention_mask, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = (m / "encoder_attn_layer_norm").layer_norm(hidden_states)
+        hidden_states, _weights = self.attention(m / "encoder_attn", hidden_states, encoder_hidden_states, None, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        return self.feed_forward(m, residual)
+
+    def feed_forward(self, m: Module, residual: Tensor) -> Tensor:
+        """The end of a layer, part of its frame."""
+        return residual + self.mlp(m, (m / "final_layer_norm").layer_norm(residual))
 
 
 def split_heads(states: Tensor, heads: Dim, head_dim: Dim) -> Tensor:

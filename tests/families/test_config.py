@@ -166,6 +166,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "t5", "feed_forward_proj": "gated-glu"}, "feed_forward_proj 'gated-glu'"),
     ({"model_type": "t5", "relative_attention_num_buckets": 3}, "relative_attention_num_buckets 3"),
     ({"model_type": "t5", "d_model": 64, "hidden_size": 32}, "d_model 64"),
+    ({"model_type": "bart", "decoder_layerdrop": 0.1}, "decoder_layerdrop 0.1"),
+    ({"model_type": "bart", "decoder_attention_heads": 7}, "decoder_attention_heads 7"),
+    ({"model_type": "whisper", "apply_spec_augment": True}, "apply_spec_augment True"),
+    (
+        {"model_type": "whisper", "d_model": 45, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+        "d_model 45",
+    ),
     ({"model_type": "biogpt", "layerdrop": 0.1}, "layerdrop 0.1"),
     ({"model_type": "xglm", "attention_heads": 7}, "attention_heads 7"),
     ({"model_type": "openai-gpt", "afn": "gelu_new"}, "afn"),

@@ -148,6 +148,11 @@ OPS: dict[str, Op] = {
         lambda x, w, b: F.conv1d(x, w, b, padding=2, groups=6),
         [dense(TWO, SIX, TEN), dense(SIX, Dim("1", 1), THREE), dense(SIX)],
     ),
+    "convolution": Op(
+        lambda x, w, b: convolution.convolution(x, w, b, FOUR, FOUR),
+        lambda x, w, b: F.conv2d(x, w, b, stride=2),
+        [dense(TWO, SIX, TEN, TEN), dense(FOUR, SIX, THREE, THREE), dense(FOUR)],
+    ),
     "cumsum": Op(lambda a: cumulative.cumsum(a, 0), lambda a: a.cumsum(0), [dense(FOUR, SIX)]),
     "einsum": Op(
         lambda a, b: contraction.einsum("bclhn,bclhp->bchpn", a, b),
