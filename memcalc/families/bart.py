@@ -21,7 +21,7 @@ from memcalc.ops.shape import contiguous, expand, reshape, transpose, unsqueeze,
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +73,15 @@ class Bart(EncoderDecoder):
         self.vocab = Dim("vocab", config.vocab_size)
         self.hidden = Dim("hidden", config.d_model)
         self.positions = Dim("positions", config.max_position_embeddings + 2)
-        if not config.tie_word_embeddings:
-            self.idle = {("model.shared.weight", (self.vocab, self.hidden)): 1}
         self.max_seq_len = config.max_position_embeddings
         self.positions_limit = config.max_position_embeddings
 
     # --- weights and buffers
+
+    @property
+    def untrained(self) -> Collection[str]:
+        """Untied, encoder and decoder have tables of their own."""
+        return () if self.config.tie_word_embeddings else ("model.shared.weight",)
 
     def weights(self) -> Iterator[Weight]:
         tied = self.config.tie_word_embeddings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.autograd import checkpoint
@@ -9,7 +11,7 @@ from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
@@ -47,11 +49,19 @@ class Program:
     source: str = ""
     """What is traced, if it is not a program on paper (`memcalc.tracing`)."""
 
-    idle: Mapping[tuple[str, Shape], int] = {}
-    """How many weights of a name and shape the step does not reach, so that they get no gradient."""
-
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    @property
+    def untrained(self) -> Collection[str]:
+        """Names of the weights that the step does not reach, or that want no gradient."""
+        return ()
+
+    @cached_property
+    def idle(self) -> Mapping[tuple[str, Shape], int]:
+        """How many weights of a name and shape get no gradient."""
+        names = self.untrained
+        return Counter((w.name, w.shape) for w in self.weights() if w.name in names) if names else {}
 
     @property
     def basis(self) -> Literal["exact", "traced"]:

@@ -29,7 +29,7 @@ from memcalc.ops.shape import contiguous, reshape, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +90,15 @@ class Whisper(PreNorm):
         self.positions = Dim("positions", config.max_target_positions)
         self.max_seq_len = config.max_target_positions
         self.positions_limit = config.max_target_positions
-        self.idle = {("model.encoder.embed_positions.weight", (self.source_positions, self.hidden)): 1}
 
     def inputs(self, batch: Dim, seq: Dim) -> Sequence[Input]:
         return Input("input_features", (batch, self.mel, self.frames)), Input("labels", (batch, seq), int64)
 
     # --- weights and buffers
+
+    @property
+    def untrained(self) -> Collection[str]:
+        return ("model.encoder.embed_positions.weight",)
 
     def weights(self) -> Iterator[Weight]:
         kernel = Dim("3", 3)
