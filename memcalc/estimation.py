@@ -14,6 +14,7 @@ from memcalc.engines.holdings import ATTENTION_MASK, Holdings
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
+from memcalc.kernels import choose, held
 from memcalc.profile import Choices, Moment, Profile, profile
 from memcalc.rows import COMPONENTS, Component, Item, Row, copied, dims_formula, named_sizes
 from memcalc.setup import Setup, resolve
@@ -97,7 +98,7 @@ class Report:
 
             self.gpu = load_gpu(setup.gpu)
         self._held, self._sums = _held(model, setup)
-        self._profile: Profile | None = _profile(model, setup, self._held.accumulates)
+        self._profile: Profile | None = _profile(model, setup, self._held)
         if self.traced:  # which weights get a gradient the trace has shown
             self._held, self._sums = _held(model, setup)
         self._batch, self._seq = setup.micro_batch_size, setup.seq_len or 1
@@ -275,6 +276,9 @@ class Report:
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
         shared = [c for c in self.collectives if c.by_layer]
+        own = [c for c in self.collectives if c.layer is not None]
+        if own:
+            return sum(c.payload for c in own) // self.model.layers, sum(c.wire for c in own) // self.model.layers
         if not shared:
             return 0, 0
         weights = [w for w in self.model.weight_classes if w.layer is not None]
@@ -293,36 +297,44 @@ class Report:
 def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
     key = (
         "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
-        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded,
+        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         isinstance(model, Model) and bool(model.program.idle),
     )  # fmt: skip
     if key not in model.profiles:
         if isinstance(model, Model):
-            held = load_engine(setup.engine).holdings(model, setup)
-            if setup.padded:
-                held = held._replace(always=(*held.always, ATTENTION_MASK))
+            holdings = load_engine(setup.engine).holdings(model, setup)
+            kept = held(setup.kernels, setup.attention, model.program, setup.compute_dtype)
+            masks = (ATTENTION_MASK,) if setup.padded else ()
+            holdings = holdings._replace(always=(*holdings.always, *kept, *masks))
         else:
-            held = model.holdings(setup)
+            holdings = model.holdings(setup)
         sums = _Sums(
-            _sum(held.always),
-            _sum(held.forward),
-            _sum(held.backward),
-            _sum(held.step),
-            _sum(held.flush.rows if held.flush else ()),
-            tuple(_sum(rows) for rows in held.after_backward),
+            _sum(holdings.always),
+            _sum(holdings.forward),
+            _sum(holdings.backward),
+            _sum(holdings.step),
+            _sum(holdings.flush.rows if holdings.flush else ()),
+            tuple(_sum(rows) for rows in holdings.after_backward),
         )
-        model.profiles[key] = (held, sums)
+        model.profiles[key] = (holdings, sums)
     return model.profiles[key]
 
 
-def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
+def _profile(model: Any, setup: Setup, holdings: Holdings) -> Profile | None:
     if not isinstance(model, Model):
         return None
     assert setup.attention is not None and setup.seq_len is not None
-    program = model.program
+    program: Any = model.program
+    assert setup.cross_entropy is not None
+    kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=setup.recompute == "selective")
     recompute = setup.recompute == "full"
-    choices = Choices(setup.compute_dtype, setup.attention, recompute, accumulates, setup.padded, setup.autocast_dtype)
-    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len))
+    choices = Choices(
+        setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
+        holdings.hooks,
+    )  # fmt: skip
+    tokens = setup.micro_batch_size * setup.seq_len
+    chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
+    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len), chunks)
     if key not in model.profiles:
         model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)
     return model.profiles[key]

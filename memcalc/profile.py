@@ -5,7 +5,7 @@ extended in depth: live bytes grow linearly along a stack of equal blocks. The p
 and what is alive of one of the two middle ones is there once more for every period that the real stack has more. (Of the
 one that is not the neighbour of what is running: a neighbour's blocks may be on their way, and those exist once.) The
 moments of the first and of the last period are the two ends of the line that all moments in between lie on. A stack that is
-not periodic after its first few layers is run as it is.
+not periodic after its first few layers is run as it is. An engine that acts around layers needs two periods at each end.
 
 A moment that another one exceeds in every coefficient can never be the peak; what is left is a handful per phase, which is
 what makes an estimate cost microseconds. Parameters, optimizer states and what an engine holds are not part of it: they
@@ -19,12 +19,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import ge
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from memcalc.autograd import backward
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32
-from memcalc.families.module import Run
+from memcalc.families.module import Hooks, Run
+from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
 from memcalc.tensor import Autocast, Memory, StorageRow
 
@@ -37,6 +38,12 @@ _LENGTH: Final = 7  # six coefficients and the bytes of gradients
 _GRADIENTS: Final = _DIGIT * 6
 
 
+class HooksOf(Protocol):
+    """An engine that does something around layers: `start` makes the hooks of one run."""
+
+    def start(self, run: Run) -> Hooks: ...
+
+
 class Choices(NamedTuple):
     """What a program's run depends on besides sizes."""
 
@@ -46,6 +53,8 @@ class Choices(NamedTuple):
     accumulating: bool
     padded: bool = False
     autocast: DType | None = None
+    kernels: Kernels = TRANSFORMERS
+    hooks: HooksOf | None = None
 
 
 class Moment(NamedTuple):
@@ -74,6 +83,7 @@ class Trace(NamedTuple):
     middle: Middle
     source: str = ""
     """What was traced; nothing for a program on paper."""
+    kernels: Kernels = TRANSFORMERS
 
     @property
     def turn(self) -> int:
@@ -111,7 +121,7 @@ NO_MIDDLE: Final = Middle(range(0), range(0), 0)
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
     """Run the program's forward and backward on paper with `depth` layers, or trace the module that stands for it."""
-    memory = Memory()
+    memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq, choices.accumulating)
     if program.source:
@@ -121,6 +131,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     program.layers = depth
     for weight in program.weights():
         run.add_weight(weight)
+    if choices.hooks is not None:
+        run.hooks = choices.hooks.start(run)
     for buffer in program.buffers():
         run.add_buffer(buffer)
     batch_of = [run.add_input(given) for given in program.inputs(size.batch, size.seq)]
@@ -129,13 +141,20 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     with Autocast(memory, choices.autocast):
         left_behind = program.left_behind(run)
         memory.enter("forward", None)
+        if run.hooks is not None:
+            run.hooks.before_forward()
         loss = program.forward(run, *batch_of)
+        if run.hooks is not None:
+            loss = run.hooks.after_forward(loss)
     left_behind.clear()  # with the loss of the step before
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
     forward_end = len(memory.log)
     memory.enter("backward", None)
     backward(loss)
-    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle)
+    if run.hooks is not None:
+        memory.enter("backward", None)
+        run.hooks.after_backward()
+    return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle, kernels=choices.kernels)
 
 
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:
@@ -160,9 +179,13 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
     if pattern is None:
         return full_profile(program, choices, batch, seq)
     depth, (lead, period) = program.layers, pattern
-    first = lead + period + (depth - lead) % period
+    # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
+    ends = 1 if choices.hooks is None else 2
+    if (depth - lead) // period < 2 * ends + 3:
+        return full_profile(program, choices, batch, seq)
+    first = lead + ends * period + (depth - lead) % period
     early, late = range(first, first + period), range(first + period, first + 2 * period)
-    shallow = first + 3 * period
+    shallow = first + (2 + ends) * period
     middle = Middle(early, late, (depth - shallow) // period)
     return _profile(trace(program, choices, batch, seq, shallow, middle))
 
@@ -235,7 +258,7 @@ def _pack(shape: Shape, dtype: DType, component: str) -> int:
     size, poly = numel(shape)
     if component == "gradients":
         return size * dtype.itemsize << _GRADIENTS
-    if component != "activation":
+    if component not in ("activation", "gathered"):
         return 0
     return sum(c * dtype.itemsize << _DIGIT * i for i, c in enumerate(poly) if c)
 
@@ -307,6 +330,8 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
         elif row.component == "activation":
             component = "buffers" if i in left else "saved_activations" if i in saved else "temporaries"
             out[_Kind(component, row.label, row.shape, row.dtype)] += run.times(row, place)
+        elif row.component == "gathered":
+            out[_Kind("buffers", row.label, row.shape, row.dtype)] += run.times(row, place)
     return out
 
 
@@ -318,12 +343,10 @@ _LIVES: Final[dict[str, str]] = {
 }
 
 
-_SOURCES: Final[dict[str, str]] = {
-    "gradients": "torch/csrc/autograd/functions/accumulate_grad.cpp",
-    "saved_activations": "transformers' forward; torch tools/autograd/derivatives.yaml",
-    "temporaries": "transformers' forward; torch tools/autograd/derivatives.yaml",
-    "buffers": "transformers' forward; torch/csrc/autograd/functions/accumulate_grad.cpp",
-}
+def _source(run: Trace, component: Component) -> str:
+    if run.source:
+        return run.source
+    return "torch/csrc/autograd/functions/accumulate_grad.cpp" if component == "gradients" else run.kernels.source
 
 
 def _collapse(run: Trace, place: int) -> list[Row]:
@@ -335,8 +358,8 @@ def _collapse(run: Trace, place: int) -> list[Row]:
             kind.dtype,
             count,
             _LIVES[kind.component],
-            basis="traced" if run.source else "exact",
-            source=run.source or _SOURCES[kind.component],
+            basis="traced" if run.source else run.kernels.basis,
+            source=_source(run, kind.component),
         )
         for kind, count in _census(run, place).items()
     ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.options import Options, option_name
+from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -87,8 +88,9 @@ def resolve(options: Options, model: Model | None) -> Setup:
     engine = _engine(options, dp, model)
     precision = _precision(options, engine, model)
     _refuse_what_is_not_modelled(options, model)
+    kernels = _kernels(options, precision, model)
     implementation = _implementation(options, engine)
-    shard_group = _shard_group(options, dp)
+    shard_group = _shard_group(options, dp, engine)
     seq_len = None if model is None else _seq_len(options, model)
     return Setup(
         gpus=options.gpus,
@@ -114,10 +116,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer_implementation=implementation,
         recompute=options.recompute,
         attention=None if model is None else _attention(options, model),
-        cross_entropy=None if model is None else "eager",
+        cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),
-        kernels="hf",
+        kernels=kernels,
         engine=engine,
         gpu=options.gpu,
     )
@@ -156,14 +158,12 @@ def _refuse_what_is_not_modelled(options: Options, model: Model | None) -> None:
             f"for a {model.model_type} " + _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
     only: tuple[tuple[str, tuple[object, ...]], ...] = (
-        ("recompute", ("none", "full")),
-        ("cross_entropy", (None, "eager")),
-        ("kernels", (None, "hf")),
+        ("recompute", ("none", "selective", "full") if options.kernels == "megatron" else ("none", "full")),
     )
     for name, values in only:
         value = getattr(options, name)
         if value not in values:
-            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values if v is not None))
+            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values))
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
 
@@ -185,25 +185,53 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         else:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
-        engines = "deepspeed" if options.zero else "ddp, deepspeed"
+        engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
-        refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed")
-    if engine in ("fsdp2", "megatron") and not parallel:
-        refuse("engine", engine, _NOT_YET + ("none, deepspeed" if options.gpus == 1 else "ddp, deepspeed"))
+        refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed or fsdp2")
+    if engine == "megatron" and not parallel:
+        refuse(
+            "engine", engine, _NOT_YET + ("none, deepspeed, fsdp2" if options.gpus == 1 else "ddp, deepspeed, fsdp2")
+        )
+    if engine == "fsdp2":
+        _check_fsdp2(options, model)
     if engine == "deepspeed" and options.optimizer == "muon":
         refuse(
             "optimizer",
             "muon",
             "needs whole matrices, and deepspeed's partitions are flat; " + _NOT_YET + "another one",
         )
-    if options.zero and options.optimizer == "sgd":
+    if options.zero and options.optimizer == "sgd" and engine != "fsdp2":
         refuse(
             "zero",
             options.zero,
             "optimizer sgd keeps no state that ZeRO could shard; allowed: 0, or another --optimizer",
         )
     return engine
+
+
+def _check_fsdp2(options: Options, model: Model | None) -> None:
+    if options.zero == 0:
+        refuse(
+            "engine",
+            "fsdp2",
+            "shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2",
+        )
+    if options.zero == 1:
+        refuse(
+            "zero", 1, "fsdp2 shards weights, gradients and states; allowed: 3 (reshards after forward), 2 (does not)"
+        )
+    if model is not None and model.program.source:
+        refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {_NOT_YET}deepspeed")
+    if model is not None and not model.program.one_stack:
+        refuse("engine", "fsdp2", f"for a {model.model_type}, which has two stacks of layers, {_NOT_YET}deepspeed")
+    if model is not None and model.program.untrained:
+        refuse(
+            "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {_NOT_YET}deepspeed"
+        )
+    elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
+    if options.optimizer not in elementwise:
+        refuse("optimizer", options.optimizer, f"over fsdp2's shards {_NOT_YET}{', '.join(elementwise)}")
 
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
@@ -228,6 +256,11 @@ def _grad_dtype(options: Options, precision: str, engine: str, model: Model | No
         if precision.endswith("-autocast")
         else {"fp8": "bf16"}.get(precision.split("-")[0], precision.split("-")[0])
     )
+    if engine == "fsdp2" and precision.endswith("-mixed"):
+        allowed = ("fp32", natural)  # what they are reduced in; the optimizer sees fp32
+        if options.grad_dtype not in (None, *allowed):
+            refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
+        return options.grad_dtype or "fp32"
     given = options.grad_dtype
     if given is None or given == natural:
         return natural
@@ -254,13 +287,16 @@ def _implementation(options: Options, engine: str) -> str:
     return given
 
 
-def _shard_group(options: Options, dp: int) -> int:
-    group = options.shard_group
-    if group is None or group == dp * options.cp:
-        return dp * options.cp
-    if (dp * options.cp) % group:
-        refuse("shard_group", group, f"does not divide dp·cp = {dp * options.cp}; allowed: {dp * options.cp}")
-    refuse("shard_group", group, _NOT_YET + f"{dp * options.cp} (all of dp·cp)")
+def _shard_group(options: Options, dp: int, engine: str) -> int:
+    group, ranks = options.shard_group, dp * options.cp
+    if group is None or group == ranks:
+        return ranks
+    if ranks % group:
+        divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
+    if engine != "fsdp2":
+        refuse("shard_group", group, f"with engine {engine} {_NOT_YET}{ranks} (all of dp·cp)")
+    return group
 
 
 def _seq_len(options: Options, model: Model) -> int:
@@ -315,3 +351,49 @@ def _attention(options: Options, model: Model) -> str:
         )
         refuse("attention", options.attention, why + ", ".join(kinds))
     return options.attention
+
+
+def _kernels(options: Options, precision: str, model: Model | None) -> str:
+    kernels = options.kernels or "hf"
+    if model is None:
+        return kernels
+    program = model.program
+    why = refusal(kernels, model.model_type, program.config)
+    if why is not None:
+        refuse("kernels", kernels, why)
+    if kernels != "hf" and precision.endswith("-autocast"):
+        refuse("kernels", kernels, f"under autocast (precision {precision}) {_NOT_YET}hf")
+    if kernels == "megatron":
+        if options.padded:
+            refuse("kernels", kernels, f"with a padding mask {_NOT_YET}hf, fused")
+        if precision == "fp32":
+            refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
+        if options.attention == "eager":
+            _refuse_unfused_softmax(options, model)
+    return kernels
+
+
+def _refuse_unfused_softmax(options: Options, model: Model) -> None:
+    """FusedScaleMaskSoftmax.is_kernel_available (megatron/core/fusions/fused_softmax.py): else torch's ops, in fp32."""
+    seq_len = _seq_len(options, model)
+    program: Any = model.program
+    blocks = 8 if seq_len <= 128 else 4
+    if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * program.heads.size % blocks:
+        refuse(
+            "attention",
+            "eager",
+            f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
+            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * program.heads.size}; allowed: sdpa",
+        )
+
+
+def _cross_entropy(options: Options, kernels: str, precision: str, model: Model) -> str:
+    if options.cross_entropy is None:
+        return DEFAULT_LOSS[kernels]
+    allowed = losses(kernels, model.model_type)
+    if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
+        refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {_NOT_YET}{allowed[0]}")
+    if options.cross_entropy not in allowed:
+        why = f"not with kernels {kernels} for {model.model_type}; allowed: {', '.join(allowed)}"
+        refuse("cross_entropy", options.cross_entropy, why)
+    return options.cross_entropy

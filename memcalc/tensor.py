@@ -8,12 +8,14 @@ moments. Nothing here types in a lifetime by hand.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from memcalc.dims import Shape
 from memcalc.dtypes import DType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from memcalc.autograd import Node
 
 Strides = tuple[int, ...]
@@ -56,13 +58,14 @@ class Memory:
     """The memory counter of one run: a log of allocations and frees, in their order.
 
     `log` holds `i` where storage number `i` was allocated and `~i` where it was freed. `segments` holds the places in the
-    log where another phase or layer begins.
+    log where another phase or layer begins. `kernels` is what the run calls in place of replaceable functions.
     """
 
     __slots__ = (
         "autocast",
         "checkpoint",
         "grad_enabled",
+        "kernels",
         "layer",
         "log",
         "phase",
@@ -72,7 +75,8 @@ class Memory:
         "sequence",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
+        self.kernels: Mapping[Callable[..., Any], Callable[..., Any]] = kernels or {}
         self.log: list[int] = []
         self.rows: list[StorageRow] = []
         self.segments: list[tuple[int, str, int | None]] = []

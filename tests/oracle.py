@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,8 +204,9 @@ def training_step(
     balanced: bool = False,
     log: bool = False,
     auto: str = "",
+    patch: Callable[[torch.nn.Module], None] | None = None,
 ) -> Step:
-    """The contract's reference step, run twice; the second is reported."""
+    """The contract's reference step, run twice; the second is reported. `patch` is done to the model before."""
     mode = LiveBytes()
     lists = contextlib.nullcontext() if autocast is None else cuda_lists_on_the_cpu()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
@@ -217,6 +218,8 @@ def training_step(
         balanced_routing() if balanced else contextlib.nullcontext(),
     ):
         model = build(config, attention, dtype, auto)
+        if patch is not None:
+            patch(model)
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))

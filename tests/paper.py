@@ -16,7 +16,9 @@ from memcalc.families.module import Run
 from memcalc.tensor import Autocast, Memory, StorageRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    Replacements = Mapping[Callable[..., Any], Callable[..., Any]]
 
 
 class PaperStep(NamedTuple):
@@ -56,10 +58,11 @@ class PaperRun:
         recompute: bool = False,
         padded: bool = False,
         autocast: DType | None = None,
+        kernels: Replacements | None = None,
     ) -> None:
         self.autocast = autocast
         self.program = program
-        self.memory = Memory()
+        self.memory = Memory(kernels)
         size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
         self.run = Run(self.memory, dtype, attention, recompute, size.batch, size.seq)
         for weight in program.weights():
@@ -128,10 +131,18 @@ def paper_step(
     recompute: bool = False,
     padded: bool = False,
     autocast: DType | None = None,
+    kernels: Replacements | None = None,
 ) -> PaperStep:
     """The paper's counterpart of `oracle.training_step`."""
-    program = program_of(fields)
     run = PaperRun(
-        program, micro_batch_size, seq_len, dtype, attention, recompute=recompute, padded=padded, autocast=autocast
+        program_of(fields),
+        micro_batch_size,
+        seq_len,
+        dtype,
+        attention,
+        recompute=recompute,
+        padded=padded,
+        autocast=autocast,
+        kernels=kernels,
     )
     return run.step()

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.hub",
         "memcalc.inputs.gpu",
     ),
-    ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.tracing"),
+    ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
     ("memcalc.inputs",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device"),
     ("memcalc.engines",),

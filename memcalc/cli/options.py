@@ -97,5 +97,8 @@ CrossEntropy = Annotated[
     str | None,
     _option("eager, vocab-parallel, fused, chunked. (default: as the kernels say)", _METHOD, "--cross-entropy"),
 ]
-Kernels = Annotated[str | None, _option("hf, fused, megatron. (default: hf)", _METHOD, "--kernels")]
+Kernels = Annotated[
+    str | None,
+    _option("hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf)", _METHOD, "--kernels"),
+]
 Gpu = Annotated[str | None, _option("A name of `memcalc gpus`: gives a verdict.", "Output", "--gpu")]

@@ -25,6 +25,7 @@ from memcalc.ops.elementwise import (
 )
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import matmul
+from memcalc.ops.replaceable import replaceable
 from memcalc.ops.shape import (
     cat,
     contiguous,
@@ -56,6 +57,7 @@ Rotary = tuple[Tensor, Tensor]
 """cos and sin, (1, seq, rotary dim)."""
 
 
+@replaceable
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
     """LlamaRMSNorm (models/llama/modeling_llama.py): seven primitive ops."""
     with m:
@@ -96,6 +98,7 @@ ONE_KERNEL = {
 }
 
 
+@replaceable
 def act(x: Tensor, name: str) -> Tensor:
     """An activation of transformers' ACT2FN (activations.py) by its name there."""
     return activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
@@ -144,6 +147,18 @@ COMPOSED: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": sigmoid,
     "tanh": tanh,
 }
+
+
+@replaceable
+def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
+    """act(gate(x)) * up(x), LlamaMLP's order."""
+    return act(gate.linear(x), name) * up.linear(x)
+
+
+@replaceable
+def gated_halves(gate: Tensor, up: Tensor, name: str) -> Tensor:
+    """The same of the two halves of one projection (Phi3MLP)."""
+    return up * act(gate, name)
 
 
 def position_ids(run: Run) -> Tensor:
@@ -195,6 +210,7 @@ def longrope_frequency_update(m: Module, prefix: str = "") -> None:
     _picked = like(m.run.buffers[f"{m.path}.{prefix}long_inv_freq"], "picked inv_freq")
 
 
+@replaceable
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """(x * cos) + (rotate_half(x) * sin) for q and k."""
     cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
@@ -203,6 +219,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     return q_embed, k_embed
 
 
+@replaceable
 def apply_partial_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """The same for the first dims of each head; the others pass (models/phi3/modeling_phi3.py)."""
     cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
@@ -242,6 +259,7 @@ def pack_gqa(q: Tensor, kv_heads: Dim) -> Tensor:
     return reshape(q, batch, kv_heads, Dim("heads/kv_heads", heads.size // kv_heads.size), width)
 
 
+@replaceable
 def eager_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
@@ -274,6 +292,7 @@ def plain_eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
     return attn_output, attn_weights
 
 
+@replaceable
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel.
 
@@ -305,13 +324,28 @@ def masked_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, view(labels, merge(*labels.shape)))
 
 
+@replaceable
+def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
+    """The loss of what `logits` makes of the last hidden states with the weight of `head`.
+
+    Kernels that join the head and the loss never have the logits: they take the weight.
+    """
+    output = logits(hidden_states)
+    return causal_lm_loss(head.run, output, labels)
+
+
+@replaceable
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """ForCausalLMLoss (loss/loss_utils.py): upcast, shift by padding, cross-entropy."""
     run.memory.scope = "loss"
     logits = cast(logits, fp32)
+    _padded, shift_labels = shifted_labels(run, labels)
+    logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
+    return cross_entropy(logits, shift_labels)
+
+
+def shifted_labels(run: Run, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels padded by one, which the loss's frame holds, and the next token of each token, flattened."""
     padded = new_tensor(run.memory, (labels.shape[0], plus(run.seq, 1)), int64, "padded labels")
     shifted = Tensor(padded.storage, labels.shape, padded.strides, int64)
-    shift_labels = contiguous(shifted)
-    logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
-    shift_labels = view(shift_labels, merge(*labels.shape))
-    return cross_entropy(logits, shift_labels)
+    return padded, view(contiguous(shifted), merge(*labels.shape))

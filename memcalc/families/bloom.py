@@ -60,6 +60,7 @@ class Bloom(GPT2):
     pads = False
 
     Config: type[FamilyConfig] = BloomConfig
+    embedding = "transformer.word_embeddings"
     attention_kinds = ("eager",)
 
     def __init__(self, config: Any) -> None:
@@ -93,10 +94,6 @@ class Bloom(GPT2):
         yield from linear_weights("mlp.dense_4h_to_h", self.ffn, self.hidden, "mlp", bias=True)
 
     # --- forward
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        tied = self.config.tie_word_embeddings
-        return (root / "transformer.word_embeddings" if tied else root / "lm_head").linear(hidden_states)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

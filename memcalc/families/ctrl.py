@@ -14,7 +14,6 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.elementwise import activation, dropout, scale_
-from memcalc.ops.matmul import linear
 from memcalc.ops.shape import reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
@@ -54,6 +53,7 @@ class CTRL(GPT2):
     """The program of CTRLLMHeadModel."""
 
     Config = CTRLConfig
+    embedding = "transformer.w"
     recomputes = False
 
     def __init__(self, config: Any) -> None:
@@ -92,11 +92,6 @@ class CTRL(GPT2):
 
     # --- forward
 
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        tied = self.config.tie_word_embeddings
-        weight = (root / "transformer.w" if tied else root / "lm_head").weight()
-        return linear(hidden_states, weight, (root / "lm_head").weight("bias"))
-
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
@@ -110,7 +105,7 @@ class CTRL(GPT2):
         hidden_states = dropout(hidden_states, self.config.embd_pdrop)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask)
         run.memory.enter(run.memory.phase, None)
         return (m / "layernorm").layer_norm(hidden_states)
 

@@ -18,6 +18,7 @@ class EncoderDecoder(Program):
     """A program of two stacks. `layers` counts those of both."""
 
     pads = False
+    one_stack = False
 
     def __init__(self, config: Any, encoder_layers: int, decoder_layers: int) -> None:
         super().__init__(config)

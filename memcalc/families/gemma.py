@@ -10,6 +10,7 @@ from memcalc.families.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.llama import Llama
 from memcalc.families.module import Buffer, Module
 from memcalc.ops.elementwise import cast, mean, power, rsqrt
+from memcalc.ops.replaceable import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,14 +47,19 @@ class Gemma(Llama):
         yield from super().buffers()
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
-        return super().embed(m, ids) * m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
+        return super().embed(m, ids) * cast(m.run.buffers[f"{m.path}.embed_tokens.embed_scale"], m.run.dtype)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """GemmaRMSNorm: the weight is an offset from 1, multiplied in fp32."""
-        with m:
-            output = scaled_by_rms(cast(hidden_states, fp32))
-            output = output * (1.0 + cast(m.weight(), fp32))
-            return cast(output, hidden_states.dtype)
+        return gemma_rms_norm(m, hidden_states)
+
+
+@replaceable
+def gemma_rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
+    """GemmaRMSNorm: the weight is an offset from 1, multiplied in fp32."""
+    with m:
+        output = scaled_by_rms(cast(hidden_states, fp32))
+        output = output * (1.0 + cast(m.weight(), fp32))
+        return cast(output, hidden_states.dtype)
 
 
 def scaled_by_rms(x: Tensor) -> Tensor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import Attended, act, causal_lm_loss, position_ids, sdpa_attention
+from memcalc.families.blocks import Attended, act, lm_head_loss, position_ids, sdpa_attention
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.program import Program
 from memcalc.ops.elementwise import cast, dropout, scale, softmax
 from memcalc.ops.matmul import matmul
+from memcalc.ops.replaceable import replaceable
 from memcalc.ops.shape import contiguous, reshape, split, transpose, view
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class GPT2(Program):
     """The program of GPT2LMHeadModel."""
 
     Config: type[FamilyConfig] = GPT2Config
+    embedding = "transformer.wte"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -97,13 +100,7 @@ class GPT2(Program):
         root = Module(run, "")
         hidden_states = self.model(root / "transformer", ids)
         run.memory.enter(run.memory.phase, None)
-        run.memory.scope = "lm_head"
-        logits = self.head(root, hidden_states)
-        return causal_lm_loss(run, logits, ids)
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        tied = self.config.tie_word_embeddings
-        return (root / "transformer.wte" if tied else root / "lm_head").linear(hidden_states)
+        return lm_head_loss(root / self.head_name, partial(self.head, root), hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -159,6 +156,7 @@ class GPT2(Program):
         return dropout(hidden_states, self.config.resid_pdrop)
 
 
+@replaceable
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
     """GPT-2's own eager_attention_forward: softmax in the scores' dtype, the output a transposed view."""
     attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")

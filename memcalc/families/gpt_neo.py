@@ -98,9 +98,6 @@ class GPTNeo(GPTJ):
 
     # --- forward
 
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        return GPT2.head(self, root, hidden_states)
-
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run

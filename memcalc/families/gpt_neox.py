@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
@@ -11,7 +12,7 @@ from memcalc.families.blocks import (
     act,
     apply_partial_rotary_pos_emb,
     attention,
-    causal_lm_loss,
+    lm_head_loss,
     position_ids,
     rotary_buffers,
     rotary_embedding,
@@ -68,6 +69,7 @@ class GPTNeoX(Llama):
     """The program of GPTNeoXForCausalLM."""
 
     Config: type[FamilyConfig] = GPTNeoXConfig
+    embedding = "gpt_neox.embed_in"
     base = "gpt_neox"
     """The name of the model without its head."""
 
@@ -103,13 +105,7 @@ class GPTNeoX(Llama):
         root = Module(run, "")
         hidden_states = self.model(root / self.base, ids)
         run.memory.enter(run.memory.phase, None)
-        logits = self.head(root, hidden_states)
-        return causal_lm_loss(run, logits, ids)
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        root.run.memory.scope = "lm_head"
-        tied = self.config.tie_word_embeddings
-        return (root / "gpt_neox.embed_in" if tied else root / "lm_head").linear(hidden_states)
+        return lm_head_loss(root / self.head_name, partial(self.head, root), hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

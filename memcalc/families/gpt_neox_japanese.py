@@ -66,6 +66,8 @@ class GPTNeoXJapanese(GPTNeoX):
     """The program of GPTNeoXJapaneseForCausalLM."""
 
     Config = GPTNeoXJapaneseConfig
+    embedding = "gpt_neox_japanese.embed_in"
+    unembedding = "embed_out"
     base = "gpt_neox_japanese"
     attention_kinds = ("eager",)
     recomputes = False
@@ -101,11 +103,6 @@ class GPTNeoXJapanese(GPTNeoX):
 
     # --- forward
 
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        root.run.memory.scope = "embed_out"
-        tied = self.config.tie_word_embeddings
-        return (root / "gpt_neox_japanese.embed_in" if tied else root / "embed_out").linear(hidden_states)
-
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
@@ -117,7 +114,7 @@ class GPTNeoXJapanese(GPTNeoX):
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
-            outputs = self.layer(layer, hidden_states, position_embeddings, mask)
+            outputs = self.call_layer(layer, hidden_states, position_embeddings, mask)
             hidden_states = outputs[0]
         run.memory.enter(run.memory.phase, None)
         return (m / "final_layer_norm").layer_norm(hidden_states)

@@ -15,7 +15,7 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.elementwise import cast, dropout, like, scale, softmax
-from memcalc.ops.matmul import linear, matmul
+from memcalc.ops.matmul import matmul
 from memcalc.ops.shape import cat, contiguous, part, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
@@ -102,11 +102,6 @@ class GPTJ(GPT2):
             yield Buffer(f"transformer.h.{i}.attn.embed_positions", (self.positions, self.rotary_dim))
 
     # --- forward
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        tied = self.config.tie_word_embeddings
-        weight = (root / "transformer.wte" if tied else root / "lm_head").weight()
-        return linear(hidden_states, weight, (root / "lm_head").weight("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memcalc.dims import Dim, merge
@@ -10,10 +11,10 @@ from memcalc.families.blocks import (
     QKV,
     Attended,
     Rotary,
-    act,
     apply_rotary_pos_emb,
     attention,
-    causal_lm_loss,
+    gated,
+    lm_head_loss,
     position_ids,
     rms_norm,
     rotary_buffers,
@@ -23,7 +24,6 @@ from memcalc.families.config import LAYER_TYPES, Activation, Count, DecoderConfi
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import Program
-from memcalc.ops.matmul import linear
 from memcalc.ops.shape import reshape, transpose, view
 
 if TYPE_CHECKING:
@@ -123,14 +123,7 @@ class Llama(Program):
         root = Module(run, "")
         hidden_states = self.model(root / "model", ids)
         run.memory.enter(run.memory.phase, None)
-        logits = self.head(root, hidden_states)
-        return causal_lm_loss(run, logits, ids)
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        root.run.memory.scope = "lm_head"
-        tied = self.config.tie_word_embeddings
-        weight = (root / "model.embed_tokens" if tied else root / "lm_head").weight()
-        return linear(hidden_states, weight, (root / "lm_head").optional("bias"))
+        return lm_head_loss(root / self.head_name, partial(self.head, root), hidden_states, ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -215,9 +208,7 @@ class Llama(Program):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        return (m / "down_proj").linear(
-            act((m / "gate_proj").linear(x), self.config.hidden_act) * (m / "up_proj").linear(x)
-        )
+        return (m / "down_proj").linear(gated(m / "gate_proj", m / "up_proj", x, self.config.hidden_act))
 
 
 def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias: bool) -> Iterator[Weight]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.elementwise import broadcast, cast, like, of_two, where
+from memcalc.ops.replaceable import replaceable
 from memcalc.ops.shape import expand, unsqueeze
 from memcalc.tensor import Tensor, new_tensor
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     MaskFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+@replaceable
 def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
     """create_causal_mask, or with a window create_sliding_window_causal_mask."""
     run.memory.scope = "causal mask"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from memcalc.autograd import Leaf
 from memcalc.dtypes import int64
@@ -63,6 +63,20 @@ class Input(NamedTuple):
     dtype: DType | None = None
 
 
+class Hooks(Protocol):
+    """What an engine does around a model and its layers while they run."""
+
+    def before_forward(self) -> None: ...
+
+    def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
+        """The layer's forward, and what comes before and after it."""
+        ...
+
+    def after_forward(self, loss: Tensor) -> Tensor: ...
+
+    def after_backward(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Run:
     """One run of a program on paper: its memory, its weights and the choices that a `forward()` asks about."""
@@ -74,6 +88,9 @@ class Run:
     batch: Dim
     seq: Dim
     accumulating: bool = False
+    buffer_dtype: DType | None = None
+    """Of floating-point buffers, where it is not that of the run."""
+    hooks: Hooks | None = None
     attention_mask: Tensor | None = None
     """The collator's int64 mask of a padded batch, (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
@@ -97,7 +114,7 @@ class Run:
 
     def add_buffer(self, buffer: Buffer) -> None:
         """Allocate a buffer."""
-        dtype = self.dtype if buffer.dtype is None else buffer.dtype
+        dtype = buffer.dtype or self.buffer_dtype or self.dtype
         self.buffers[buffer.full_name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
 
 
@@ -113,6 +130,10 @@ class Module:
 
     def __truediv__(self, name: str) -> Module:
         return Module(self.run, f"{self.path}.{name}" if self.path else name, self.layer)
+
+    @property
+    def memory(self) -> Memory:
+        return self.run.memory
 
     def weight(self, name: str = "weight") -> Tensor:
         """The parameter `name` of this module."""

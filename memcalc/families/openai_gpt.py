@@ -52,6 +52,7 @@ class OpenAIGPT(GPT2):
     """The program of OpenAIGPTLMHeadModel."""
 
     Config = OpenAIGPTConfig
+    embedding = "transformer.tokens_embed"
     attention_kinds = ("eager",)
     recomputes = False
 
@@ -94,10 +95,6 @@ class OpenAIGPT(GPT2):
 
     # --- forward
 
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        tied = self.config.tie_word_embeddings
-        return (root / "transformer.tokens_embed" if tied else root / "lm_head").linear(hidden_states)
-
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
@@ -109,7 +106,7 @@ class OpenAIGPT(GPT2):
         hidden_states = dropout(hidden_states, self.config.embd_pdrop)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.layer(Module(run, f"{m.path}.h.*", i), hidden_states)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states)
         run.memory.enter(run.memory.phase, None)
         return view(hidden_states, *hidden_states.shape)
 

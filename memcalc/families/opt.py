@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, act, attention, causal_lm_loss
+from memcalc.families.blocks import Attended, act, attention, lm_head_loss
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -112,9 +112,8 @@ class OPT(Program):
         hidden_states = self.decoder(root / "model.decoder", ids)
         run.memory.enter(run.memory.phase, None)
         run.memory.scope = "lm_head"
-        tied = self.config.tie_word_embeddings
-        logits = contiguous((root / "model.decoder.embed_tokens" if tied else root / "lm_head").linear(hidden_states))
-        return causal_lm_loss(run, logits, ids)
+        head = root / ("model.decoder.embed_tokens" if self.config.tie_word_embeddings else "lm_head")
+        return lm_head_loss(head, lambda x: contiguous(head.linear(x)), hidden_states, ids)
 
     @module
     def decoder(self, m: Module, ids: Tensor) -> Tensor:

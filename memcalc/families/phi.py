@@ -13,7 +13,6 @@ from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Weight, module
 from memcalc.ops.elementwise import dropout
-from memcalc.ops.matmul import linear
 from memcalc.ops.shape import cat, contiguous, part, reshape
 
 if TYPE_CHECKING:
@@ -86,12 +85,6 @@ class Phi(Llama):
         yield from norm_weights("input_layernorm", self.hidden)
 
     # --- forward
-
-    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        root.run.memory.scope = "lm_head"
-        tied = self.config.tie_word_embeddings
-        weight = (root / "model.embed_tokens" if tied else root / "lm_head").weight()
-        return linear(hidden_states, weight, (root / "lm_head").weight("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

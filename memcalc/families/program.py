@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.autograd import checkpoint
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Weight
+from memcalc.ops.matmul import linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -30,6 +31,10 @@ class Program:
     """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`)."""
     routed: tuple[int, int] = (1, 1)
     """Experts that a token is sent to, and routed experts."""
+    embedding: str = "model.embed_tokens"
+    """The module that looks tokens up, whose weight the logits are made with where it is tied."""
+    unembedding: str = "lm_head"
+    """The module that makes the logits."""
     layers: int
     layer: Any
     """The forward of one layer, a method."""
@@ -38,6 +43,8 @@ class Program:
     """The longest sequence that its tables have positions for; None without tables."""
     pads: bool = True
     """Whether its masks and positions are written out for a batch with a padding mask."""
+    one_stack: bool = True
+    """Whether all layers are one stack, so that a number says which one is meant."""
     autocasts: bool = True
     """Whether its ops are on autocast's lists as torch has them."""
     loss_dtype: DType | None = fp32
@@ -99,6 +106,16 @@ class Program:
         """Run forward and backward into the run's memory; where in its log forward ends. For what is not on paper."""
         raise NotImplementedError
 
+    @property
+    def head_name(self) -> str:
+        """The module whose weight the logits are made with."""
+        return self.embedding if self.config.tie_word_embeddings else self.unembedding
+
+    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
+        """The logits. A tied head can still have a bias of its own."""
+        root.run.memory.scope = self.unembedding
+        return linear(hidden_states, (root / self.head_name).weight(), (root / self.unembedding).optional("bias"))
+
     # --- the stack of layers
 
     def variant(self, i: int) -> Hashable:
@@ -128,7 +145,8 @@ class Program:
 
     def call(self, layer: Callable[..., Any], m: Module, *args: Any) -> Any:
         """The same of a model that has layers of several kinds."""
-        return checkpoint(m.run.memory, layer, m, *args) if m.run.recompute else layer(m, *args)
+        hooked = layer if m.run.hooks is None else partial(m.run.hooks.layer, layer)
+        return checkpoint(m.run.memory, hooked, m, *args) if m.run.recompute else hooked(m, *args)
 
     def branch(self, batch: int, seq: int) -> Hashable:
         """What of a workload decides which way the program goes: one profile holds for all that agree in it."""

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.dims import Dim
 from memcalc.dtypes import fp32
-from memcalc.families.blocks import QKV, Rotary, act, apply_rotary_pos_emb, rotary_buffers, rotary_embedding
+from memcalc.families.blocks import (
+    QKV,
+    Rotary,
+    act,
+    apply_rotary_pos_emb,
+    gated_halves,
+    rotary_buffers,
+    rotary_embedding,
+)
 from memcalc.families.config import LAYER_TYPES, LayerType
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
@@ -160,5 +168,5 @@ class JoinedMLP(Llama):
     def mlp(self, m: Module, x: Tensor) -> Tensor:
         up_states = (m / "gate_up_proj").linear(x)
         gate, up_states = chunk(up_states, 2)
-        up_states = up_states * act(gate, self.config.hidden_act)
+        up_states = gated_halves(gate, up_states, self.config.hidden_act)
         return (m / "down_proj").linear(up_states)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memcalc.dims import Shape
 
 
-def _heads_inside(shape: Shape) -> Strides:
+def heads_inside(shape: Shape) -> Strides:
     """Strides of (batch, heads, seq, head_dim) laid out as (batch, seq, heads, head_dim)."""
     batch, heads, seq, width = contiguous_strides((shape[0], shape[2], shape[1], shape[3]))
     return (batch, seq, heads, width)
@@ -64,7 +64,7 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
 
 def _efficient_output(q: Tensor, v: Tensor) -> Tensor:
     shape = (*q.shape[:3], v.shape[3])
-    return new_tensor(q.memory, shape, q.dtype, "attention output", _heads_inside(shape))
+    return new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
 
 
 def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all of it stays until the kernel is done
     grads_of_qkv = [
-        new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", _heads_inside(t.shape))
+        new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", heads_inside(t.shape))
         for t, name in zip(saved[:3], ("query", "key", "value"), strict=True)
     ]
     biases = [new_tensor(node.memory, shape, dtype, "bias gradient") for shape, dtype in node.metadata[3:]]

@@ -6,9 +6,11 @@ from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import recording
+from memcalc.ops.replaceable import replaceable
 from memcalc.tensor import Tensor, new_tensor
 
 
+@replaceable
 @autocast("layer_norm")
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """native_layer_norm over the last dim."""

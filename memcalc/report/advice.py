@@ -69,7 +69,7 @@ def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
     keep: dict[str, Any] = {
         name: value
         for name, value in s._asdict().items()
-        if name not in ("dp", "etp", "shard_group", "kernels", "cross_entropy", "sequence_parallel", "grad_dtype")
+        if name not in ("dp", "etp", "shard_group", "sequence_parallel", "grad_dtype")
     }
     if "gpus" in changed:
         keep["engine"] = None

@@ -58,6 +58,10 @@ def _title(report: Report) -> Text:
         parts.append(f"{s.attention} attention")
         if s.recompute != "none":
             parts.append(f"recompute {s.recompute}")
+        if s.kernels != "hf":
+            parts.append(f"{s.kernels} kernels")
+        if s.cross_entropy != "eager":
+            parts.append(f"{s.cross_entropy} cross-entropy")
     else:
         parts.append("model states only")
     text = Text(model.name or count, style="bold")

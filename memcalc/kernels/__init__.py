@@ -1,0 +1,129 @@
+"""Kernels behind the names that programs call: a choice, not a flag inside a program.
+
+`hf` is transformers' own code; `fused` is Liger-Kernel as it patches transformers; `megatron` is Megatron-Core with
+Transformer Engine. The loss is a choice of its own: `eager` (transformers'), `fused` (Liger's, or Transformer Engine's
+with Megatron's kernels), `chunked` (torch's linear_cross_entropy), `vocab-parallel` (Megatron's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.dims import workload_size
+
+if TYPE_CHECKING:
+    from memcalc.dtypes import DType
+    from memcalc.rows import Basis, Row
+
+_TORCH: Final = "transformers' forward; torch tools/autograd/derivatives.yaml"
+_LIGER: Final = "Liger-Kernel 0.8.5 src/liger_kernel/ops"
+_CHUNKED: Final = "torch 2.13 nn/modules/linear_cross_entropy.py"
+_MEGATRON: Final = "Megatron-Core 0.16.1 megatron/core/fusions; Transformer Engine 2.11"
+
+DEFAULT_LOSS: Final = {"hf": "eager", "fused": "fused", "megatron": "vocab-parallel"}
+
+CHUNKED: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "gpt2", "gpt_neox")
+"""Model types whose logits are the head's product and nothing else, as linear_cross_entropy needs it."""
+
+
+class Kernels(NamedTuple):
+    """What a run calls in place of transformers' functions."""
+
+    replaced: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = ()
+    source: str = _TORCH
+    """Where what they save and allocate was read."""
+    basis: Basis = "exact"
+    chunks: Callable[[int, int, int], Hashable] | None = None
+    """(tokens, vocab, hidden) -> the sizes that a chunked loss cuts them into; they are no polynomials."""
+
+
+TRANSFORMERS: Final = Kernels()
+
+
+def refusal(kernels: str, model_type: str, config: Any) -> str | None:
+    """Why a model cannot have these kernels, None if it can."""
+    if kernels == "fused":
+        from memcalc.kernels.liger import LARGEST, PATCHES, activations
+
+        if model_type not in PATCHES:
+            return f"Liger-Kernel leaves {model_type} as it is, or its kernels for it are not modelled; allowed: hf"
+        if config.intermediate_size > LARGEST:
+            return f"Liger's kernels take rows of up to {LARGEST}, intermediate_size is {config.intermediate_size}; allowed: hf"
+        return _activation(config.hidden_act, activations(model_type))
+    if kernels == "megatron":
+        from memcalc.kernels.megatron import ACTIVATIONS
+
+        if model_type not in ACTIVATIONS:
+            return f"not modelled for {model_type}, only for {', '.join(ACTIVATIONS)}; allowed: hf"
+        name = "activation_function" if model_type == "gpt2" else "hidden_act"
+        return _activation(getattr(config, name), ACTIVATIONS[model_type])
+    return None
+
+
+def _activation(name: str, allowed: tuple[str, ...] | None) -> str | None:
+    if allowed is None or name in allowed:
+        return None
+    return f"compute {' or '.join(allowed)}, the model's activation is {name}; allowed: hf"
+
+
+def losses(kernels: str, model_type: str) -> tuple[str, ...]:
+    """The cross-entropies that a model can have with these kernels."""
+    if kernels == "megatron":
+        return ("vocab-parallel", "fused")
+    from memcalc.kernels.liger import PATCHES
+
+    fused = ("fused",) if model_type in PATCHES else ()
+    chunked = ("chunked",) if model_type in CHUNKED else ()
+    return ("eager", *fused, *chunked)
+
+
+@cache
+def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool = False) -> Kernels:
+    """The kernels of a run. `selective`: Megatron's recomputation of core attention alone."""
+    if (kernels, cross_entropy) == ("hf", "eager"):
+        return TRANSFORMERS
+    replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
+    if kernels == "megatron":
+        from memcalc.kernels import megatron
+
+        replaced |= megatron.REPLACED
+        replaced |= megatron.SELECTIVE if selective else {}
+        replaced |= megatron.LOSSES[cross_entropy]
+        return Kernels(tuple(replaced.items()), f"{_MEGATRON}; {_TORCH}", "modelled")
+    from memcalc.families.blocks import lm_head_loss
+    from memcalc.kernels import chunked_loss, liger
+
+    sources = [_TORCH]
+    if kernels == "fused":
+        replaced |= liger.PATCHES[model_type]
+        sources.insert(0, _LIGER)
+    chunks = None
+    if cross_entropy == "fused":
+        replaced[lm_head_loss], chunks = liger.lm_head_loss, liger.loss_chunk
+        sources.insert(0, _LIGER)
+    elif cross_entropy == "chunked":
+        replaced[lm_head_loss], chunks = chunked_loss.lm_head_loss, chunked_loss.loss_chunks
+        sources.insert(0, _CHUNKED)
+    return Kernels(tuple(replaced.items()), "; ".join(dict.fromkeys(sources)), "modelled", chunks)
+
+
+def held(kernels: str, attention: str | None, program: Any, dtype: DType) -> tuple[Row, ...]:
+    """What kernels keep from step to step: Megatron's attention, one buffer of scores."""
+    if kernels != "megatron" or attention != "eager":
+        return ()
+    from memcalc.rows import Row
+
+    batch, seq = workload_size(1, 1)
+    source = "Megatron-Core 0.16.1 megatron/core/transformer/dot_product_attention.py, get_global_memory_buffer"
+    return (
+        Row(
+            "buffers",
+            "attention scores buffer",
+            (batch, program.heads, seq, seq),
+            dtype,
+            basis="modelled",
+            source=source,
+        ),
+    )

@@ -1,0 +1,87 @@
+"""torch.nn.functional.linear_cross_entropy with LinearCrossEntropyOptions() on an NVIDIA GPU of compute capability 8.0 or
+newer (torch 2.13, nn/modules/linear_cross_entropy.py): the head and the loss, a chunk of tokens at a time.
+
+The defaults there are the policy "compact" with fp32 accumulation and chunks of half the bytes of the hidden states. Both
+gradients are computed in forward and scaled in place in backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim, merge
+from memcalc.dtypes import boolean, fp16, fp32, int64
+from memcalc.families import blocks
+from memcalc.kernels.liger import alias
+from memcalc.ops.elementwise import recording
+from memcalc.ops.shape import view
+from memcalc.tensor import Memory, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memcalc.families.module import Module
+
+
+def loss_chunks(tokens: int, vocab: int, hidden: int) -> tuple[int, ...]:
+    """Tokens of the first two chunks: all later ones are as large as these or smaller."""
+    share = -(-tokens // -(-vocab // hidden))
+    chunk = max(1, min((1 << (share - 1).bit_length()) // 2, tokens))
+    return tuple(min(chunk, tokens - start) for start in range(0, tokens, chunk)[:2])
+
+
+def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
+    """linear_cross_entropy(hidden_states, head.weight, labels shifted as ForCausalLMLoss shifts them)"""
+    head.memory.scope = "loss"
+    _padded, target = blocks.shifted_labels(head.run, labels)
+    x = view(hidden_states, merge(*hidden_states.shape[:-1]), hidden_states.shape[-1])
+    return _linear_cross_entropy(x, head.weight(), target)
+
+
+def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    memory, (tokens, hidden), vocab, dtype = x.memory, x.shape, weight.shape[0], x.dtype
+    sizes = loss_chunks(tokens.size, vocab.size, hidden.size)
+    chunk = Dim("loss_chunk", sizes[0])
+    logits = new_tensor(memory, (chunk, vocab), dtype if dtype is fp16 else fp32, "logits of a chunk")
+    _row = new_tensor(memory, (chunk,), logits.dtype, "a number per token of a chunk")
+    loss = new_tensor(memory, (), fp32 if dtype is fp16 else dtype, "loss")
+    grad_x = new_tensor(memory, x.shape, dtype, "gradient of the hidden states")
+    grad_weight = new_tensor(memory, weight.shape, dtype, f"{weight.name} gradient")
+    _kept = _per_token(memory, tokens)
+    _inputs = None if dtype is fp32 else new_tensor(memory, (chunk, hidden), fp32, "hidden states of a chunk")
+    cast = scaled = None
+    for size in (Dim("loss_chunk", n) for n in sizes):
+        denominators = new_tensor(memory, (size,), fp32, "softmax denominators of a chunk")
+        if logits.dtype is not dtype:  # made while the loop still holds the one of the chunk before
+            cast = new_tensor(memory, (size, vocab), dtype, "logits of a chunk, cast")
+        rows = new_tensor(memory, (size, hidden), dtype, "weights of the targets of a chunk")
+        if dtype is not fp32:
+            weights = new_tensor(memory, (size,), dtype, "weight of each token, cast")
+            del weights
+        del rows
+        if vocab.size * logits.dtype.itemsize < hidden.size * dtype.itemsize:  # else it fits where the logits are
+            scaled = new_tensor(memory, (size, hidden), dtype, "hidden states of a chunk, scaled")
+        del denominators
+    del cast, scaled
+    if dtype is fp16:
+        loss = new_tensor(memory, (), dtype, "loss")
+    if recording(x, weight):
+        loss.node = Node(memory, _linear_cross_entropy_backward, (x, weight), (grad_x, grad_weight))
+    return loss
+
+
+def _per_token(memory: Memory, tokens: Dim) -> tuple[Tensor, ...]:
+    """What is kept of all targets: which are ignored, the targets without those, and their weights in the mean."""
+    ignored = new_tensor(memory, (tokens,), boolean, "ignored tokens")
+    zero = new_tensor(memory, (), int64, "zero")
+    targets = new_tensor(memory, (tokens,), int64, "targets")
+    del zero
+    counted = new_tensor(memory, (tokens,), boolean, "tokens that count")
+    weights = new_tensor(memory, (tokens,), fp32, "weight of each token")
+    del counted
+    return ignored, targets, weights
+
+
+def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [alias(grad) for grad in node.unpack()]

@@ -1,0 +1,294 @@
+"""Megatron-Core 0.16.1 with Transformer Engine 2.11: what their kernels save, without parallel layouts.
+
+Norms save their input and fp32 statistics (transformer_engine/pytorch/csrc/extensions/normalization.cpp), an activation or
+a gated unit its input alone (megatron/core/fusions/fused_bias_gelu.py, fused_bias_swiglu.py), rotary positions only the
+angles (transformer_engine/pytorch/attention/rope.py). A bias is added inside the kernel that follows; dropout keeps one
+byte per element. `--attention eager` is Megatron-Core's DotProductAttention with its fused softmax, the attention of
+Korthikanti et al. 2022 (arXiv 2205.05198); `sdpa` is Transformer Engine's FusedAttention (cuDNN).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.autograd import Node, checkpoint
+from memcalc.dims import Dim, merge
+from memcalc.dtypes import DType, boolean, fp32, int64
+from memcalc.families import blocks, gpt2, masks
+from memcalc.kernels.liger import alias, packed
+from memcalc.ops import norm
+from memcalc.ops.attention import heads_inside, scaled_dot_product_attention
+from memcalc.ops.elementwise import activation, dropout, like, recording
+from memcalc.ops.shape import contiguous, transpose
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.families.blocks import Attended
+    from memcalc.families.module import Module, Run
+    from memcalc.ops.replaceable import Replacements
+
+# --- norms
+
+
+def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
+    """RMSNorm: saves its input and an fp32 rstd per row."""
+    with m:
+        return _norm(hidden_states, (m.weight(),), ("rstd",))
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """LayerNorm: saves its input and fp32 mean and rstd per row."""
+    return _norm(x, tuple(t for t in (weight, bias) if t is not None), ("mean", "rstd"))
+
+
+def _norm(x: Tensor, weights: tuple[Tensor, ...], statistics: tuple[str, ...]) -> Tensor:
+    x = packed(x)
+    out = new_tensor(x.memory, x.shape, x.dtype, "norm")
+    kept = [new_tensor(x.memory, x.shape[:-1], fp32, f"norm {name}") for name in statistics]
+    if recording(x, *weights):
+        out.node = Node(x.memory, _norm_backward, (x, *weights), (x, *weights, *kept))
+    return out
+
+
+def _norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    saved = node.unpack()
+    _grad = packed(grads[0])
+    return [like(t, "norm gradient") for t in saved[: len(node.edges)]]
+
+
+# --- activations and gated units
+
+
+def act(x: Tensor, name: str) -> Tensor:
+    """GeLUFunction: saves its input."""
+    return activation(x, "gelu")
+
+
+def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
+    """SwiGLUFunction over the output of one projection, here gate and up: saves that; the gradient is as large."""
+    return _gated(gate.linear(x), up.linear(x))
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    out = like(gate, "gated")
+    if recording(gate, up):
+        out.node = Node(gate.memory, _gated_backward, (gate, up), (gate, up))
+    return out
+
+
+def _gated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [like(t, "gated gradient") for t in node.unpack()]
+
+
+# --- attention
+
+
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """FusedRoPEFunc for q and for k: new tensors, packed by token; saves the angles, which take what cos and sin take."""
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    out = new_tensor(x.memory, x.shape, x.dtype, "rotated", heads_inside(x.shape))
+    if recording(x):
+        out.node = Node(x.memory, _rotated_backward, (x,), (cos, sin))
+    return out
+
+
+def _rotated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _angles = node.unpack()
+    grad = grads[0]
+    return [new_tensor(grad.memory, grad.shape, grad.dtype, "rotated gradient", heads_inside(grad.shape))]
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+    """FusedAttnFunc: saves q, k, v, the output and one fp32 logsumexp per query and head; no mask, grouped k and v."""
+    return _fused_attention(q, k, v), None
+
+
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return contiguous(transpose(scaled_dot_product_attention(q, k, v, None), 1, 2))
+
+
+def core_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
+) -> Attended:
+    """DotProductAttention (megatron/core/transformer/dot_product_attention.py)."""
+    return _core_attention(q, k, v, p), None
+
+
+def _core_attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
+    key, value = blocks.repeat_kv(k, q.shape[1]), blocks.repeat_kv(v, q.shape[1])
+    scores = _product(q, transpose(key, 2, 3), "attention scores")  # a name of the real forward, to its end
+    probabilities = dropout(_masked_softmax(scores), p)
+    return contiguous(transpose(_product(probabilities, value, "attention output"), 1, 2))
+
+
+def _product(a: Tensor, b: Tensor, name: str) -> Tensor:
+    """A batched product that reads its factors where they lie: saves both, copies neither."""
+    node = Node(a.memory, _product_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = new_tensor(a.memory, (*a.shape[:3], b.shape[3]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def _product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    a, b = node.unpack()
+    grad_b = _gradient_of(b)
+    return [_gradient_of(a), grad_b]
+
+
+def _gradient_of(factor: Tensor) -> Tensor:
+    """Laid out by token for queries, keys and values, as the views that lead to them need it."""
+    if factor.strides[2] == 1:
+        return transpose(_gradient_of(transpose(factor, 2, 3)), 2, 3)
+    strides = heads_inside(factor.shape) if factor.strides[1] < factor.strides[2] else None
+    return new_tensor(factor.memory, factor.shape, factor.dtype, "attention gradient", strides)
+
+
+def _masked_softmax(scores: Tensor) -> Tensor:
+    """ScaledUpperTriangMaskedSoftmax: saves its result in 16 bits; backward writes over the incoming gradient."""
+    out = new_tensor(scores.memory, scores.shape, scores.dtype, "softmax")
+    if recording(scores):
+        out.node = Node(out.memory, _masked_softmax_backward, (scores,), (alias(out),))
+    return out
+
+
+def _masked_softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _result = node.unpack()
+    return [alias(packed(grads[0]))]
+
+
+def core_attention_recomputed(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
+) -> Attended:
+    """Selective recomputation (--recompute-activations): q, k and v are kept, the rest of core attention is run again."""
+    return checkpoint(q.memory, _core_attention, q, k, v, p), None
+
+
+def fused_attention_recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+    """The same of the fused kernel: saves its output and logsumexp."""
+    return checkpoint(q.memory, _fused_attention, q, k, v), None
+
+
+def no_mask(run: Run, window: int | None = None) -> None:
+    """The kernels know that attention is causal, and its window."""
+
+
+# --- the loss
+
+
+def vocab_parallel_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    """tensor_parallel/cross_entropy.py on one rank: an fp32 copy of the logits, which becomes the softmax and its gradient."""
+    return _mean_loss(run, _cross_entropy(logits, _targets(run, labels)))
+
+
+def _targets(run: Run, labels: Tensor) -> Tensor:
+    run.memory.scope = "loss"
+    return contiguous(transpose(labels, 0, 1))
+
+
+def _mean_loss(run: Run, losses: Tensor) -> Tensor:
+    """The loss function of pretrain_gpt.py: the tokens' losses, times a mask that the batch brings, summed."""
+    mask = new_tensor(run.memory, losses.shape, fp32, "loss mask")
+    weighted = losses * mask
+    loss = new_tensor(run.memory, (), fp32, "loss")
+    if recording(weighted):
+        loss.node = Node(run.memory, _sum_backward, (weighted,), (), weighted.shape)
+    return loss
+
+
+def _sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [Tensor(grads[0].storage, node.context, (0,) * len(node.context), grads[0].dtype)]
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    memory, tokens = logits.memory, merge(*logits.shape[:-1])
+
+    def each_token(dtype: DType, name: str) -> Tensor:
+        return new_tensor(memory, (tokens,), dtype, name)
+
+    softmax = logits if logits.dtype is fp32 else new_tensor(memory, logits.shape, fp32, "softmax")
+    maximum, places = each_token(fp32, "maximum"), each_token(int64, "place of the maximum")
+    del places
+    masks_of_bounds = [each_token(boolean, "outside the vocabulary") for _ in ("below", "above")]
+    outside = each_token(boolean, "outside the vocabulary")
+    del masks_of_bounds
+    copied = each_token(int64, "targets")
+    target_1d = each_token(int64, "targets")
+    del copied
+    rows = each_token(int64, "rows")
+    predicted = each_token(fp32, "logits of the targets")
+    predicted = each_token(fp32, "logits of the targets")
+    sums = each_token(fp32, "sums")
+    del rows
+    logarithms = each_token(fp32, "logarithms of the sums")
+    losses = each_token(fp32, "loss of each token")
+    del logarithms, sums, predicted, maximum
+    if recording(logits):
+        losses.node = Node(memory, _cross_entropy_backward, (logits,), (alias(softmax), outside, target_1d))
+    return losses
+
+
+def _cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    softmax, outside, target_1d = node.unpack()
+    _rows = like(target_1d, "rows")
+    inside = like(outside, "inside the vocabulary", fp32)
+    _updates = like(inside, "updates")
+    del inside
+    _of_targets = like(outside, "softmax of the targets", fp32)
+    return [alias(softmax)]
+
+
+def fused_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    """CrossEntropyFunction (transformer_engine/pytorch/cross_entropy.py): the gradient is written over the logits."""
+    return _mean_loss(run, _fused_cross_entropy(logits, _targets(run, labels)))
+
+
+def _fused_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    tokens = merge(*logits.shape[:-1])
+    losses = new_tensor(logits.memory, (tokens,), fp32, "loss of each token")
+    statistics = new_tensor(logits.memory, (tokens, Dim("3", 3)), fp32, "softmax statistics")
+    del statistics
+    if recording(logits):
+        losses.node = Node(logits.memory, _fused_cross_entropy_backward, (logits,), (alias(logits),))
+    return losses
+
+
+def _fused_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _one = new_tensor(node.memory, (), fp32, "one")  # what the incoming gradient is compared with
+    return [alias(grad) for grad in node.unpack()]
+
+
+# --- which model types it runs, and with what
+
+REPLACED: Final[Replacements] = {
+    blocks.rms_norm: rms_norm,
+    norm.layer_norm: layer_norm,
+    blocks.act: act,
+    blocks.gated: gated,
+    blocks.apply_rotary_pos_emb: apply_rotary_pos_emb,
+    blocks.eager_attention: core_attention,
+    gpt2.eager_attention: core_attention,
+    blocks.sdpa_attention: fused_attention,
+    masks.causal_mask: no_mask,
+}
+SELECTIVE: Final[Replacements] = {
+    blocks.eager_attention: core_attention_recomputed,
+    gpt2.eager_attention: core_attention_recomputed,
+    blocks.sdpa_attention: fused_attention_recomputed,
+}
+"""What --recompute selective has in place of attention."""
+
+LOSSES: Final[Mapping[str, Replacements]] = {
+    "vocab-parallel": {blocks.causal_lm_loss: vocab_parallel_cross_entropy},
+    "fused": {blocks.causal_lm_loss: fused_cross_entropy},
+}
+
+ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("silu", "swish")),
+    "gpt2": ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
+}
+"""`model_type` -> the activations of its configuration that the fused kernels compute."""

@@ -1,0 +1,136 @@
+"""Megatron-Core's and Transformer Engine's kernels for torch's autograd: what they save and allocate, nothing computed.
+
+Written from Megatron-Core 0.16.1 (megatron/core/fusions, megatron/core/tensor_parallel/cross_entropy.py) and Transformer
+Engine 2.11 (pytorch/csrc/extensions/normalization.cpp, pytorch/attention/rope.py, pytorch/cross_entropy.py); the backward
+of the fused softmax from apex, csrc/megatron/scaled_upper_triang_masked_softmax_cuda.cu. A norm's workspace is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+
+class RMSNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, torch.empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight, _rstd = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+class LayerNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        statistics = [torch.empty(x.shape[:-1], dtype=torch.float32) for _ in ("mean", "rstd")]
+        ctx.save_for_backward(x, weight, *statistics)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight, _mean, _rstd = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+class GeLU(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.empty_like(x)
+
+
+class SwiGLU(Function):
+    """Over gate and up, which Megatron has as the halves of one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.empty_like(gate)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        return torch.empty_like(gate), torch.empty_like(up)
+
+
+class Rotated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(angles)
+        return torch.empty(x.shape, dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        _angles = ctx.saved_tensors
+        return torch.empty(grad.shape, dtype=grad.dtype), None
+
+
+class MaskedSoftmax(Function):
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(scores)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        _result = ctx.saved_tensors
+        return grad.contiguous()
+
+
+class VocabParallelCrossEntropy(Function):
+    """One rank of the vocabulary's ranks: the fp32 copy of the logits becomes the softmax, and that the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        vocab = logits.shape[-1]
+        softmax = logits.float()
+        maximum = softmax.max(dim=-1)[0]
+        softmax.sub_(maximum.unsqueeze(-1))
+        outside = (target < 0) | (target >= vocab)
+        own = target.clone() - 0
+        rows = torch.arange(target.numel())
+        of_target = softmax.view(-1, vocab)[rows, own.view(-1)]
+        of_target = of_target.clone()
+        softmax.exp_()
+        sums = softmax.sum(-1)
+        del rows
+        losses = torch.log(sums) - of_target.view_as(target)
+        softmax.div_(sums.unsqueeze(-1))
+        ctx.save_for_backward(softmax, outside, own.view(-1))
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        softmax, outside, own = ctx.saved_tensors
+        rows = torch.arange(own.numel())
+        update = 1.0 - outside.view(-1).float()
+        flat = softmax.view(-1, softmax.shape[-1])
+        of_target = flat[rows, own]
+        of_target -= update
+        return softmax.mul_(grad.unsqueeze(-1)), None
+
+
+class FusedCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        losses = torch.zeros(target.numel(), dtype=torch.float32)
+        _statistics = torch.zeros(3 * target.numel(), dtype=torch.float32)
+        ctx.save_for_backward(logits.detach())
+        return losses.view(target.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        _one = torch.tensor(1.0)
+        return *ctx.saved_tensors, None
