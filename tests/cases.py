@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 
 AUTO_CLASSES = {
     "modernbert": "AutoModelForMaskedLM",
-    "deberta-v2": "AutoModelForMaskedLM",
     "t5": "AutoModelForSeq2SeqLM",
     "bart": "AutoModelForSeq2SeqLM",
     "whisper": "AutoModelForSpeechSeq2Seq",
-    "resnet": "AutoModelForImageClassification",
 }
 """transformers' auto class of a model type that is not trained as a causal language model."""
 

@@ -261,13 +261,11 @@ def training_step(
 
 
 def batch_for(config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What the model is trained on, zeros: tokens that are their own labels, or speech with its transcript, or images."""
+    """What the model is trained on, zeros: tokens that are their own labels, or speech with its transcript."""
     ids = torch.zeros((batch, seq), dtype=torch.int64)
     if config.model_type == "whisper":
         features = torch.zeros((batch, config.num_mel_bins, 2 * config.max_source_positions), dtype=dtype)
         return {"input_features": features, "labels": ids}
-    if config.model_type == "resnet":
-        return {"pixel_values": torch.zeros((batch, 3, 224, 224), dtype=dtype), "labels": ids[:, 0].clone()}
     return {"input_ids": ids, "labels": ids}
 
 

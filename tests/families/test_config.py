@@ -272,6 +272,19 @@ def test_upcast_attention_of_gpt2_is_not_offered() -> None:
     assert paper.program_of({"model_type": "gpt2"}).attention_kinds == ("sdpa", "eager")
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"model_type": "t5"}, "two stacks"),
+        ({"model_type": "bert", "tie_word_embeddings": False}, "no gradient"),
+    ],
+)
+def test_fsdp2_is_refused_where_it_is_not_written_out(fields: dict[str, Any], why: str) -> None:
+    assert memcalc.estimate(fields, gpus=2, zero=3, seq_len=16).peak
+    with pytest.raises(memcalc.InputError, match=f"--engine fsdp2: .*{why}.*allowed: deepspeed"):
+        memcalc.estimate(fields, gpus=2, zero=3, engine="fsdp2", seq_len=16)
+
+
 def test_recomputing_is_refused_where_transformers_does_not_offer_it() -> None:
     fields = {"model_type": "openai-gpt", "n_layer": 2}
     assert memcalc.estimate(fields, recompute="none").peak
