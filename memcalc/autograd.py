@@ -95,6 +95,25 @@ class Leaf(Node):
         return []
 
 
+class Constant(Node):
+    """The gradient accumulator of a leaf that a forward makes and nobody trains: the graph keeps both it and its gradient.
+
+    `tensor` refers to the leaf's storage, not to the leaf, which refers to this.
+    """
+
+    __slots__ = ("grad", "leaf")
+
+    def __init__(self, memory: Memory, leaf: Tensor) -> None:
+        super().__init__(memory, Node.run, ())  # type: ignore[arg-type]
+        self.sequence = _LEAF_SEQUENCE
+        self.leaf = leaf.storage
+        self.grad: Tensor | None = None
+
+    def run(self, grads: list[Tensor]) -> Gradients:
+        self.grad = grads[0]
+        return []
+
+
 def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
     """`tensor.sum_to_size(shape)`: one reduction, then a view."""
     lead = len(tensor.shape) - len(shape)

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from memcalc.autograd import backward
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
-from memcalc.dtypes import DType, fp32, int64
+from memcalc.dtypes import DType, fp32
 from memcalc.families.module import Hooks, Run
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
-from memcalc.tensor import Autocast, Memory, Sent, StorageRow, new_tensor
+from memcalc.tensor import Autocast, Memory, Sent, StorageRow
 
 if TYPE_CHECKING:
     from memcalc.families.program import Program
@@ -107,7 +107,7 @@ class Profile:
     backward: tuple[Moment, ...]
     saved: Moment
     left: Moment
-    """After backward: what modules keep besides parameters and buffers. A program on paper keeps nothing."""
+    """After backward: what modules keep besides parameters and buffers, and what a graph keeps that has run."""
     _rows: dict[int, list[Row]] = field(default_factory=dict[int, list[Row]])
 
     def rows(self, moment: Moment) -> list[Row]:
@@ -136,16 +136,18 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.hooks = choices.hooks.start(run)
     for buffer in program.buffers():
         run.add_buffer(buffer)
-    ids = new_tensor(memory, (size.batch, size.seq), int64, "input ids", component="buffers")
+    batch_of = [run.add_input(given) for given in program.inputs(size.batch, size.seq)]
     if choices.padded:
         run.add_attention_mask()
-    memory.enter("forward", None)
     with Autocast(memory, choices.autocast):
+        left_behind = program.left_behind(run)
+        memory.enter("forward", None)
         if run.hooks is not None:
             run.hooks.before_forward()
-        loss = program.forward(run, ids)
+        loss = program.forward(run, *batch_of)
         if run.hooks is not None:
             loss = run.hooks.after_forward(loss)
+    left_behind.clear()  # with the loss of the step before
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
     forward_end = len(memory.log)
     memory.enter("backward", None)
@@ -322,7 +324,7 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
     What is alive at the end of forward too is a saved activation, what is at the end of backward as good as a buffer.
     """
     saved = _alive(run, run.forward_end)
-    left = _alive(run, len(run.log)) if run.source else frozenset[int]()
+    left = _alive(run, len(run.log))
     out: Counter[_Kind] = Counter()
     for i in _alive(run, place):
         row = run.rows[i]
@@ -340,7 +342,7 @@ _LIVES: Final[dict[str, str]] = {
     "gradients": "backward to step",
     "saved_activations": "forward to backward",
     "temporaries": "within the phase",
-    "buffers": "kept by a module",
+    "buffers": "kept after backward",
 }
 
 

@@ -275,6 +275,12 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
         )
     if model is not None and model.program.source:
         refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {_NOT_YET}deepspeed")
+    if model is not None and not model.program.one_stack:
+        refuse("engine", "fsdp2", f"for a {model.model_type}, which has two stacks of layers, {_NOT_YET}deepspeed")
+    if model is not None and model.program.untrained:
+        refuse(
+            "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {_NOT_YET}deepspeed"
+        )
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {_NOT_YET}{', '.join(elementwise)}")

@@ -15,6 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+AUTO_CLASSES = {
+    "modernbert": "AutoModelForMaskedLM",
+    "t5": "AutoModelForSeq2SeqLM",
+    "bart": "AutoModelForSeq2SeqLM",
+    "whisper": "AutoModelForSpeechSeq2Seq",
+}
+"""transformers' auto class of a model type that is not trained as a causal language model."""
+
 FOLDER = Path(__file__).resolve().parent / "families" / "cases"
 
 
@@ -22,7 +30,8 @@ DROPOUTS = (
     "residual_dropout",
     "embedding_dropout",
     "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout",
-    "resid_dropout", "embed_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop",
+    "resid_dropout", "embed_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop", "mlp_dropout",
+    "dropout_rate",
 )  # fmt: skip
 """Every name that a configuration has for a dropout."""
 

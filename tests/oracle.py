@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from cases import DROPOUTS
+from cases import AUTO_CLASSES, DROPOUTS
 from cuda_autocast import cuda_lists_on_the_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -80,8 +80,11 @@ class Step:
 def not_traced(*, padded: bool = False) -> Iterator[None]:
     """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
     looks for packed sequences nor at the values of a padding mask. Here nothing is packed;
-    `padded` keeps the masks of padding."""
-    from transformers import masking_utils
+    `padded` keeps the masks of padding. Weights are not initialized: some ways to do so look at what is not there."""
+    from transformers import PreTrainedModel, masking_utils
+
+    initialize = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda self: None
 
     skips = {
         name: getattr(masking_utils, name)
@@ -98,6 +101,7 @@ def not_traced(*, padded: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        PreTrainedModel.initialize_weights = initialize
         for name, function in originals.items():
             setattr(masking_utils, name, function)
 
@@ -112,10 +116,17 @@ def fused_as_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """sdpa as CUDA chooses it. The CPU has no fused kernel for values of another width than the keys'."""
-    if query.shape[-1] == value.shape[-1]:
+    """sdpa as CUDA chooses it. The CPU has no fused kernel for values of another width than the keys', nor for a bias that
+    wants a gradient."""
+    biased = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+    if query.shape[-1] == value.shape[-1] and not biased:
         return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     assert not enable_gqa
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        attn_mask, value, key, query = (t if t is None else t.to(dtype) for t in (attn_mask, value, key, query))
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
@@ -152,14 +163,13 @@ def cuda_kernels() -> Iterator[None]:
         torch.nn.functional.scaled_dot_product_attention = _SDPA
 
 
-def build(
-    config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "AutoModelForCausalLM"
-) -> torch.nn.Module:
+def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:
     """The auto class's model of a config.json's fields, with every dropout off (CPU and CUDA differ in dropout)."""
     import transformers
     from transformers import AutoConfig
 
     fields = dict(config)
+    auto = auto or AUTO_CLASSES.get(fields["model_type"], "AutoModelForCausalLM")
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     for name in DROPOUTS:
         if hasattr(hf_config, name):
@@ -193,7 +203,7 @@ def training_step(
     real: bool = False,
     balanced: bool = False,
     log: bool = False,
-    auto: str = "AutoModelForCausalLM",
+    auto: str = "",
     patch: Callable[[torch.nn.Module], None] | None = None,
 ) -> Step:
     """The contract's reference step, run twice; the second is reported. `patch` is done to the model before."""
@@ -215,12 +225,12 @@ def training_step(
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))
         for tensor in [*model.parameters(), *model.buffers()]:
             mode.register(tensor)
-        ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
-        attention_mask = padding_mask(micro_batch_size, seq_len) if padded else None
+        batch = batch_for(model.config, micro_batch_size, seq_len, dtype)
+        if padded:
+            batch["attention_mask"] = padding_mask(micro_batch_size, seq_len)
         with mode:
-            mode.register(ids)
-            if attention_mask is not None:
-                mode.register(attention_mask)
+            for tensor in batch.values():
+                mode.register(tensor)
             result = None
             loss: torch.Tensor | None = None
             for turn in range(2):
@@ -233,7 +243,7 @@ def training_step(
                     before = mode.now
                     mode.begin()
                     with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                        out = model(input_ids=ids, labels=ids, attention_mask=attention_mask)
+                        out = model(**batch)
                     loss = out.loss
                     del out
                     gc.collect()
@@ -248,6 +258,15 @@ def training_step(
                 result = Step(start, saved, forward, backward, mode.highest, mode.log or [])
     assert result is not None
     return result
+
+
+def batch_for(config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What the model is trained on, zeros: tokens that are their own labels, or speech with its transcript."""
+    ids = torch.zeros((batch, seq), dtype=torch.int64)
+    if config.model_type == "whisper":
+        features = torch.zeros((batch, config.num_mel_bins, 2 * config.max_source_positions), dtype=dtype)
+        return {"input_features": features, "labels": ids}
+    return {"input_ids": ids, "labels": ids}
 
 
 def padding_mask(batch: int, seq: int) -> torch.Tensor:

@@ -10,17 +10,15 @@ from cases import DROPOUTS
 
 from memcalc.autograd import backward
 from memcalc.dims import fixed_size, numel, workload_size
-from memcalc.dtypes import DType, int64
+from memcalc.dtypes import DType
 from memcalc.families import FAMILIES
 from memcalc.families.module import Run
-from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
+from memcalc.tensor import Autocast, Memory, StorageRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Replacements = Mapping[Callable[..., Any], Callable[..., Any]]
-
-LOSS_BYTES = 4
 
 
 class PaperStep(NamedTuple):
@@ -71,9 +69,11 @@ class PaperRun:
             self.run.add_weight(weight)
         for buffer in program.buffers():
             self.run.add_buffer(buffer)
-        self.ids = new_tensor(self.memory, (size.batch, size.seq), int64, "input ids", component="buffers")
+        self.batch = [self.run.add_input(given) for given in program.inputs(size.batch, size.seq)]
         if padded:
             self.run.add_attention_mask()
+        with Autocast(self.memory, autocast):
+            self.left_behind = program.left_behind(self.run)
 
     def step(self) -> PaperStep:
         """Run forward and backward and read the bytes off the log."""
@@ -81,7 +81,8 @@ class PaperRun:
         marks = [len(log)]
         self.memory.enter("forward", None)
         with Autocast(self.memory, self.autocast):
-            loss = self.program.forward(self.run, self.ids)
+            loss = self.program.forward(self.run, *self.batch)
+        self.left_behind.clear()
         marks.append(len(log))
         self.memory.enter("backward", None)
         backward(loss)
@@ -90,7 +91,8 @@ class PaperRun:
         end_of_forward, forward = self._replay(marks[0], marks[1], start)
         _, backward_peak = self._replay(marks[1], marks[2], end_of_forward)
         # In a steady state the loss of the step before is part of what is there at the start, and gone in backward.
-        return PaperStep(start, end_of_forward - start - LOSS_BYTES, forward, backward_peak - LOSS_BYTES)
+        loss_bytes = loss.dtype.itemsize
+        return PaperStep(start, end_of_forward - start - loss_bytes, forward, backward_peak - loss_bytes)
 
     def _replay(self, first: int, last: int, now: int) -> tuple[int, int]:
         highest = now

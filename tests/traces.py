@@ -1,4 +1,4 @@
-"""Estimates from traces, and small models of types that have no program."""
+"""Estimates from traces, and small models of types and classes that have no program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ DEEPSEEK_V3 = {"model_type": "deepseek_v3", "hidden_size": 64, "intermediate_siz
                "qk_nope_head_dim": 16, "v_head_dim": 16}  # fmt: skip
 BART = {"model_type": "bart", "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96,
         "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 96, "max_position_embeddings": 64,
-        "vocab_size": 128, "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "dropout": 0.0}  # fmt: skip
+        "vocab_size": 128, "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "dropout": 0.0,
+        "architectures": ["BartForCausalLM"]}  # fmt: skip
 T5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128,
       "dropout_rate": 0.0, "decoder_start_token_id": 0}  # fmt: skip
 ROBERTA = {"model_type": "roberta", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
-from memcalc.dtypes import DType, fp32, int64
+from memcalc.dtypes import DType, int64
 from memcalc.optimizers import Parameter, load_optimizer
 from memcalc.rows import Row
 from memcalc.tensor import Memory, StorageRow
@@ -81,18 +81,14 @@ def weight_rows(
 
 def input_rows(model: Model, dtype: DType) -> list[Row]:
     """What the caller and the modules hold: the batch, the loss, the model's buffers."""
+    program = model.program
     rows = [
-        Row(
-            "buffers",
-            "input_ids (also the labels)",
-            (_BATCH, _SEQ),
-            int64,
-            life="the step's batch",
-            source="the caller",
-        ),
+        Row("buffers", given.name, given.shape, given.dtype or dtype, life="the step's batch", source="the caller")
+        for given in program.inputs(_BATCH, _SEQ)
     ]
-    if not model.program.source:  # a trace has its own loss, of whatever dtype
-        rows.append(Row("buffers", "loss", (), fp32, life="until the next loss", source="the caller"))
+    if not program.source:  # a trace has its own loss, of whatever dtype
+        loss_dtype = program.loss_dtype or dtype
+        rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
     kinds = Counter(buffer._replace(layer=None) for buffer in model.program.buffers())
     for buffer, copies in kinds.items():
         rows.append(

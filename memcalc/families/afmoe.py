@@ -22,7 +22,7 @@ from memcalc.ops.routing import div, gather, topk
 from memcalc.ops.shape import transpose, view
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
     from memcalc.tensor import Tensor
 
@@ -72,6 +72,11 @@ class Afmoe(SparseLayers, NormedHeads):
     """The program of AfmoeForCausalLM."""
 
     Config = AfmoeConfig
+
+    @property
+    def untrained(self) -> Collection[str]:
+        """What balances the experts is no gradient's."""
+        return ("model.layers.*.mlp.expert_bias",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -24,7 +24,7 @@ from memcalc.ops.shape import expand, first, reshape, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,11 @@ class Bert(Program):
 
     # --- weights and buffers
 
+    @property
+    def untrained(self) -> Collection[str]:
+        """Untied, the decoder has a bias of its own and that of the module around it is left unused."""
+        return () if self.config.tie_word_embeddings else (f"{self.decoder.rpartition('.')[0]}.bias",)
+
     def weights(self) -> Iterator[Weight]:
         for name, shape, component, _ in self.embedding_weights():
             yield Weight(f"{self.base}.{name}", shape, component)
@@ -118,7 +123,7 @@ class Bert(Program):
         yield from self.decoder_weights()
 
     def decoder_weights(self) -> Iterator[Weight]:
-        """Untied, the decoder has a bias of its own and that of the module around it is left unused."""
+        """Untied, the decoder has a weight and a bias of its own."""
         if not self.config.tie_word_embeddings:
             yield from linear_weights(self.decoder, self.embed, self.vocab, "head", bias=True)
 

@@ -316,6 +316,14 @@ def attention(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *,
     return eager_attention(q, k, v, mask, p=p) if run.attention == "eager" else sdpa_attention(q, k, v, mask)
 
 
+def masked_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    """ForMaskedLMLoss (loss/loss_utils.py): upcast, cross-entropy."""
+    run.memory.scope = "loss"
+    logits = cast(logits, fp32)
+    logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
+    return cross_entropy(logits, view(labels, merge(*labels.shape)))
+
+
 @replaceable
 def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
     """The loss of what `logits` makes of the last hidden states with the weight of `head`.

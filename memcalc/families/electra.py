@@ -14,7 +14,7 @@ from memcalc.ops.elementwise import activation
 from memcalc.ops.matmul import linear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from memcalc.tensor import Tensor
 
@@ -38,6 +38,10 @@ class Electra(Bert):
 
     Config = ElectraConfig
     base = "electra"
+
+    @property
+    def untrained(self) -> Collection[str]:
+        return ()
 
     def head_weights(self) -> Iterator[Weight]:
         yield from norm_weights("generator_predictions.LayerNorm", self.embed)

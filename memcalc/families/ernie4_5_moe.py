@@ -22,7 +22,7 @@ from memcalc.ops.routing import div, gather, topk
 from memcalc.ops.shape import reshape, unsqueeze, view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from memcalc.tensor import Tensor
 
@@ -78,6 +78,11 @@ class Ernie4_5_Moe(SparseLayers):
     autocasts = False
 
     Config = Ernie4_5_MoeConfig
+
+    @property
+    def untrained(self) -> Collection[str]:
+        """What balances the experts is no gradient's."""
+        return ("model.layers.*.mlp.gate.moe_statics.e_score_correction_bias",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

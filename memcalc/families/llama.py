@@ -70,7 +70,7 @@ class Llama(Program):
         self.ffn = Dim("ffn", config.intermediate_size)
         self.heads = Dim("heads", config.num_attention_heads)
         self.kv_heads = Dim("kv_heads", getattr(config, "num_key_value_heads", None) or self.heads.size)
-        self.head_dim = Dim("head_dim", config.head_dim or config.hidden_size // config.num_attention_heads)
+        self.head_dim = Dim("head_dim", getattr(config, "head_dim", None) or config.hidden_size // self.heads.size)
         self.rotary_dim = self.head_dim
         if config.rotary_width != self.head_dim.size:
             self.rotary_dim = Dim("rotary_dim", config.rotary_width)

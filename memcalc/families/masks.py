@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.dims import ONE_DIM, Dim
-from memcalc.dtypes import boolean, int64
+from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.elementwise import broadcast, cast, like, of_two, where
 from memcalc.ops.replaceable import replaceable
 from memcalc.ops.shape import expand, unsqueeze
@@ -51,6 +51,31 @@ def boolean_mask(run: Run) -> Tensor:
     return _boolean_mask(run, _causal, padding_mask)
 
 
+def causal_mask_of_ones(run: Run) -> Tensor | None:
+    """create_causal_mask with a mask of nothing but ones, as some decoders make themselves: sdpa drops it."""
+    run.memory.scope = "causal mask"
+    attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "mask of ones")
+    padding_mask = cast(attention_mask, boolean, "padding mask")
+    if run.attention != "eager":
+        return None
+    mask = _boolean_mask(run, _causal, padding_mask)
+    return where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
+
+
+def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:
+    """create_bidirectional_mask, or with a window create_bidirectional_sliding_window_mask, of a batch without padding:
+    a mask only where a sequence reaches beyond the window."""
+    if window is None or run.seq.size < window:
+        return None
+    run.memory.scope = "mask of the window"
+    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), None)
+    return (
+        where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
+        if run.attention == "eager"
+        else mask
+    )
+
+
 def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
     """create_chunked_causal_mask: its left padding is counted by sequence, which gives the mask a batch dim of its own."""
     run.memory.scope = "chunked causal mask"
@@ -92,6 +117,17 @@ def _causal(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 
 def _sliding_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return of_two(kv_idx, like(q_idx, "start of the window"), "window", boolean)
+
+
+def _bidirectional_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """abs(q_idx - kv_idx) <= sliding_window"""
+    distance = like(of_two(q_idx, kv_idx, "distance"), "distance")
+    return like(distance, "window", boolean)
+
+
+def _everything(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """q_idx >= 0"""
+    return like(q_idx, "all positions", boolean)
 
 
 def _chunked_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

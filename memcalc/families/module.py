@@ -55,6 +55,14 @@ class Buffer(NamedTuple):
         return self.name if self.layer is None else self.name.replace("*", str(self.layer))
 
 
+class Input(NamedTuple):
+    """A tensor of the batch. A floating-point one has the model's dtype."""
+
+    name: str
+    shape: Shape
+    dtype: DType | None = None
+
+
 class Hooks(Protocol):
     """What an engine does around a model and its layers while they run."""
 
@@ -99,6 +107,10 @@ class Run:
         """Pad the batch: from here on there is a mask, which the caller holds."""
         shape = (self.batch, self.seq)
         self.attention_mask = new_tensor(self.memory, shape, int64, "attention mask", component="buffers")
+
+    def add_input(self, given: Input) -> Tensor:
+        """Allocate a tensor of the batch, which the caller holds."""
+        return new_tensor(self.memory, given.shape, given.dtype or self.dtype, given.name, component="buffers")
 
     def add_buffer(self, buffer: Buffer) -> None:
         """Allocate a buffer."""

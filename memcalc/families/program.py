@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections import Counter
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.autograd import checkpoint
-from memcalc.families.module import Weight
+from memcalc.dtypes import fp32, int64
+from memcalc.families.module import Input, Weight
 from memcalc.ops.matmul import linear
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
-    from memcalc.dims import Shape
+    from memcalc.dims import Dim, Shape
+    from memcalc.dtypes import DType
     from memcalc.families.config import FamilyConfig
     from memcalc.families.module import Buffer, Module, Run
     from memcalc.tensor import Tensor
@@ -40,18 +43,32 @@ class Program:
     """The longest sequence that its tables have positions for; None without tables."""
     pads: bool = True
     """Whether its masks and positions are written out for a batch with a padding mask."""
+    one_stack: bool = True
+    """Whether all layers are one stack, so that a number says which one is meant."""
     autocasts: bool = True
     """Whether its ops are on autocast's lists as torch has them."""
+    loss_dtype: DType | None = fp32
+    """The dtype of the loss; None is the model's."""
     polynomial: bool = True
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
+    traced_classes: frozenset[str] = frozenset()
+    """Classes of transformers that `architectures` may name and that are traced, because this program is another one."""
     source: str = ""
     """What is traced, if it is not a program on paper (`memcalc.tracing`)."""
 
-    idle: Mapping[tuple[str, Shape], int] = {}
-    """How many weights of a name and shape the step does not reach, so that they get no gradient; a trace finds them."""
-
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    @property
+    def untrained(self) -> Collection[str]:
+        """Names of the weights that the step does not reach, or that want no gradient."""
+        return ()
+
+    @cached_property
+    def idle(self) -> Mapping[tuple[str, Shape], int]:
+        """How many weights of a name and shape get no gradient."""
+        names = self.untrained
+        return Counter((w.name, w.shape) for w in self.weights() if w.name in names) if names else {}
 
     @property
     def basis(self) -> Literal["exact", "traced"]:
@@ -74,9 +91,16 @@ class Program:
         """Buffers of layer `i`, named from there."""
         yield from ()
 
-    def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """The loss of the model's forward with `ids` as input and labels."""
-        raise NotImplementedError
+    def inputs(self, batch: Dim, seq: Dim) -> Sequence[Input]:
+        """The batch, in the order in which `forward` takes it."""
+        return (Input("input_ids (also the labels)", (batch, seq), int64),)
+
+    forward: Any
+    """A method: the loss of the model's forward, from a run and the batch."""
+
+    def left_behind(self, run: Run) -> list[Tensor]:
+        """What the graph of the step before keeps as long as its loss is there."""
+        return []
 
     def traced_step(self, run: Run) -> int:
         """Run forward and backward into the run's memory; where in its log forward ends. For what is not on paper."""
@@ -104,13 +128,7 @@ class Program:
 
     def stack(self, path: str) -> Iterator[Weight]:
         """The weights of all layers under `path`, layer by layer; those of one variant are written out once."""
-        written: dict[Hashable, list[Weight]] = {}
-        for i in range(self.layers):
-            variant = self.variant(i)
-            if variant not in written:
-                written[variant] = [w._replace(name=f"{path}.*.{w.name}") for w in self.layer_weights(i)]
-            for name, shape, component, _ in written[variant]:
-                yield Weight(name, shape, component, i)
+        yield from stacked(path, [self.variant(i) for i in range(self.layers)], self.layer_weights)
 
     def buffer_stack(self, path: str) -> Iterator[Buffer]:
         """The buffers of all layers under `path`, layer by layer."""
@@ -123,10 +141,12 @@ class Program:
 
         Most layers return their hidden states; some return a tuple, all of which the caller's frame holds.
         """
-        layer = self.layer if m.run.hooks is None else partial(m.run.hooks.layer, self.layer)
-        if m.run.recompute:
-            return checkpoint(m.run.memory, layer, m, hidden_states, *rest)
-        return layer(m, hidden_states, *rest)
+        return self.call(self.layer, m, hidden_states, *rest)
+
+    def call(self, layer: Callable[..., Any], m: Module, *args: Any) -> Any:
+        """The same of a model that has layers of several kinds."""
+        hooked = layer if m.run.hooks is None else partial(m.run.hooks.layer, layer)
+        return checkpoint(m.run.memory, hooked, m, *args) if m.run.recompute else hooked(m, *args)
 
     def branch(self, batch: int, seq: int) -> Hashable:
         """What of a workload decides which way the program goes: one profile holds for all that agree in it."""
@@ -134,6 +154,18 @@ class Program:
             return batch, seq
         # A dim of one merges with its neighbours; a window makes a mask once the sequence reaches it.
         return batch == 1, seq == 1, seq >= (getattr(self.config, "sliding_window", None) or 0)
+
+
+def stacked(
+    path: str, variants: Sequence[Hashable], layer_weights: Callable[[int], Iterator[Weight]]
+) -> Iterator[Weight]:
+    """The weights of all layers under `path`, layer by layer; those of one variant are written out once."""
+    written: dict[Hashable, list[Weight]] = {}
+    for i, variant in enumerate(variants):
+        if variant not in written:
+            written[variant] = [w._replace(name=f"{path}.*.{w.name}") for w in layer_weights(i)]
+        for name, shape, component, _ in written[variant]:
+            yield Weight(name, shape, component, i)
 
 
 def pattern_of(variants: Sequence[Hashable]) -> tuple[int, int] | None:

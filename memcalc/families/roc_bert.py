@@ -17,7 +17,7 @@ from memcalc.ops.shape import cat, clone
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,13 @@ class RoCBert(Bert):
             self.joined.append(Dim("hidden+shape", self.joined[-1].size + self.look.size))
         if config.enable_pronunciation:
             self.joined.append(Dim(f"{self.joined[-1].name}+pronunciation", self.joined[-1].size + self.sound.size))
+
+    @property
+    def untrained(self) -> Collection[str]:
+        """A table that is not asked for is there."""
+        tables = {"shape_embed": self.config.enable_shape, "pronunciation_embed": self.config.enable_pronunciation}
+        off = [f"{self.base}.embeddings.{name}.weight" for name, enabled in tables.items() if not enabled]
+        return [*super().untrained, *off]
 
     def embedding_weights(self) -> Iterator[Weight]:
         tables = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from memcalc.dims import numel
 from memcalc.errors import InputError, nearest, one_line, quoted
@@ -161,16 +161,24 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
             f"--model {one_line(name)}: field `quantization_config` is set; quantized weights are not modelled, allowed: null"
         )
     if model_type not in FAMILIES:
-        from memcalc.tracing.program import Traced
-
-        return Model(one_line(name), model_type, Traced(name, model_type, config))
+        return _traced(name, model_type, config, f"field `model_type` is {quoted(model_type)}")
     module, attribute = FAMILIES[model_type]
     family: type[Program] = getattr(import_module(module), attribute)
+    named: object = config.get("architectures")
+    if isinstance(named, list) and any(one in cast("list[object]", named) for one in family.traced_classes):
+        return _traced(name, model_type, config, f"field `architectures` is {quoted(cast('object', named))}")
     try:
         checked = family.Config.trusted(config) if bundled else family.Config.read(config)
     except ValueError as error:
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
     return Model(one_line(name), model_type, family(checked))
+
+
+def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str) -> Model:
+    """A model without a program of its own; `field` says what makes it so."""
+    from memcalc.tracing.program import Traced
+
+    return Model(one_line(name), model_type, Traced(name, model_type, config, field))
 
 
 def _shown(config: Mapping[str, Any], field: str) -> str:

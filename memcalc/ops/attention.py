@@ -10,6 +10,9 @@ Values of another width than the keys' leave CUDA one fused kernel, the memory-e
 (batch, seq, heads, head_dim), and saves the seed and offset of its dropout besides. The kernel pads the logsumexp to 32
 queries, at most 124 bytes a head that are not counted.
 
+A bias that wants a gradient leaves CUDA the same kernel (sdp_utils.cpp; flash attention has no bias). It is expanded to all
+batches and heads, a view, and so is its gradient, whose rows the kernel aligns to 16 elements: not counted either.
+
 With a mask this is the CPU's flash kernel, as traced. CUDA has no flash kernel for masks: it takes the memory-efficient
 one, or cuDNN's. The additive mask is the same there, of (batch, 1, seq, seq), and expanding it over the heads is a view;
 but the memory-efficient kernel wants rows that are multiples of 8 elements (preprocess_mask, pad_bias): any other seq has
@@ -25,7 +28,7 @@ from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import cast, like, recording, scale, softmax, where
 from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import transpose
+from memcalc.ops.shape import expand, transpose
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
@@ -43,14 +46,19 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     """q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim)."""
     if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
-    efficient = q.shape[3].size != v.shape[3].size
+    biased = mask is not None and recording(mask)
+    if mask is not None and biased:
+        mask = expand(mask, *q.shape[:3], k.shape[2])
+    efficient = biased or q.shape[3].size != v.shape[3].size
     out = _efficient_output(q, v) if efficient else like(q, "attention output")
     logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
     dropout_state = [new_tensor(q.memory, (), int64, f"dropout {n}") for n in ("seed", "offset")] if efficient else []
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
         saved = [q, k, v, *([] if mask is None else [mask]), result, logsumexp, *dropout_state]
-        out.node = Node(q.memory, _attention_backward, (q, k, v), saved)
+        out.node = Node(
+            q.memory, _attention_backward, (q, k, v, *([mask] if mask is not None and biased else [])), saved
+        )
     return out
 
 
@@ -76,7 +84,9 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all of it stays until the kernel is done
-    return [
+    grads_of_qkv = [
         new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", heads_inside(t.shape))
         for t, name in zip(saved[:3], ("query", "key", "value"), strict=True)
     ]
+    biases = [new_tensor(node.memory, shape, dtype, "bias gradient") for shape, dtype in node.metadata[3:]]
+    return [*grads_of_qkv, *biases]

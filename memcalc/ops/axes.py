@@ -80,6 +80,18 @@ def _squeeze_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [Tensor(grad.storage, (*grad.shape[:i], ONE_DIM, *grad.shape[i:]), strides, grad.dtype)]
 
 
+def unbind(a: Tensor, i: int) -> tuple[Tensor, ...]:
+    """a.unbind(i): views without dim `i`, with one grad_fn; backward stacks their gradients in one new tensor."""
+    count = a.shape[i].size
+    shape, strides = with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :])
+    node = Node(a.memory, _unbind_backward, (a,), (), a.shape, outputs=count) if recording(a) else None
+    return tuple(Tensor(a.storage, shape, strides, a.dtype, node, k) for k in range(count))
+
+
+def _unbind_backward(node: Node, grads: Sequence[Tensor]) -> list[Tensor]:
+    return [new_tensor(node.memory, node.context, grads[0].dtype, "unbind gradient")]
+
+
 def permute(a: Tensor, *order: int) -> Tensor:
     """a.permute(order): a view."""
     node = Node(a.memory, _permute_backward, (a,), (), order) if recording(a) else None

@@ -1,4 +1,4 @@
-"""Convolution along a sequence, each channel with a kernel of its own.
+"""Convolution: along a sequence, each channel with a kernel of its own, or of all channels along any dims.
 
 `convolution` saves its input and its weight; backward makes all gradients in one call (tools/autograd/derivatives.yaml,
 convolution_backward).
@@ -7,7 +7,8 @@ convolution_backward).
 from __future__ import annotations
 
 from memcalc.autograd import Node
-from memcalc.dims import plus
+from memcalc.dims import Dim, plus
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import recording
 from memcalc.tensor import Tensor, new_tensor
 
@@ -15,14 +16,24 @@ from memcalc.tensor import Tensor, new_tensor
 def depthwise_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """F.conv1d(groups=channels): x (batch, channels, seq), weight (channels, 1, kernel) -> padded at both ends."""
     inputs = [t for t in (x, weight, bias) if t is not None]
-    node = Node(x.memory, _conv1d_backward, inputs, (x, weight)) if recording(*inputs) else None
+    node = Node(x.memory, _convolution_backward, inputs, (x, weight)) if recording(*inputs) else None
     length = plus(x.shape[2], 2 * padding - weight.shape[2].size + 1)
     out = new_tensor(x.memory, (*x.shape[:2], length), x.dtype, "convolution")
     out.node = node
     return out
 
 
-def _conv1d_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+@autocast("convolution")
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *places: Dim) -> Tensor:
+    """F.conv1d, F.conv2d: x (batch, channels, ...), weight (out, channels, ...) -> (batch, out, places)."""
+    inputs = [t for t in (x, weight, bias) if t is not None]
+    node = Node(x.memory, _convolution_backward, inputs, (x, weight)) if recording(*inputs) else None
+    out = new_tensor(x.memory, (x.shape[0], weight.shape[0], *places), x.dtype, "convolution")
+    out.node = node
+    return out
+
+
+def _convolution_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     _x, _weight = node.unpack()
     return [
         new_tensor(node.memory, shape, dtype, f"convolution {name} gradient") if node.needs(i) else None

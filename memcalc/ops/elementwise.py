@@ -264,7 +264,23 @@ def _clamp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     # where((a >= min).logical_and_(a <= max), grad, zero), clamp_backward in FunctionsManual.cpp
     _zero = new_tensor(a.memory, (), grads[0].dtype, "zero")
     _masks = [like(a, "where in bounds", boolean) for _ in range(node.context)]
-    return [of_two(grads[0], a, "clamp gradient")]
+    return [of_two(a, grads[0], "clamp gradient")]
+
+
+def clamp_to(a: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """a.clamp(low, high) with bounds that are tensors without a gradient: saves all three."""
+    node = Node(a.memory, _clamp_to_backward, (a,), (a, low, high)) if recording(a) else None
+    out = like(a, "clamp")
+    out.node = node
+    return out
+
+
+def _clamp_to_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    a, _low, _high = node.unpack()
+    # where((a >= min).logical_and_(a <= max), grad, zero), clamp_backward in FunctionsManual.cpp
+    _zero = new_tensor(a.memory, (), grads[0].dtype, "zero")
+    _masks = [like(a, "where in bounds", boolean) for _ in range(2)]
+    return [of_two(a, grads[0], "clamp gradient")]
 
 
 def where(mask: Tensor, value: Tensor, name: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM
 from memcalc.ops.autocast import autocast
-from memcalc.ops.elementwise import like, recording
+from memcalc.ops.elementwise import recording
 from memcalc.ops.replaceable import replaceable
 from memcalc.tensor import Tensor, new_tensor
 
@@ -24,4 +24,4 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()
-    return [like(t, "layer norm gradient") for t in saved[: len(node.edges)]]
+    return [new_tensor(t.memory, t.shape, t.dtype, "layer norm gradient") for t in saved[: len(node.edges)]]

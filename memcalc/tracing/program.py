@@ -30,10 +30,14 @@ class Traced(Program):
     pads = False
     autocasts = False
 
-    def __init__(self, name: str, model_type: str, fields: Mapping[str, Any]) -> None:
-        """InputError if there is no torch, if transformers does not know the type or does not take the fields."""
+    def __init__(self, name: str, model_type: str, fields: Mapping[str, Any], field: str = "") -> None:
+        """InputError if there is no torch, if transformers does not know the type or does not take the fields.
+
+        `field` says which one there is no program of; by default it is the type.
+        """
         self.name = one_line(name)
-        field, programs = f"field `model_type` is {quoted(model_type)}", f"({len(FAMILIES)} types have one)"
+        field = field or f"field `model_type` is {quoted(model_type)}"
+        programs = f"({len(FAMILIES)} types have one)"
         try:
             from memcalc.tracing import modules
         except ImportError as error:

@@ -25,9 +25,9 @@ DERIVED = {
     "ffn_act_fn", "head_dim", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_end_index", "moe_layers",
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
     "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
+    "time_step_rank", "mamba_dt_rank", "mamba_d_head", "num_decoder_layers",
     "attention_hidden_size", "intermediate_size", "layers_block_type", "full_attn_idxs",
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
-    "time_step_rank", "mamba_dt_rank", "mamba_d_head",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
@@ -42,6 +42,7 @@ ELSEWHERE: dict[str, Any] = {
 """What transformers reads from a config.json although its class has no such field."""
 
 ELSEWHERE_OF: dict[str, dict[str, Any]] = {
+    "modernbert": {"global_attn_every_n_layers": 3},
     "axk1": {"first_k_dense_replace": 1, "moe_layer_freq": 1},
     "dbrx": {"rope_theta": None},
     "minimax_m2": {"rotary_dim": None},
@@ -163,6 +164,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "roberta", "pad_token_id": 511}, "pad_token_id 511"),
     ({"model_type": "electra", "hidden_size": 130}, "hidden_size 130"),
     ({"model_type": "roc_bert", "concat_input": False}, "concat_input False"),
+    ({"model_type": "modernbert", "sparse_prediction": True}, "sparse_prediction True"),
+    ({"model_type": "modernbert", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+    ({"model_type": "t5", "feed_forward_proj": "gated-glu"}, "feed_forward_proj 'gated-glu'"),
+    ({"model_type": "t5", "relative_attention_num_buckets": 3}, "relative_attention_num_buckets 3"),
+    ({"model_type": "t5", "d_model": 64, "hidden_size": 32}, "d_model 64"),
+    ({"model_type": "bart", "decoder_layerdrop": 0.1}, "decoder_layerdrop 0.1"),
+    ({"model_type": "bart", "decoder_attention_heads": 7}, "decoder_attention_heads 7"),
+    ({"model_type": "whisper", "apply_spec_augment": True}, "apply_spec_augment True"),
+    (
+        {"model_type": "whisper", "d_model": 45, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+        "d_model 45",
+    ),
     ({"model_type": "biogpt", "layerdrop": 0.1}, "layerdrop 0.1"),
     ({"model_type": "xglm", "attention_heads": 7}, "attention_heads 7"),
     ({"model_type": "openai-gpt", "afn": "gelu_new"}, "afn"),
@@ -274,6 +287,19 @@ def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], named: 
 def test_upcast_attention_of_gpt2_is_not_offered() -> None:
     assert paper.program_of({"model_type": "gpt2", "reorder_and_upcast_attn": True}).attention_kinds == ("sdpa",)
     assert paper.program_of({"model_type": "gpt2"}).attention_kinds == ("sdpa", "eager")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"model_type": "t5"}, "two stacks"),
+        ({"model_type": "bert", "tie_word_embeddings": False}, "no gradient"),
+    ],
+)
+def test_fsdp2_is_refused_where_it_is_not_written_out(fields: dict[str, Any], why: str) -> None:
+    assert memcalc.estimate(fields, gpus=2, zero=3, seq_len=16).peak
+    with pytest.raises(memcalc.InputError, match=f"--engine fsdp2: .*{why}.*allowed: deepspeed"):
+        memcalc.estimate(fields, gpus=2, zero=3, engine="fsdp2", seq_len=16)
 
 
 def test_recomputing_is_refused_where_transformers_does_not_offer_it() -> None:

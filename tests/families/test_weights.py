@@ -10,7 +10,8 @@ from typing import Any
 import paper
 import pytest
 import torch
-from cases import parameter_cases
+import transformers
+from cases import AUTO_CLASSES, parameter_cases
 
 from memcalc.families import FAMILIES
 
@@ -36,11 +37,10 @@ def configs() -> list[Any]:
 
 
 def meta_model(fields: dict[str, Any]) -> torch.nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     kept = deepcopy(fields)
+    auto = getattr(transformers, AUTO_CLASSES.get(kept["model_type"], "AutoModelForCausalLM"))
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kept.pop("model_type"), **kept))
+        return auto.from_config(transformers.AutoConfig.for_model(kept.pop("model_type"), **kept))
 
 
 @pytest.mark.parametrize("fields", configs())

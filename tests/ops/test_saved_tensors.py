@@ -157,6 +157,11 @@ OPS: dict[str, Op] = {
         lambda x, w, b: F.conv1d(x, w, b, padding=2, groups=6),
         [dense(TWO, SIX, TEN), dense(SIX, Dim("1", 1), THREE), dense(SIX)],
     ),
+    "convolution": Op(
+        lambda x, w, b: convolution.convolution(x, w, b, FOUR, FOUR),
+        lambda x, w, b: F.conv2d(x, w, b, stride=2),
+        [dense(TWO, SIX, TEN, TEN), dense(FOUR, SIX, THREE, THREE), dense(FOUR)],
+    ),
     "cumsum": Op(lambda a: cumulative.cumsum(a, 0), lambda a: a.cumsum(0), [dense(FOUR, SIX)]),
     "solve_triangular": Op(
         lambda a, b: triangular.solve_triangular(a, b) * b,
@@ -202,6 +207,11 @@ OPS: dict[str, Op] = {
         lambda a: axes.chunk_dim(a, 0, 2)[0] * axes.narrow(a, 0, TWO),
         lambda a: a.chunk(2, 0)[0] * a[:2],
         [dense(FOUR, SIX)],
+    ),
+    "unbind": Op(
+        lambda a: (lambda parts: parts[0] * parts[1])(axes.unbind(a, 1)),
+        lambda a: (lambda parts: parts[0] * parts[1])(a.unbind(1)),
+        [dense(FOUR, TWO, SIX)],
     ),
     "add": Op(elementwise.add, torch.add, [dense(FOUR, SIX), dense(SIX)]),
     "sub": Op(elementwise.sub, torch.sub, [dense(FOUR, SIX), dense(FOUR, Dim("1", 1))]),
@@ -336,6 +346,7 @@ OPS: dict[str, Op] = {
         [dense(FOUR, SIX), dense(Dim("all", 24), grad=False)],
     ),
     "clamp": Op(lambda a: elementwise.clamp(a, 2), lambda a: a.clamp(-1, 1), [dense(FOUR, SIX)]),
+    "clamp_to": Op(elementwise.clamp_to, torch.clamp, [dense(FOUR, SIX), dense(grad=False), dense(grad=False)]),
     "clamp_-max": Op(lambda a: elementwise.clamp_(a * 1.0, 1), lambda a: (a * 1.0).clamp_(max=1), [dense(FOUR, SIX)]),
     "every_second": Op(lambda a: shape.every_second(a) * 1.0, lambda a: a[..., ::2] * 1.0, [dense(FOUR, SIX)]),
     "copy_into": Op(lambda a, b: shape.copy_into(a * 1.0, b), torch_copied, [dense(FOUR, SIX), dense(FOUR, TWO)]),

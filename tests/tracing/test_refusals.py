@@ -49,7 +49,7 @@ def without(hidden: tuple[str, ...], *arguments: str) -> Ran:
 @pytest.mark.parametrize("hidden", [("torch",), ("transformers",), ("torch", "transformers")], ids="+".join)
 def test_without_torch_or_transformers(hidden: tuple[str, ...], tmp_path: Path) -> None:
     ran = without(hidden, "estimate", "--model", write_config(tmp_path, BART))
-    check_refused(ran, "'bart'", "pip install 'memcalc-llm[validate]'")
+    check_refused(ran, "['BartForCausalLM']", "pip install 'memcalc-llm[validate]'")
 
 
 def test_the_programs_need_neither(tmp_path: Path) -> None:
@@ -87,6 +87,14 @@ def test_a_configuration_that_transformers_rejects() -> None:
     line = refused({**BART, "decoder_attention_heads": 5})
     assert "cannot build this bart: ValueError: " in line
     assert "num_heads" in line
+
+
+def test_what_architectures_name_decides() -> None:
+    """A class that has a program, or none, is the program; the decoder alone is traced."""
+    fields = {name: value for name, value in BART.items() if name != "architectures"}
+    for named in (None, [], ["BartForConditionalGeneration"], ["BartModel"], "BartForCausalLM"):
+        assert memcalc.load_model({**fields, "architectures": named}).program.source == ""
+    assert "BartForCausalLM" in memcalc.load_model(BART).program.source
 
 
 def test_a_value_that_no_configuration_may_have() -> None:

@@ -1,0 +1,295 @@
+"""BART (models/bart/modeling_bart.py, BartForConditionalGeneration)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import ONE_DIM, Dim, merge
+from memcalc.dtypes import boolean, fp16, int64
+from memcalc.families.blocks import Attended, act, plain_eager_attention, position_ids, sdpa_attention
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.gpt2 import norm_weights
+from memcalc.families.llama import linear_weights
+from memcalc.families.masks import causal_mask_of_ones
+from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.families.program import stacked
+from memcalc.ops.elementwise import clamp, dropout, like, of_two, scale
+from memcalc.ops.loss import cross_entropy
+from memcalc.ops.shape import contiguous, expand, reshape, transpose, unsqueeze, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class BartConfig(FamilyConfig):
+    """models/bart/configuration_bart.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "num_attention_heads": "encoder_attention_heads",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+    }
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "encoder_layerdrop": (0, None),
+        "decoder_layerdrop": (0, None),
+    }
+
+    vocab_size: Count = 50265
+    pad_token_id: int = 1
+    decoder_start_token_id: int = 2
+    max_position_embeddings: Count = 1024
+    encoder_layers: Layers = 12
+    encoder_ffn_dim: Count = 4096
+    encoder_attention_heads: Count = 16
+    decoder_layers: Layers = 12
+    decoder_ffn_dim: Count = 4096
+    decoder_attention_heads: Count = 16
+    activation_function: Activation = "gelu"
+    d_model: Count = 1024
+    dropout: Probability = 0.1
+    attention_dropout: Probability = 0.0
+    activation_dropout: Probability = 0.0
+    tie_word_embeddings: bool = True
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "d_model", "encoder_attention_heads")
+        check_divides(self, "d_model", "decoder_attention_heads")
+
+
+class Bart(EncoderDecoder):
+    """The program of BartForConditionalGeneration."""
+
+    Config: type[FamilyConfig] = BartConfig
+    traced_classes = frozenset({"BartForCausalLM"})
+    loss_dtype = None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config, config.encoder_layers, config.decoder_layers)
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.d_model)
+        self.positions = Dim("positions", config.max_position_embeddings + 2)
+        self.max_seq_len = config.max_position_embeddings
+        self.positions_limit = config.max_position_embeddings
+
+    # --- weights and buffers
+
+    @property
+    def untrained(self) -> Collection[str]:
+        """Untied, encoder and decoder have tables of their own."""
+        return () if self.config.tie_word_embeddings else ("model.shared.weight",)
+
+    def weights(self) -> Iterator[Weight]:
+        tied = self.config.tie_word_embeddings
+        yield Weight("model.shared.weight", (self.vocab, self.hidden), "embedding")
+        for name, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
+            if not tied:
+                yield Weight(f"model.{name}.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
+            yield Weight(f"model.{name}.embed_positions.weight", (self.positions, self.hidden), "embedding")
+            yield from stacked(f"model.{name}.layers", [None] * depth, getattr(self, f"{name}_weights"))
+            yield from norm_weights(f"model.{name}.layernorm_embedding", self.hidden)
+        if not tied:
+            yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
+
+    def encoder_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.attention_weights("self_attn")
+        yield from self.feed_forward_weights(self.config.encoder_ffn_dim)
+
+    def decoder_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.attention_weights("self_attn")
+        yield from self.attention_weights("encoder_attn")
+        yield from self.feed_forward_weights(self.config.decoder_ffn_dim)
+
+    def attention_weights(self, name: str) -> Iterator[Weight]:
+        for projection in ("k_proj", "v_proj", "q_proj", "out_proj"):
+            yield from linear_weights(f"{name}.{projection}", self.hidden, self.hidden, "attention", bias=True)
+        yield from norm_weights(f"{name}_layer_norm", self.hidden)
+
+    def feed_forward_weights(self, width: int) -> Iterator[Weight]:
+        ffn = Dim("ffn", width)
+        yield from linear_weights("fc1", self.hidden, ffn, "mlp", bias=True)
+        yield from linear_weights("fc2", ffn, self.hidden, "mlp", bias=True)
+        yield from norm_weights("final_layer_norm", self.hidden)
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield Buffer("final_logits_bias", (ONE_DIM, self.vocab))
+
+    # --- forward
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        """BartForConditionalGeneration.forward(input_ids=ids, labels=ids).loss"""
+        root = Module(run, "")
+        decoder_input_ids = shift_tokens_right(run, ids)
+        encoder_outputs = self.encoder(root / "model.encoder", ids)
+        run.memory.enter(run.memory.phase, None)
+        decoder_outputs = self.decoder(root / "model.decoder", decoder_input_ids, encoder_outputs)
+        run.memory.enter(run.memory.phase, None)
+        run.memory.scope = "lm_head"
+        lm_logits = self.table(root, "lm_head").linear(decoder_outputs)
+        lm_logits = lm_logits + run.buffers["final_logits_bias"]
+        run.memory.scope = "loss"
+        logits = view(lm_logits, merge(*lm_logits.shape[:-1]), self.vocab)
+        return cross_entropy(logits, view(ids, merge(*ids.shape)))
+
+    def table(self, root: Module, name: str) -> Module:
+        """One of the tables of tokens, which are one if they are tied."""
+        return root / ("model.shared" if self.config.tie_word_embeddings else name)
+
+    @module
+    def encoder(self, m: Module, ids: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = self.embed_tokens(m, ids)
+        embed_pos = self.encoder_positions(m / "embed_positions")
+        hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        for i in range(self.encoder_layers):
+            run.memory.enter(run.memory.phase, i)
+            hidden_states = self.call(self.encoder_layer, Module(run, f"{m.path}.layers.*", i), hidden_states)
+        return hidden_states
+
+    @module
+    def decoder(self, m: Module, ids: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = self.embed_tokens(m, ids)
+        positions = position_ids(run)
+        attention_mask = causal_mask_of_ones(run)
+        embed_pos = self.learned_positions(m / "embed_positions", positions)
+        hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        for i in range(self.decoder_layers):
+            run.memory.enter(run.memory.phase, i)
+            layer = Module(run, f"{m.path}.layers.*", i)
+            hidden_states = self.call(self.decoder_layer, layer, hidden_states, attention_mask, encoder_hidden_states)
+        return hidden_states
+
+    def embed_tokens(self, m: Module, ids: Tensor) -> Tensor:
+        """BartScaledWordEmbedding"""
+        return scale(self.table(Module(m.run, ""), f"{m.path}.embed_tokens").embedding(ids), "mul")
+
+    def encoder_positions(self, m: Module) -> Tensor:
+        run = m.run
+        positions = unsqueeze(new_tensor(run.memory, (run.seq,), int64, "position ids"), 0)
+        return self.learned_positions(m, expand(positions, run.batch, run.seq))
+
+    def learned_positions(self, m: Module, positions: Tensor) -> Tensor:
+        """BartLearnedPositionalEmbedding: two rows of the table are never used."""
+        return m.embedding(new_tensor(m.run.memory, positions.shape, int64, "position ids"))
+
+    @module
+    def encoder_layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+        residual = hidden_states
+        hidden_states, _weights = self.attention(
+            m / "self_attn", hidden_states, None, None, self.config.encoder_attention_heads
+        )
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
+        residual = hidden_states
+        hidden_states = self.feed_forward(m, residual)
+        if hidden_states.dtype is fp16:
+            check_finite(hidden_states)
+        return hidden_states
+
+    @module
+    def decoder_layer(
+        self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None, encoder_hidden_states: Tensor
+    ) -> Tensor:
+        heads = self.config.decoder_attention_heads
+        residual = hidden_states
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, attention_mask, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
+        residual = hidden_states
+        hidden_states, _weights = self.attention(m / "encoder_attn", hidden_states, encoder_hidden_states, None, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        hidden_states = (m / "encoder_attn_layer_norm").layer_norm(hidden_states)
+        residual = hidden_states
+        return self.feed_forward(m, residual)
+
+    def feed_forward(self, m: Module, residual: Tensor) -> Tensor:
+        """The end of a layer, part of its frame."""
+        hidden_states = residual + self.mlp(m, residual)
+        return (m / "final_layer_norm").layer_norm(hidden_states)
+
+    def mlp(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """What a layer does with each token."""
+        hidden_states = act((m / "fc1").linear(hidden_states), self.config.activation_function)
+        hidden_states = dropout(hidden_states, self.config.activation_dropout)
+        hidden_states = (m / "fc2").linear(hidden_states)
+        return dropout(hidden_states, self.config.dropout)
+
+    @module
+    def attention(
+        self, m: Module, hidden_states: Tensor, key_value_states: Tensor | None, mask: Tensor | None, heads: int
+    ) -> Attended:
+        head = Dim("heads", heads), Dim("head_dim", self.hidden.size // heads)
+        query_states = split_heads((m / "q_proj").linear(hidden_states), *head)
+        current_states = hidden_states if key_value_states is None else key_value_states
+        key_states = (m / "k_proj").linear(current_states)
+        value_states = (m / "v_proj").linear(current_states)
+        key_states = split_heads(key_states, *head)
+        value_states = split_heads(value_states, *head)
+        if m.run.attention == "eager":
+            p = self.config.attention_dropout
+            attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)
+        else:
+            attn_output, attn_weights = sdpa_attention(query_states, key_states, value_states, mask)
+        attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(*head)))
+        attn_output = (m / "out_proj").linear(attn_output)
+        return attn_output, attn_weights
+
+
+class PreNorm(Bart):
+    """Layers norm what they take (mBART, Pegasus, Blenderbot, Whisper)."""
+
+    @module
+    def encoder_layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+        residual = hidden_states
+        hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
+        heads = self.config.encoder_attention_heads
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, None, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = self.feed_forward(m, residual)
+        return clamp(hidden_states, 2) if hidden_states.dtype is fp16 else hidden_states
+
+    @module
+    def decoder_layer(
+        self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None, encoder_hidden_states: Tensor
+    ) -> Tensor:
+        heads = self.config.decoder_attention_heads
+        residual = hidden_states
+        hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, attention_mask, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = (m / "encoder_attn_layer_norm").layer_norm(hidden_states)
+        hidden_states, _weights = self.attention(m / "encoder_attn", hidden_states, encoder_hidden_states, None, heads)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        return self.feed_forward(m, residual)
+
+    def feed_forward(self, m: Module, residual: Tensor) -> Tensor:
+        """The end of a layer, part of its frame."""
+        return residual + self.mlp(m, (m / "final_layer_norm").layer_norm(residual))
+
+
+def split_heads(states: Tensor, heads: Dim, head_dim: Dim) -> Tensor:
+    """(batch, seq, hidden) -> (batch, heads, seq, head_dim), a view."""
+    return transpose(view(states, *states.shape[:-1], heads, head_dim), 1, 2)
+
+
+def check_finite(states: Tensor) -> None:
+    """torch.isfinite(states).all(): (states == states) * (states.abs() != inf)"""
+    equal = like(states, "equal to itself", boolean)
+    finite = like(like(states, "absolute"), "not infinite", boolean)
+    _both = of_two(equal, finite, "finite", boolean)

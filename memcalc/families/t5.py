@@ -1,0 +1,404 @@
+"""T5 (models/t5/modeling_t5.py, T5ForConditionalGeneration)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
+
+from memcalc.autograd import Constant
+from memcalc.dims import ONE_DIM, Dim, merge
+from memcalc.dtypes import boolean, fp16, fp32, int64
+from memcalc.families.blocks import act
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability
+from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.llama import linear_weights
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.program import stacked
+from memcalc.ops.attention import scaled_dot_product_attention
+from memcalc.ops.axes import permute
+from memcalc.ops.elementwise import (
+    add_,
+    cast,
+    clamp_to,
+    dropout,
+    like,
+    mean,
+    of_two,
+    power,
+    rsqrt,
+    scale,
+    softmax,
+    where_else,
+)
+from memcalc.ops.loss import cross_entropy
+from memcalc.ops.matmul import matmul
+from memcalc.ops.shape import contiguous, reshape, transpose, unsqueeze, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Config(FamilyConfig):
+    """models/t5/configuration_t5.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"is_decoder": (False,)}
+
+    vocab_size: Count = 32128
+    d_model: Count = 512
+    d_kv: Count = 64
+    d_ff: Count = 2048
+    num_layers: Layers = 6
+    num_decoder_layers: Layers | None = None
+    num_heads: Count = 8
+    relative_attention_num_buckets: Count = 32
+    relative_attention_max_distance: Count = 128
+    dropout_rate: Probability = 0.1
+    feed_forward_proj: str = "relu"
+    tie_word_embeddings: bool | None = True
+
+    @property
+    def gated(self) -> bool:
+        return self.feed_forward_proj.startswith("gated-")
+
+    @property
+    def activation(self) -> str:
+        """`gated-gelu` is the gated form of gelu_new."""
+        return "gelu_new" if self.feed_forward_proj == "gated-gelu" else self.feed_forward_proj.removeprefix("gated-")
+
+    def check(self) -> None:
+        super().check()
+        if self.activation not in get_args(Activation):
+            raise ValueError(
+                f"feed_forward_proj {self.feed_forward_proj!r} is not known; allowed: an activation, or gated- and one: "
+                + ", ".join(get_args(Activation))
+            )
+        if self.relative_attention_num_buckets < 4:
+            raise ValueError(
+                f"relative_attention_num_buckets {self.relative_attention_num_buckets} leaves none for small distances; "
+                "allowed: 4 or more"
+            )
+
+
+class Attention(NamedTuple):
+    """What T5Attention returns: its output, the position bias that later layers take, and when eager the weights."""
+
+    output: Tensor
+    position_bias: Tensor
+    weights: Tensor | None
+
+
+class T5(EncoderDecoder):
+    """The program of T5ForConditionalGeneration. The table of tokens is tied to the head whatever the configuration says."""
+
+    Config: type[FamilyConfig] = T5Config
+    loss_dtype = None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config, config.num_layers, config.num_decoder_layers or config.num_layers)
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.d_model)
+        self.ffn = Dim("ffn", config.d_ff)
+        self.heads = Dim("heads", config.num_heads)
+        self.kv_heads = self.heads
+        self.head_dim = Dim("head_dim", config.d_kv)
+        self.buckets = Dim("buckets", config.relative_attention_num_buckets)
+        self.max_seq_len = None
+
+    # --- weights
+
+    def weights(self) -> Iterator[Weight]:
+        yield Weight("shared.weight", (self.vocab, self.hidden), "embedding")
+        for name, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
+            yield from stacked(f"{name}.block", [i == 0 for i in range(depth)], getattr(self, f"{name}_weights"))
+            yield Weight(f"{name}.final_layer_norm.weight", (self.hidden,), "norm")
+
+    def encoder_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.self_attention_weights(i)
+        yield from self.feed_forward_weights("layer.1")
+
+    def decoder_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.self_attention_weights(i)
+        yield from self.attention_weights("layer.1.EncDecAttention")
+        yield Weight("layer.1.layer_norm.weight", (self.hidden,), "norm")
+        yield from self.feed_forward_weights("layer.2")
+
+    def self_attention_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.attention_weights("layer.0.SelfAttention")
+        if i == 0:
+            name = "layer.0.SelfAttention.relative_attention_bias.weight"
+            yield Weight(name, (self.buckets, self.heads), "attention")
+        yield Weight("layer.0.layer_norm.weight", (self.hidden,), "norm")
+
+    def attention_weights(self, path: str) -> Iterator[Weight]:
+        inner = merge(self.heads, self.head_dim)
+        for name in ("q", "k", "v"):
+            yield from linear_weights(f"{path}.{name}", self.hidden, inner, "attention", bias=False)
+        yield from linear_weights(f"{path}.o", inner, self.hidden, "attention", bias=False)
+
+    def feed_forward_weights(self, path: str) -> Iterator[Weight]:
+        for name in ("wi_0", "wi_1") if self.config.gated else ("wi",):
+            yield from linear_weights(f"{path}.DenseReluDense.{name}", self.hidden, self.ffn, "mlp", bias=False)
+        yield from linear_weights(f"{path}.DenseReluDense.wo", self.ffn, self.hidden, "mlp", bias=False)
+        yield Weight(f"{path}.layer_norm.weight", (self.hidden,), "norm")
+
+    # --- forward
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        """T5ForConditionalGeneration.forward(input_ids=ids, labels=ids).loss"""
+        root = Module(run, "")
+        hidden_states = self.stack_of_blocks(root / "encoder", ids, self.encoder_layers, None)
+        run.memory.enter(run.memory.phase, None)
+        decoder_input_ids = shift_tokens_right(run, ids)
+        decoder_outputs = self.stack_of_blocks(root / "decoder", decoder_input_ids, self.decoder_layers, hidden_states)
+        run.memory.enter(run.memory.phase, None)
+        sequence_output = decoder_outputs
+        run.memory.scope = "lm_head"
+        if self.config.tie_word_embeddings is not False:
+            sequence_output = scale(sequence_output, "mul")
+        lm_logits = (root / "shared").linear(sequence_output)
+        run.memory.scope = "loss"
+        logits = view(lm_logits, merge(*lm_logits.shape[:-1]), lm_logits.shape[-1])
+        return cross_entropy(logits, view(ids, merge(*ids.shape)))
+
+    @module
+    def stack_of_blocks(self, m: Module, ids: Tensor, depth: int, encoder_hidden_states: Tensor | None) -> Tensor:
+        """T5Stack. The first block makes the position biases, all others take them."""
+        run = m.run
+        inputs_embeds = Module(run, "shared").embedding(ids)
+        attention_mask = None if encoder_hidden_states is None else causal_mask(run)
+        position_bias = encoder_decoder_position_bias = None
+        hidden_states = dropout(inputs_embeds, self.config.dropout_rate)
+        for i in range(depth):
+            run.memory.enter(run.memory.phase, i)
+            block = Module(run, f"{m.path}.block.*", i)
+            hidden_states, self_attention_position_bias, cross_attention_position_bias = self.call(
+                self.block,
+                block,
+                hidden_states,
+                attention_mask,
+                position_bias,
+                encoder_hidden_states,
+                encoder_decoder_position_bias,
+            )
+            position_bias = self_attention_position_bias
+            encoder_decoder_position_bias = cross_attention_position_bias
+        run.memory.enter(run.memory.phase, None)
+        hidden_states = self.norm(m / "final_layer_norm", hidden_states)
+        return dropout(hidden_states, self.config.dropout_rate)
+
+    @module
+    def block(
+        self,
+        m: Module,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        position_bias: Tensor | None,
+        encoder_hidden_states: Tensor | None,
+        encoder_decoder_position_bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """T5Block"""
+        hidden_states, self_bias, _weights = self.attention_layer(
+            m / "layer.0", "SelfAttention", hidden_states, None, attention_mask, position_bias
+        )
+        hidden_states, _clamp_value = self.clamped(hidden_states)
+        cross_bias = None
+        if encoder_hidden_states is not None:
+            hidden_states, cross_bias, _weights = self.attention_layer(
+                m / "layer.1",
+                "EncDecAttention",
+                hidden_states,
+                encoder_hidden_states,
+                None,
+                encoder_decoder_position_bias,
+            )
+            hidden_states, _clamp_value = self.clamped(hidden_states)
+        feed_forward = m / ("layer.1" if encoder_hidden_states is None else "layer.2")
+        hidden_states = self.feed_forward(feed_forward, hidden_states)
+        hidden_states, _clamp_value = self.clamped(hidden_states)
+        return hidden_states, self_bias, cross_bias
+
+    def clamped(self, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """In fp16: infinities become the largest number, which is returned as well."""
+        if hidden_states.dtype is not fp16:
+            return hidden_states, None
+        _infinite = like(hidden_states, "infinite", boolean)
+        any_infinite = new_tensor(hidden_states.memory, (), boolean, "any infinite")
+        del _infinite
+        clamp_value = like(any_infinite, "clamp value", fp32)
+        del any_infinite
+        return clamp_to(hidden_states, like(clamp_value, "clamp value"), clamp_value), clamp_value
+
+    @module
+    def attention_layer(
+        self,
+        m: Module,
+        name: str,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None,
+        mask: Tensor | None,
+        position_bias: Tensor | None,
+    ) -> Attention:
+        """T5LayerSelfAttention and T5LayerCrossAttention"""
+        normed_hidden_states = self.norm(m / "layer_norm", hidden_states)
+        attention_output, position_bias, attn_weights = self.attention(
+            m / name, normed_hidden_states, key_value_states, mask, position_bias
+        )
+        attention_output = hidden_states + dropout(attention_output, self.config.dropout_rate)
+        return Attention(attention_output, position_bias, attn_weights)
+
+    @module
+    def attention(
+        self,
+        m: Module,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None,
+        mask: Tensor | None,
+        position_bias: Tensor | None,
+    ) -> Attention:
+        query_states = self.split_heads(m / "q", hidden_states)
+        current_states = hidden_states if key_value_states is None else key_value_states
+        key_states = self.split_heads(m / "k", current_states)
+        value_states = self.split_heads(m / "v", current_states)
+        if position_bias is None:
+            position_bias = self.no_bias(m.run, query_states) if key_value_states is not None else self.compute_bias(m)
+        causal = key_value_states is None and m.path.startswith("decoder")
+        attend = self.eager_attention if m.run.attention == "eager" else self.sdpa_attention
+        attn_output, attn_weights = attend(query_states, key_states, value_states, mask, position_bias, causal)
+        attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim)))
+        attn_output = (m / "o").linear(attn_output)
+        return Attention(attn_output, position_bias, attn_weights)
+
+    def split_heads(self, m: Module, states: Tensor) -> Tensor:
+        return transpose(view(m.linear(states), *states.shape[:-1], self.heads, self.head_dim), 1, 2)
+
+    def eager_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, position_bias: Tensor, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """eager_attention_forward: softmax in the model's dtype. `causal` is in the mask."""
+        attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
+        attn_weights = attn_weights + position_bias
+        if mask is not None:
+            attn_weights = attn_weights + mask
+        attn_weights = softmax(attn_weights)
+        attn_weights = dropout(attn_weights, self.config.dropout_rate)
+        attn_output = matmul(attn_weights, v, "attention output")
+        attn_output = contiguous(transpose(attn_output, 1, 2))
+        return attn_output, attn_weights
+
+    def sdpa_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, position_bias: Tensor, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """sdpa_attention_forward with create_position_bias_mask (integrations/sdpa_attention.py)."""
+        attention_mask = position_bias
+        if causal and q.shape[2].size > 1:
+            causal_mask = self.causal_positions(q, k)
+            attention_mask = where_else(causal_mask, position_bias, "position bias of what is seen")
+        attention_mask = contiguous(attention_mask)
+        attn_output = scaled_dot_product_attention(q, k, v, attention_mask)
+        return contiguous(transpose(attn_output, 1, 2)), None
+
+    def causal_positions(self, q: Tensor, k: Tensor) -> Tensor:
+        """arange(q_length)[:, None] >= arange(kv_length)[None, :]"""
+        queries = unsqueeze(new_tensor(q.memory, (q.shape[2],), int64, "query positions"), 1)
+        keys = unsqueeze(new_tensor(q.memory, (k.shape[2],), int64, "key positions"), 0)
+        causal_mask = of_two(queries, keys, "causal mask", boolean)
+        return unsqueeze(unsqueeze(causal_mask, 0), 0)
+
+    def no_bias(self, run: Run, query_states: Tensor) -> Tensor:
+        """Between decoder and encoder there are zeros. Where layers are recomputed they want a gradient."""
+        shape = (ONE_DIM, self.heads, run.seq, run.seq)
+        zeros = new_tensor(run.memory, shape, query_states.dtype, "no position bias")
+        if run.recompute:
+            zeros.node = Constant(run.memory, zeros)
+        return zeros
+
+    def left_behind(self, run: Run) -> list[Tensor]:
+        """Those zeros and their gradient, which the graph keeps as that of a leaf."""
+        if not run.recompute:
+            return []
+        autocast = run.memory.autocast
+        dtype = run.dtype if autocast is None or autocast.dtype is None else autocast.dtype
+        shape = (ONE_DIM, self.heads, run.seq, run.seq)
+        return [
+            new_tensor(run.memory, shape, dtype, f"left behind: {name}")
+            for name in ("no position bias", "its gradient")
+        ]
+
+    def compute_bias(self, m: Module) -> Tensor:
+        run = m.run
+        context_position = new_tensor(run.memory, (run.seq,), int64, "query positions")
+        context_position = like(unsqueeze(context_position, 1), "query positions")
+        memory_position = unsqueeze(new_tensor(run.memory, (run.seq,), int64, "key positions"), 0)
+        relative_position = of_two(memory_position, context_position, "relative positions")
+        bidirectional = m.path.startswith("encoder")
+        relative_position_bucket = relative_position_buckets(relative_position, bidirectional=bidirectional)
+        values = (m / "relative_attention_bias").embedding(relative_position_bucket)
+        return unsqueeze(permute(values, 2, 0, 1), 0)
+
+    @module
+    def feed_forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """T5LayerFF"""
+        forwarded_states = self.norm(m / "layer_norm", hidden_states)
+        forwarded_states = self.dense(m / "DenseReluDense", forwarded_states)
+        return hidden_states + dropout(forwarded_states, self.config.dropout_rate)
+
+    @module
+    def dense(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """T5DenseActDense and T5DenseGatedActDense"""
+        name = self.config.activation
+        if self.config.gated:
+            hidden_gelu = act((m / "wi_0").linear(hidden_states), name)
+            hidden_linear = (m / "wi_1").linear(hidden_states)
+            hidden_states = hidden_gelu * hidden_linear
+        else:
+            hidden_states = (m / "wi").linear(hidden_states)
+            hidden_states = act(hidden_states, name)
+        hidden_states = dropout(hidden_states, self.config.dropout_rate)
+        hidden_states = cast(hidden_states, (m / "wo").weight().dtype)
+        return (m / "wo").linear(hidden_states)
+
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """T5LayerNorm: only the variance is of an fp32 copy."""
+        with m:
+            variance = mean(power(cast(hidden_states, fp32), 2))
+            hidden_states = hidden_states * rsqrt(variance + 1e-6)
+            weight = m.weight()
+            if weight.dtype is not fp32:
+                hidden_states = cast(hidden_states, weight.dtype)
+            return weight * hidden_states
+
+
+def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool) -> Tensor:
+    """T5Attention._relative_position_bucket"""
+
+    def positions(name: str) -> Tensor:
+        return like(relative_position, name)
+
+    relative_buckets = None
+    if bidirectional:
+        relative_buckets = like(cast(like(relative_position, "above", boolean), int64), "buckets")
+        relative_buckets = like(relative_buckets, "buckets")
+        relative_position = positions("distances")
+    else:
+        relative_position = like(of_two(relative_position, positions("zeros"), "distances"), "distances")
+    is_small = like(relative_position, "small", boolean)
+    logarithm = like(like(cast(relative_position, fp32), "div"), "log")
+    relative_position_if_large = like(cast(like(like(logarithm, "div"), "mul"), int64), "large distances")
+    del logarithm
+    relative_position_if_large = of_two(relative_position_if_large, positions("last bucket"), "large distances")
+    chosen = of_two(relative_position, relative_position_if_large, "buckets")
+    if relative_buckets is None:
+        relative_buckets = like(chosen, "buckets")
+    else:
+        relative_buckets = add_(relative_buckets, chosen)
+    del is_small
+    return relative_buckets

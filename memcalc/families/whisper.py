@@ -1,0 +1,204 @@
+"""Whisper (models/whisper/modeling_whisper.py, WhisperForConditionalGeneration): BART's decoder behind an encoder of speech.
+
+The batch is spectrograms of a fixed length and the transcripts' tokens: `seq` is the decoder's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import Dim, merge
+from memcalc.dtypes import int64
+from memcalc.families.bart import PreNorm, split_heads
+from memcalc.families.blocks import Attended, plain_eager_attention, sdpa_attention
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.gpt2 import norm_weights
+from memcalc.families.llama import linear_weights
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Buffer, Input, Module, Run, Weight, module
+from memcalc.families.program import stacked
+from memcalc.ops.axes import permute
+from memcalc.ops.convolution import convolution
+from memcalc.ops.elementwise import activation, dropout, scale
+from memcalc.ops.embedding import embedding
+from memcalc.ops.loss import cross_entropy
+from memcalc.ops.routing import index
+from memcalc.ops.shape import contiguous, reshape, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperConfig(FamilyConfig):
+    """models/whisper/configuration_whisper.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "num_key_value_heads": "encoder_attention_heads",
+        "num_attention_heads": "encoder_attention_heads",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+    }
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "apply_spec_augment": (False,),
+        "encoder_layerdrop": (0,),
+        "decoder_layerdrop": (0,),
+    }
+
+    vocab_size: Count = 51865
+    pad_token_id: int = 50256
+    num_mel_bins: Count = 80
+    encoder_layers: Layers = 4
+    encoder_attention_heads: Count = 6
+    encoder_ffn_dim: Count = 1536
+    decoder_layers: Layers = 4
+    decoder_attention_heads: Count = 6
+    decoder_ffn_dim: Count = 1536
+    activation_function: Activation = "gelu"
+    d_model: Count = 384
+    dropout: Probability = 0.0
+    attention_dropout: Probability = 0.0
+    activation_dropout: Probability = 0.0
+    max_source_positions: Count = 1500
+    max_target_positions: Count = 448
+    tie_word_embeddings: bool = True
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "d_model", "encoder_attention_heads")
+        check_divides(self, "d_model", "decoder_attention_heads")
+        if self.d_model % 2 or self.d_model < 4:
+            raise ValueError(f"d_model {self.d_model} has no sinusoids; allowed: even numbers from 4 up")
+
+
+class Whisper(PreNorm):
+    """The program of WhisperForConditionalGeneration. The encoder's positions are sinusoids that are not trained."""
+
+    Config: type[FamilyConfig] = WhisperConfig
+    traced_classes = frozenset({"WhisperForCausalLM"})
+
+    def __init__(self, config: Any) -> None:
+        EncoderDecoder.__init__(self, config, config.encoder_layers, config.decoder_layers)
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.d_model)
+        self.mel = Dim("mel bins", config.num_mel_bins)
+        self.frames = Dim("frames", 2 * config.max_source_positions)
+        self.source_positions = Dim("source positions", config.max_source_positions)
+        self.positions = Dim("positions", config.max_target_positions)
+        self.max_seq_len = config.max_target_positions
+        self.positions_limit = config.max_target_positions
+
+    def inputs(self, batch: Dim, seq: Dim) -> Sequence[Input]:
+        return Input("input_features", (batch, self.mel, self.frames)), Input("labels", (batch, seq), int64)
+
+    # --- weights and buffers
+
+    @property
+    def untrained(self) -> Collection[str]:
+        return ("model.encoder.embed_positions.weight",)
+
+    def weights(self) -> Iterator[Weight]:
+        kernel = Dim("3", 3)
+        for name, channels in (("conv1", self.mel), ("conv2", self.hidden)):
+            yield Weight(f"model.encoder.{name}.weight", (self.hidden, channels, kernel), "embedding")
+            yield Weight(f"model.encoder.{name}.bias", (self.hidden,), "embedding")
+        yield Weight("model.encoder.embed_positions.weight", (self.source_positions, self.hidden), "embedding")
+        yield from stacked("model.encoder.layers", [None] * self.encoder_layers, self.encoder_weights)
+        yield from norm_weights("model.encoder.layer_norm", self.hidden)
+        yield Weight("model.decoder.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
+        yield Weight("model.decoder.embed_positions.weight", (self.positions, self.hidden), "embedding")
+        yield from stacked("model.decoder.layers", [None] * self.decoder_layers, self.decoder_weights)
+        yield from norm_weights("model.decoder.layer_norm", self.hidden)
+        if not self.config.tie_word_embeddings:
+            yield Weight("proj_out.weight", (self.vocab, self.hidden), "head")
+
+    def attention_weights(self, name: str) -> Iterator[Weight]:
+        """As BART's, but for the bias of the keys."""
+        for projection in ("k_proj", "v_proj", "q_proj", "out_proj"):
+            bias = projection != "k_proj"
+            yield from linear_weights(f"{name}.{projection}", self.hidden, self.hidden, "attention", bias=bias)
+        yield from norm_weights(f"{name}_layer_norm", self.hidden)
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield from ()
+
+    # --- forward
+
+    def forward(self, run: Run, input_features: Tensor, labels: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """WhisperForConditionalGeneration.forward(input_features=input_features, labels=labels).loss"""
+        root = Module(run, "")
+        decoder_input_ids = shift_tokens_right(run, labels)
+        encoder_outputs = self.encoder(root / "model.encoder", input_features)
+        run.memory.enter(run.memory.phase, None)
+        decoder_outputs = self.decoder(root / "model.decoder", decoder_input_ids, encoder_outputs)
+        run.memory.enter(run.memory.phase, None)
+        run.memory.scope = "proj_out"
+        tied = self.config.tie_word_embeddings
+        lm_logits = (root / ("model.decoder.embed_tokens" if tied else "proj_out")).linear(decoder_outputs)
+        run.memory.scope = "loss"
+        logits = view(lm_logits, merge(*lm_logits.shape[:-1]), self.vocab)
+        return cross_entropy(logits, reshape(labels, merge(*labels.shape)))
+
+    @module
+    def encoder(self, m: Module, input_features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        run = m.run
+        inputs_embeds = activation(self.convolved(m / "conv1", input_features, self.frames), "gelu")
+        inputs_embeds = activation(self.convolved(m / "conv2", inputs_embeds, self.source_positions), "gelu")
+        inputs_embeds = permute(inputs_embeds, 0, 2, 1)
+        all_positions = new_tensor(run.memory, (self.source_positions,), int64, "source positions")
+        hidden_states = inputs_embeds + self.sinusoids(m / "embed_positions", all_positions)
+        hidden_states = dropout(hidden_states, self.config.dropout)
+        for i in range(self.encoder_layers):
+            run.memory.enter(run.memory.phase, i)
+            hidden_states = self.call(self.encoder_layer, Module(run, f"{m.path}.layers.*", i), hidden_states)
+        run.memory.enter(run.memory.phase, None)
+        return (m / "layer_norm").layer_norm(hidden_states)
+
+    def convolved(self, m: Module, x: Tensor, places: Dim) -> Tensor:
+        with m:
+            return convolution(x, m.weight(), m.weight("bias"), places)
+
+    def sinusoids(self, m: Module, positions: Tensor) -> Tensor:
+        table = m.weight()
+        frozen = Tensor(table.storage, table.shape, table.strides, table.dtype, name=table.name)
+        with m:
+            return embedding(frozen, positions)
+
+    @module
+    def decoder(self, m: Module, ids: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = (m / "embed_tokens").embedding(ids)
+        _arange = new_tensor(run.memory, (run.seq,), int64, "position ids")
+        del _arange
+        positions = new_tensor(run.memory, (run.batch, run.seq), int64, "position ids")
+        embed_pos = index((m / "embed_positions").weight(), positions, "embed_positions")
+        hidden_states = dropout(inputs_embeds + embed_pos, self.config.dropout)
+        mask = causal_mask(run)
+        for i in range(self.decoder_layers):
+            run.memory.enter(run.memory.phase, i)
+            layer = Module(run, f"{m.path}.layers.*", i)
+            hidden_states = self.call(self.decoder_layer, layer, hidden_states, mask, encoder_hidden_states)
+        run.memory.enter(run.memory.phase, None)
+        return (m / "layer_norm").layer_norm(hidden_states)
+
+    @module
+    def attention(
+        self, m: Module, hidden_states: Tensor, key_value_states: Tensor | None, mask: Tensor | None, heads: int
+    ) -> Attended:
+        """The queries are scaled beforehand; all three are contiguous."""
+        head = Dim("heads", heads), Dim("head_dim", self.hidden.size // heads)
+        query_states = contiguous(split_heads(scale((m / "q_proj").linear(hidden_states), "mul"), *head))
+        current_states = hidden_states if key_value_states is None else key_value_states
+        key_states = contiguous(split_heads((m / "k_proj").linear(current_states), *head))
+        value_states = contiguous(split_heads((m / "v_proj").linear(current_states), *head))
+        if m.run.attention == "eager":
+            p = self.config.attention_dropout
+            attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)
+        else:
+            attn_output, attn_weights = sdpa_attention(query_states, key_states, value_states, mask)
+        attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(*head)))
+        attn_output = (m / "out_proj").linear(attn_output)
+        return attn_output, attn_weights
