@@ -116,6 +116,8 @@ def fused_as_on_cuda(
     if query.shape[-1] == value.shape[-1]:
         return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     assert not enable_gqa
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # convert_boolean_attn_mask
+        attn_mask = torch.where(attn_mask.logical_not(), float("-inf"), torch.zeros((), dtype=query.dtype))
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
