@@ -37,6 +37,7 @@ class BertConfig(FamilyConfig):
     }
 
     vocab_size: Count = 30522
+    pad_token_id: int | None = 0
     hidden_size: Count = 768
     num_hidden_layers: Layers = 12
     num_attention_heads: Count = 12

@@ -49,9 +49,9 @@ class BloomConfig(FamilyConfig):
 
 
 def with_n_embed(named: dict[str, Any]) -> dict[str, Any]:
-    """`n_embed` is the older name of `hidden_size`, and wins."""
-    n_embed = named.pop("n_embed", None)
-    return named if n_embed is None else {**named, "hidden_size": n_embed}
+    """`n_embed` is the older name of `hidden_size`, and wins; the other has to be a number all the same."""
+    n_embed, hidden_size = named.pop("n_embed", None), named.get("hidden_size", 1)
+    return named if n_embed is None or type(hidden_size) is not int else {**named, "hidden_size": n_embed}
 
 
 class Bloom(GPT2):

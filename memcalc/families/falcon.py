@@ -33,7 +33,7 @@ from memcalc.ops.shape import expand, part, reshape, select, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -42,6 +42,8 @@ Rotary = tuple[Tensor, Tensor]
 class FalconConfig(RotaryConfig):
     """models/falcon/configuration_falcon.py"""
 
+    computed: ClassVar[Sequence[str]] = ("head_dim", "rotary")
+    pads_embedding: ClassVar[bool] = False
     head_dim: ClassVar[None] = None
 
     vocab_size: Count = 65024

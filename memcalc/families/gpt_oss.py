@@ -40,7 +40,7 @@ class GptOssConfig(LayerTypesConfig):
     num_hidden_layers: Layers = 36
     num_attention_heads: Count = 64
     num_key_value_heads: Count = 8
-    head_dim: Count | None = 64
+    head_dim: Count = 64
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 131072
     tie_word_embeddings: bool = False
