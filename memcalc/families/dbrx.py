@@ -122,8 +122,6 @@ class DbrxConfig(FamilyConfig):
 class Dbrx(Llama):
     """The program of DbrxForCausalLM."""
 
-    autocasts = False
-
     Config = DbrxConfig
     polynomial = False
 
@@ -246,7 +244,7 @@ class Dbrx(Llama):
         return hidden_states, router_logits
 
     def route_tokens_to_experts(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
-        router_logits = softmax(router_logits)
+        router_logits = softmax(router_logits, router_logits.dtype)
         router_top_value, router_indices = topk(router_logits, self.per_token)
         if self.config.moe_normalize_expert_weights is not None:
             router_top_value = div(router_top_value, absolute_norm(router_top_value))

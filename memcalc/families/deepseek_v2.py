@@ -108,7 +108,6 @@ class GroupLimitedRouter(GreedyRouter):
 class DeepseekV2(DeepseekV3):
     """The program of DeepseekV2ForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = DeepseekV2Config

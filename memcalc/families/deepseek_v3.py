@@ -94,7 +94,6 @@ class DeepseekV3Config(LatentConfig):
 class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = DeepseekV3Config

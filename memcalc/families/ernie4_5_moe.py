@@ -78,8 +78,6 @@ class Ernie4_5_MoeConfig(RotaryConfig):
 class Ernie4_5_Moe(SparseLayers):
     """The program of Ernie4_5_MoeForCausalLM."""
 
-    autocasts = False
-
     Config = Ernie4_5_MoeConfig
 
     def __init__(self, config: Any) -> None:
