@@ -108,8 +108,6 @@ class GroupLimitedRouter(GreedyRouter):
 class DeepseekV2(DeepseekV3):
     """The program of DeepseekV2ForCausalLM."""
 
-    pads = False
-
     Config = DeepseekV2Config
 
     def make_router(self, experts: Dim, per_token: Dim) -> Any:

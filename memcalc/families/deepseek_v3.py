@@ -94,8 +94,6 @@ class DeepseekV3Config(LatentConfig):
 class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
-    pads = False
-
     Config = DeepseekV3Config
 
     def __init__(self, config: Any) -> None:
