@@ -98,7 +98,7 @@ class Report:
 
             self.gpu = load_gpu(setup.gpu)
         self._held, self._sums = _held(model, setup)
-        self._profile: Profile | None = _profile(model, setup, self._held.accumulates)
+        self._profile: Profile | None = _profile(model, setup, self._held)
         if self.traced:  # which weights get a gradient the trace has shown
             self._held, self._sums = _held(model, setup)
         self._batch, self._seq = setup.micro_batch_size, setup.seq_len or 1
@@ -276,6 +276,9 @@ class Report:
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
         shared = [c for c in self.collectives if c.by_layer]
+        own = [c for c in self.collectives if c.layer is not None]
+        if own:
+            return sum(c.payload for c in own) // self.model.layers, sum(c.wire for c in own) // self.model.layers
         if not shared:
             return 0, 0
         weights = [w for w in self.model.weight_classes if w.layer is not None]
@@ -317,7 +320,7 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, _Sums]:
     return model.profiles[key]
 
 
-def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
+def _profile(model: Any, setup: Setup, holdings: Holdings) -> Profile | None:
     if not isinstance(model, Model):
         return None
     assert setup.attention is not None and setup.seq_len is not None
@@ -326,8 +329,9 @@ def _profile(model: Any, setup: Setup, accumulates: bool) -> Profile | None:
     kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=setup.recompute == "selective")
     recompute = setup.recompute == "full"
     choices = Choices(
-        setup.compute_dtype, setup.attention, recompute, accumulates, setup.padded, setup.autocast_dtype, kernels
-    )
+        setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
+        holdings.hooks,
+    )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
     key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len), chunks)

@@ -5,7 +5,7 @@ extended in depth: live bytes grow linearly along a stack of equal blocks. The p
 and what is alive of one of the two middle ones is there once more for every period that the real stack has more. (Of the
 one that is not the neighbour of what is running: a neighbour's blocks may be on their way, and those exist once.) The
 moments of the first and of the last period are the two ends of the line that all moments in between lie on. A stack that is
-not periodic after its first few layers is run as it is.
+not periodic after its first few layers is run as it is. An engine that acts around layers needs two periods at each end.
 
 A moment that another one exceeds in every coefficient can never be the peak; what is left is a handful per phase, which is
 what makes an estimate cost microseconds. Parameters, optimizer states and what an engine holds are not part of it: they
@@ -19,12 +19,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import ge
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from memcalc.autograd import backward
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32, int64
-from memcalc.families.module import Run
+from memcalc.families.module import Hooks, Run
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
 from memcalc.tensor import Autocast, Memory, StorageRow, new_tensor
@@ -38,6 +38,12 @@ _LENGTH: Final = 7  # six coefficients and the bytes of gradients
 _GRADIENTS: Final = _DIGIT * 6
 
 
+class HooksOf(Protocol):
+    """An engine that does something around layers: `start` makes the hooks of one run."""
+
+    def start(self, run: Run) -> Hooks: ...
+
+
 class Choices(NamedTuple):
     """What a program's run depends on besides sizes."""
 
@@ -48,6 +54,7 @@ class Choices(NamedTuple):
     padded: bool = False
     autocast: DType | None = None
     kernels: Kernels = TRANSFORMERS
+    hooks: HooksOf | None = None
 
 
 class Moment(NamedTuple):
@@ -124,6 +131,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     program.layers = depth
     for weight in program.weights():
         run.add_weight(weight)
+    if choices.hooks is not None:
+        run.hooks = choices.hooks.start(run)
     for buffer in program.buffers():
         run.add_buffer(buffer)
     ids = new_tensor(memory, (size.batch, size.seq), int64, "input ids", component="buffers")
@@ -131,11 +140,18 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.add_attention_mask()
     memory.enter("forward", None)
     with Autocast(memory, choices.autocast):
+        if run.hooks is not None:
+            run.hooks.before_forward()
         loss = program.forward(run, ids)
+        if run.hooks is not None:
+            loss = run.hooks.after_forward(loss)
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
     forward_end = len(memory.log)
     memory.enter("backward", None)
     backward(loss)
+    if run.hooks is not None:
+        memory.enter("backward", None)
+        run.hooks.after_backward()
     return Trace(list(memory.log), memory.rows, memory.segments, forward_end, middle, kernels=choices.kernels)
 
 
@@ -161,9 +177,13 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
     if pattern is None:
         return full_profile(program, choices, batch, seq)
     depth, (lead, period) = program.layers, pattern
-    first = lead + period + (depth - lead) % period
+    # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
+    ends = 1 if choices.hooks is None else 2
+    if (depth - lead) // period < 2 * ends + 3:
+        return full_profile(program, choices, batch, seq)
+    first = lead + ends * period + (depth - lead) % period
     early, late = range(first, first + period), range(first + period, first + 2 * period)
-    shallow = first + 3 * period
+    shallow = first + (2 + ends) * period
     middle = Middle(early, late, (depth - shallow) // period)
     return _profile(trace(program, choices, batch, seq, shallow, middle))
 
@@ -236,7 +256,7 @@ def _pack(shape: Shape, dtype: DType, component: str) -> int:
     size, poly = numel(shape)
     if component == "gradients":
         return size * dtype.itemsize << _GRADIENTS
-    if component != "activation":
+    if component not in ("activation", "gathered"):
         return 0
     return sum(c * dtype.itemsize << _DIGIT * i for i, c in enumerate(poly) if c)
 
@@ -308,6 +328,8 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
         elif row.component == "activation":
             component = "buffers" if i in left else "saved_activations" if i in saved else "temporaries"
             out[_Kind(component, row.label, row.shape, row.dtype)] += run.times(row, place)
+        elif row.component == "gathered":
+            out[_Kind("buffers", row.label, row.shape, row.dtype)] += run.times(row, place)
     return out
 
 

@@ -90,7 +90,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     _refuse_what_is_not_modelled(options, model)
     kernels = _kernels(options, precision, model)
     implementation = _implementation(options, engine)
-    shard_group = _shard_group(options, dp)
+    shard_group = _shard_group(options, dp, engine)
     seq_len = None if model is None else _seq_len(options, model)
     return Setup(
         gpus=options.gpus,
@@ -185,25 +185,47 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         else:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
-        engines = "deepspeed" if options.zero else "ddp, deepspeed"
+        engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
-        refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed")
-    if engine in ("fsdp2", "megatron") and not parallel:
-        refuse("engine", engine, _NOT_YET + ("none, deepspeed" if options.gpus == 1 else "ddp, deepspeed"))
+        refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed or fsdp2")
+    if engine == "megatron" and not parallel:
+        refuse(
+            "engine", engine, _NOT_YET + ("none, deepspeed, fsdp2" if options.gpus == 1 else "ddp, deepspeed, fsdp2")
+        )
+    if engine == "fsdp2":
+        _check_fsdp2(options, model)
     if engine == "deepspeed" and options.optimizer == "muon":
         refuse(
             "optimizer",
             "muon",
             "needs whole matrices, and deepspeed's partitions are flat; " + _NOT_YET + "another one",
         )
-    if options.zero and options.optimizer == "sgd":
+    if options.zero and options.optimizer == "sgd" and engine != "fsdp2":
         refuse(
             "zero",
             options.zero,
             "optimizer sgd keeps no state that ZeRO could shard; allowed: 0, or another --optimizer",
         )
     return engine
+
+
+def _check_fsdp2(options: Options, model: Model | None) -> None:
+    if options.zero == 0:
+        refuse(
+            "engine",
+            "fsdp2",
+            "shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2",
+        )
+    if options.zero == 1:
+        refuse(
+            "zero", 1, "fsdp2 shards weights, gradients and states; allowed: 3 (reshards after forward), 2 (does not)"
+        )
+    if model is not None and model.program.source:
+        refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {_NOT_YET}deepspeed")
+    elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
+    if options.optimizer not in elementwise:
+        refuse("optimizer", options.optimizer, f"over fsdp2's shards {_NOT_YET}{', '.join(elementwise)}")
 
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
@@ -228,6 +250,11 @@ def _grad_dtype(options: Options, precision: str, engine: str, model: Model | No
         if precision.endswith("-autocast")
         else {"fp8": "bf16"}.get(precision.split("-")[0], precision.split("-")[0])
     )
+    if engine == "fsdp2" and precision.endswith("-mixed"):
+        allowed = ("fp32", natural)  # what they are reduced in; the optimizer sees fp32
+        if options.grad_dtype not in (None, *allowed):
+            refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
+        return options.grad_dtype or "fp32"
     given = options.grad_dtype
     if given is None or given == natural:
         return natural
@@ -254,13 +281,16 @@ def _implementation(options: Options, engine: str) -> str:
     return given
 
 
-def _shard_group(options: Options, dp: int) -> int:
-    group = options.shard_group
-    if group is None or group == dp * options.cp:
-        return dp * options.cp
-    if (dp * options.cp) % group:
-        refuse("shard_group", group, f"does not divide dp·cp = {dp * options.cp}; allowed: {dp * options.cp}")
-    refuse("shard_group", group, _NOT_YET + f"{dp * options.cp} (all of dp·cp)")
+def _shard_group(options: Options, dp: int, engine: str) -> int:
+    group, ranks = options.shard_group, dp * options.cp
+    if group is None or group == ranks:
+        return ranks
+    if ranks % group:
+        divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
+    if engine != "fsdp2":
+        refuse("shard_group", group, f"with engine {engine} {_NOT_YET}{ranks} (all of dp·cp)")
+    return group
 
 
 def _seq_len(options: Options, model: Model) -> int:

@@ -50,6 +50,8 @@ class SizeOnly:
                    "adamw, adam, sgd, sgd-momentum, lion, adamw-8bit")  # fmt: skip
         zero, ranks, total = setup.zero, setup.shards, self.num_parameters
         dtype = setup.compute_dtype
+        if setup.engine == "fsdp2":
+            return self._fully_sharded(setup, fp32 if setup.has_master_weights else dtype)
         always = [
             _part("parameters", "weights", dtype, total, ranks if zero == 3 else 1),
             *self._states(setup, dtype, -(-total // ranks)),
@@ -58,6 +60,16 @@ class SizeOnly:
             always.append(_part("buffers", "DDP buckets (gradient_as_bucket_view=False)", dtype, total, 1))
         gradients = _part("gradients", "gradients", DTYPES[setup.grad_dtype], total, ranks if zero >= 2 else 1)
         return Holdings(tuple(always), backward=(gradients,), step=(gradients,), keeps_gradients=False)
+
+    def _fully_sharded(self, setup: Setup, dtype: DType) -> Holdings:
+        """Shards of weights, gradients and states of one dtype (torch/distributed/fsdp/_fully_shard)."""
+        ranks, total = setup.shards, self.num_parameters
+        name = "weights" if ranks == 1 else "weights of the shard"
+        shard = Parameter(name, (Dim("⌈parameters/dp⌉", -(-total // ranks)),), 1, False)
+        states = [row for row in state_rows(setup, [shard], dtype) if row.shape]
+        gradients = _part("gradients", "gradients", dtype, total, ranks)
+        always = (_part("parameters", "weights", dtype, total, ranks), *states)
+        return Holdings(always, backward=(gradients,), step=(gradients,), keeps_gradients=False)
 
     def _states(self, setup: Setup, dtype: DType, elements: int) -> list[Row]:
         rows: list[Row] = []

@@ -9,7 +9,8 @@ import pytest
 from cases import step_cases
 
 from memcalc.dims import evaluate
-from memcalc.dtypes import bf16
+from memcalc.dtypes import bf16, fp32
+from memcalc.engines.fsdp2_step import Sharding
 from memcalc.families import FAMILIES
 from memcalc.profile import Choices, Moment, Profile, full_profile, profile
 
@@ -54,6 +55,17 @@ def test_a_profile_is_a_run_of_that_depth_and_size(family: str, depth: int, reco
                 if program.branch(b, s) == program.branch(batch, seq):
                     whole = full_profile(program, choices, b, s)
                     assert peaks(short, b, s) == peaks(whole, b, s)
+
+
+@pytest.mark.parametrize(("depth", "recompute", "reshards"), [(15, True, True), (15, False, True), (14, True, False)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_profile_under_fsdp2_is_a_run_of_that_depth(family: str, depth: int, recompute: bool, reshards: bool) -> None:
+    program = paper.program_of(deeper(family, depth))
+    hooks = Sharding(3, reshards, fp32, fp32, accumulating=False)
+    kind = program.attention_kinds[0]
+    choices = Choices(bf16, kind, recompute and program.recomputes, False, hooks=hooks)
+    short, whole = (made(program, choices, 2, 24) for made in (profile, full_profile))
+    assert peaks(short, 2, 24) == peaks(whole, 2, 24)
 
 
 def test_a_recurrence_at_full_size_peaks_where_its_run_does() -> None:

@@ -15,6 +15,7 @@ ENGINES: Final[dict[str, str]] = {
     "none": "memcalc.engines.plain",
     "ddp": "memcalc.engines.ddp",
     "deepspeed": "memcalc.engines.deepspeed",
+    "fsdp2": "memcalc.engines.fsdp2",
 }
 
 

@@ -14,6 +14,7 @@ from memcalc.tensor import Memory, StorageRow
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
+    from memcalc.profile import HooksOf
     from memcalc.setup import Setup
 
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
@@ -47,6 +48,8 @@ class Holdings(NamedTuple):
     """Whether the gradients that autograd produces stay as they are until the step."""
     accumulates: bool = False
     """Whether autograd adds to gradients that an earlier micro-batch left on the parameters."""
+    hooks: HooksOf | None = None
+    """What the engine does around the layers while they run."""
 
 
 def parameter_classes(model: Model) -> list[Parameter]:

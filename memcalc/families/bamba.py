@@ -9,19 +9,71 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memcalc.families.blocks import apply_partial_rotary_pos_emb
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, Several, check_divides
+from memcalc.families.config import (
+    Activation,
+    Count,
+    FamilyConfig,
+    Layers,
+    Probability,
+    RotaryConfig,
+    Several,
+    check_divides,
+)
 from memcalc.families.hybrid import Hybrid
 from memcalc.families.mamba2 import StateSpace, check_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from memcalc.dims import Dim
     from memcalc.families.module import Weight
     from memcalc.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class BambaConfig(RotaryConfig):
+class MixerConfig(FamilyConfig):
+    """The fields of a mixer of Mamba 2 in a hybrid."""
+
+    hidden_size: Count
+    mamba_n_heads: Count = 128
+    mamba_d_head: Count | Literal["auto"] = "auto"
+    mamba_n_groups: Count = 1
+    mamba_d_state: Several = 256
+    mamba_d_conv: Count = 4
+    mamba_expand: Count = 2
+    mamba_chunk_size: Several = 256
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Channels of a mixer."""
+        return self.mamba_expand * self.hidden_size
+
+    @property
+    def mamba_head_dim(self) -> int:
+        return self.inner // self.mamba_n_heads if isinstance(self.mamba_d_head, str) else self.mamba_d_head
+
+    def check(self) -> None:
+        super().check()
+        if self.mamba_head_dim * self.mamba_n_heads != self.inner:
+            raise ValueError(
+                f"mamba_n_heads {self.mamba_n_heads} of mamba_d_head {self.mamba_head_dim} are not {self.inner} channels"
+            )
+        check_groups(self.mamba_n_heads, self.mamba_n_groups, self.inner)
+
+
+def mixer_of(config: Any, hidden: Dim) -> StateSpace:
+    """The mixer of a configuration that has the fields of MixerConfig."""
+    return StateSpace(
+        hidden=hidden, heads=config.mamba_n_heads, head_dim=config.mamba_head_dim, groups=config.mamba_n_groups,
+        state=config.mamba_d_state, kernel=config.mamba_d_conv, chunk=config.mamba_chunk_size,
+        bias=config.mamba_proj_bias, conv_bias=config.mamba_conv_bias, activation=config.hidden_act,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BambaConfig(RotaryConfig, MixerConfig):
     """models/bamba/configuration_bamba.py"""
 
     computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type")
@@ -42,15 +94,6 @@ class BambaConfig(RotaryConfig):
     max_position_embeddings: Count = 262144
     attention_dropout: Probability = 0.0
     attn_layer_indices: list[int] | None = None
-    mamba_n_heads: Count = 128
-    mamba_d_head: Count | Literal["auto"] = "auto"
-    mamba_n_groups: Count = 1
-    mamba_d_state: Several = 256
-    mamba_d_conv: Count = 4
-    mamba_expand: Count = 2
-    mamba_chunk_size: Several = 256
-    mamba_conv_bias: bool = True
-    mamba_proj_bias: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
     head_dim: Count | None = None
@@ -59,23 +102,9 @@ class BambaConfig(RotaryConfig):
     def default_rotary_factor(self) -> float:
         return 0.5
 
-    @property
-    def inner(self) -> int:
-        """Channels of a mixer."""
-        return self.mamba_expand * self.hidden_size
-
-    @property
-    def mamba_head_dim(self) -> int:
-        return self.inner // self.mamba_n_heads if isinstance(self.mamba_d_head, str) else self.mamba_d_head
-
     def check(self) -> None:
         super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
-        if self.mamba_head_dim * self.mamba_n_heads != self.inner:
-            raise ValueError(
-                f"mamba_n_heads {self.mamba_n_heads} of mamba_d_head {self.mamba_head_dim} are not {self.inner} channels"
-            )
-        check_groups(self.mamba_n_heads, self.mamba_n_groups, self.inner)
 
 
 class Bamba(Hybrid):
@@ -89,12 +118,7 @@ class Bamba(Hybrid):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.mixer = StateSpace(
-            hidden=self.hidden, heads=config.mamba_n_heads, head_dim=config.mamba_head_dim,
-            groups=config.mamba_n_groups, state=config.mamba_d_state, kernel=config.mamba_d_conv,
-            chunk=config.mamba_chunk_size, bias=config.mamba_proj_bias, conv_bias=config.mamba_conv_bias,
-            activation=config.hidden_act,
-        )  # fmt: skip
+        self.mixer = mixer_of(config, self.hidden)
 
     def mixes(self, i: int) -> bool:
         return i not in (self.config.attn_layer_indices or ())

@@ -365,6 +365,12 @@ class DecoderConfig(RotaryConfig):
 # --- layers that differ
 
 
+LEGACY_LAYER_TYPES: Mapping[str, str] = {
+    "attention": "full_attention",
+    "mamba": "linear_attention",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerTypesConfig(RotaryConfig):
     """A family whose layers differ in what they attend to, one name each in `layer_types`."""
@@ -374,13 +380,11 @@ class LayerTypesConfig(RotaryConfig):
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """`attention` is what transformers 4 called `full_attention` (configuration_utils.py)."""
+        """Names of transformers 4 (configuration_utils.py, remap_legacy_layer_types)."""
         named = super().renamed(config)
         kinds = named.get("layer_types")
         if isinstance(kinds, list):
-            named["layer_types"] = [
-                "full_attention" if kind == "attention" else kind for kind in cast("list[Any]", kinds)
-            ]
+            named["layer_types"] = [LEGACY_LAYER_TYPES.get(str(kind), kind) for kind in cast("list[Any]", kinds)]
         return named
 
     def check(self) -> None:

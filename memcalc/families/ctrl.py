@@ -105,7 +105,7 @@ class CTRL(GPT2):
         hidden_states = dropout(hidden_states, self.config.embd_pdrop)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states, mask)
         run.memory.enter(run.memory.phase, None)
         return (m / "layernorm").layer_norm(hidden_states)
 

@@ -86,11 +86,14 @@ class Experts:
     def gate_up(self) -> Dim:
         return Dim(f"2·{self.ffn.name}", 2 * self.ffn.size)
 
+    @property
+    def first(self) -> tuple[str, Dim]:
+        """The name and width of an expert's first projection."""
+        return "gate_up_proj", self.gate_up
+
     def weights(self, path: str) -> Iterator[Weight]:
-        for name, fan_in, fan_out in (
-            ("gate_up_proj", self.hidden, self.gate_up),
-            ("down_proj", self.ffn, self.hidden),
-        ):
+        first, width = self.first
+        for name, fan_in, fan_out in ((first, self.hidden, width), ("down_proj", self.ffn, self.hidden)):
             matrix = (fan_in, fan_out) if self.is_transposed else (fan_out, fan_in)
             yield Weight(f"{path}.{name}", (self.count, *matrix), "experts")
             if self.has_bias:
@@ -111,8 +114,9 @@ class Experts:
         _tokens_per_expert = new_tensor(perm.memory, (self.count,), int32, "tokens per expert")
         offsets = new_tensor(perm.memory, (self.count,), int32, "offsets of the experts")
 
-        selected_biases = self.biases(m, "gate_up_proj_bias", expert_ids_g)
-        proj_out = self.linear(selected_hidden_states_g, m.weight("gate_up_proj"), offsets, selected_biases)
+        first, _width = self.first
+        selected_biases = self.biases(m, f"{first}_bias", expert_ids_g)
+        proj_out = self.linear(selected_hidden_states_g, m.weight(first), offsets, selected_biases)
         proj_out = self.apply_gate(proj_out)
         selected_biases = self.biases(m, "down_proj_bias", expert_ids_g)
         proj_out = self.linear(proj_out, m.weight("down_proj"), offsets, selected_biases)
@@ -138,6 +142,17 @@ class Experts:
         """_default_apply_gate"""
         gate, up = chunk(gate_up_out, 2)
         return act(gate, self.activation) * up
+
+
+class PlainExperts(Experts):
+    """Experts without a gate (`has_gate=False`)."""
+
+    @property
+    def first(self) -> tuple[str, Dim]:
+        return "up_proj", self.ffn
+
+    def apply_gate(self, gate_up_out: Tensor) -> Tensor:
+        return act(gate_up_out, self.activation)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Gemma(Llama):
         yield from super().buffers()
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
-        return super().embed(m, ids) * m.run.buffers[f"{m.path}.embed_tokens.embed_scale"]
+        return super().embed(m, ids) * cast(m.run.buffers[f"{m.path}.embed_tokens.embed_scale"], m.run.dtype)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return gemma_rms_norm(m, hidden_states)

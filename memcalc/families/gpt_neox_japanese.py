@@ -115,7 +115,7 @@ class GPTNeoXJapanese(GPTNeoX):
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
-            outputs = self.layer(layer, hidden_states, position_embeddings, mask)
+            outputs = self.call_layer(layer, hidden_states, position_embeddings, mask)
             hidden_states = outputs[0]
         run.memory.enter(run.memory.phase, None)
         return (m / "final_layer_norm").layer_norm(hidden_states)

@@ -53,7 +53,8 @@ class GraniteMoeConfig(RotaryConfig):
     def check(self) -> None:
         super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
-        check_experts(self, "num_local_experts", "hidden_size", "intermediate_size")
+        if self.num_local_experts:
+            check_experts(self, "num_local_experts", "hidden_size", "intermediate_size")
 
 
 class GraniteMoe(Llama):

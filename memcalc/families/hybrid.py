@@ -1,12 +1,14 @@
-"""Stacks in which state-space mixers take the place of attention in some layers: what Jamba and Bamba share."""
+"""Stacks in which something else takes the place of attention in some layers: what such families share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.families.blocks import position_ids
+from memcalc.families.config import LayerTypesConfig
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.module import Module, Weight, module
+from memcalc.families.module import Module, Run, Weight, module
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -14,10 +16,60 @@ if TYPE_CHECKING:
     from memcalc.tensor import Tensor
 
 
+LinearOrFull = Literal["linear_attention", "full_attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOrFullConfig(LayerTypesConfig):
+    """A family some of whose layers have an attention that is linear in the sequence."""
+
+    layer_types: list[LinearOrFull] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def default_kind(self, i: int) -> LinearOrFull:
+        """What layer `i` has where `layer_types` is left out."""
+        raise NotImplementedError
+
+    @property
+    def kinds(self) -> list[LinearOrFull]:
+        """What each layer has."""
+        if self.layer_types is not None:
+            return list(self.layer_types)
+        return [self.default_kind(i) for i in range(self.num_hidden_layers)]
+
+
+class LinearOrFullLayers(Llama):
+    """Layers take what their kind has of masks and rotary positions. The configuration is a LinearOrFullConfig."""
+
+    polynomial = False
+    other_kind = "linear_attention"
+    """What layers without full attention have."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.kinds: list[str] = config.kinds
+
+    def linear(self, i: int) -> bool:
+        """Whether layer `i` has something else than full attention."""
+        return self.kinds[i] == self.other_kind
+
+    def variant(self, i: int) -> Hashable:
+        return super().variant(i), self.kinds[i]
+
+    def layer_kind(self, i: int) -> str:
+        return self.kinds[i]
+
+    def masks(self, run: Run) -> dict[str, Tensor | None]:
+        return {**super().masks(run), self.other_kind: None}  # it would say what is padding: there is none
+
+    def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
+        return dict.fromkeys(("full_attention", self.other_kind), self.position_embeddings(m, positions))
+
+
 class Hybrid(Llama):
     """Llama's stack with a `mamba` in the place of some layers' `self_attn`, and other names."""
 
     polynomial = False
+    final_norm = "final_layernorm"
     mixer: Any
 
     def mixes(self, i: int) -> bool:
@@ -26,10 +78,6 @@ class Hybrid(Llama):
 
     def variant(self, i: int) -> Hashable:
         return self.mixes(i)
-
-    def weights(self) -> Iterator[Weight]:
-        for weight in super().weights():
-            yield weight._replace(name="model.final_layernorm.weight") if weight.name == "model.norm.weight" else weight
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.mixer.weights("mamba") if self.mixes(i) else self.attention_weights()
@@ -60,7 +108,7 @@ class Hybrid(Llama):
             hidden_states, _attn_weights = outputs
             del outputs
         run.memory.enter(run.memory.phase, None)
-        return self.norm(m / "final_layernorm", hidden_states)
+        return self.norm(m / self.final_norm, hidden_states)
 
     @module
     def layer(  # pyright: ignore[reportIncompatibleMethodOverride]

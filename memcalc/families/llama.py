@@ -59,6 +59,8 @@ class Llama(Program):
     Config: type[FamilyConfig] = LlamaConfig
     rotary_dtype: DType | None = None
     """The dtype of cos and sin; None is the model's."""
+    final_norm = "norm"
+    """The name of the norm after all layers."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -80,7 +82,7 @@ class Llama(Program):
     def weights(self) -> Iterator[Weight]:
         yield Weight("model.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
         yield from self.stack("model.layers")
-        yield from self.norm_weights("model.norm")
+        yield from self.norm_weights(f"model.{self.final_norm}")
         if not self.config.tie_word_embeddings:
             yield Weight("lm_head.weight", (self.vocab, self.hidden), "head")
         if getattr(self.config, "lm_head_bias", False):
@@ -140,7 +142,7 @@ class Llama(Program):
             kind = self.layer_kind(i)
             hidden_states = self.call_layer(layer, hidden_states, position_embeddings[kind], masks[kind], positions)
         run.memory.enter(run.memory.phase, None)
-        return self.norm(m / "norm", hidden_states)
+        return self.norm(m / self.final_norm, hidden_states)
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
         return (m / "embed_tokens").embedding(ids)

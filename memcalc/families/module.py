@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from memcalc.autograd import Leaf
 from memcalc.dtypes import int64
@@ -55,6 +55,20 @@ class Buffer(NamedTuple):
         return self.name if self.layer is None else self.name.replace("*", str(self.layer))
 
 
+class Hooks(Protocol):
+    """What an engine does around a model and its layers while they run."""
+
+    def before_forward(self) -> None: ...
+
+    def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
+        """The layer's forward, and what comes before and after it."""
+        ...
+
+    def after_forward(self, loss: Tensor) -> Tensor: ...
+
+    def after_backward(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Run:
     """One run of a program on paper: its memory, its weights and the choices that a `forward()` asks about."""
@@ -66,6 +80,9 @@ class Run:
     batch: Dim
     seq: Dim
     accumulating: bool = False
+    buffer_dtype: DType | None = None
+    """Of floating-point buffers, where it is not that of the run."""
+    hooks: Hooks | None = None
     attention_mask: Tensor | None = None
     """The collator's int64 mask of a padded batch, (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
@@ -85,7 +102,7 @@ class Run:
 
     def add_buffer(self, buffer: Buffer) -> None:
         """Allocate a buffer."""
-        dtype = self.dtype if buffer.dtype is None else buffer.dtype
+        dtype = buffer.dtype or self.buffer_dtype or self.dtype
         self.buffers[buffer.full_name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
 
 

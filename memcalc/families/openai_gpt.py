@@ -106,7 +106,7 @@ class OpenAIGPT(GPT2):
         hidden_states = dropout(hidden_states, self.config.embd_pdrop)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.layer(Module(run, f"{m.path}.h.*", i), hidden_states)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.h.*", i), hidden_states)
         run.memory.enter(run.memory.phase, None)
         return view(hidden_states, *hidden_states.shape)
 

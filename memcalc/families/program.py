@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.autograd import checkpoint
@@ -122,9 +123,10 @@ class Program:
 
         Most layers return their hidden states; some return a tuple, all of which the caller's frame holds.
         """
+        layer = self.layer if m.run.hooks is None else partial(m.run.hooks.layer, self.layer)
         if m.run.recompute:
-            return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest)
-        return self.layer(m, hidden_states, *rest)
+            return checkpoint(m.run.memory, layer, m, hidden_states, *rest)
+        return layer(m, hidden_states, *rest)
 
     def branch(self, batch: int, seq: int) -> Hashable:
         """What of a workload decides which way the program goes: one profile holds for all that agree in it."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, merge
+from memcalc.dims import merge
 from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
-from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
+from memcalc.families.experts import REFUSED, check_experts
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.module import Run, Weight
 from memcalc.families.qwen2 import Qwen2
-from memcalc.families.sparse import SparseLayers, gated_mlp_weights
-from memcalc.ops.elementwise import sigmoid
-from memcalc.ops.shape import reshape, view
+from memcalc.families.sparse import GatedSharedExpert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -73,19 +71,10 @@ class Qwen2MoeConfig(LayerTypesConfig):
             raise ValueError("layer_types has sliding_attention: it needs use_sliding_window true")
 
 
-class Qwen2Moe(SparseLayers, Qwen2):
+class Qwen2Moe(GatedSharedExpert, Qwen2):
     """The program of Qwen2MoeForCausalLM."""
 
     Config = Qwen2MoeConfig
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.routed = (config.num_experts_per_tok, config.num_experts)
-        per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
-        self.router = SoftmaxRouter(experts, per_token, self.hidden, normalised=config.norm_topk_prob)
-        expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
-        self.experts = Experts(experts, per_token, self.hidden, expert_ffn, config.hidden_act)
-        self.shared_ffn = Dim("shared_ffn", config.shared_expert_intermediate_size)
 
     def attention_weights(self) -> Iterator[Weight]:
         q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
@@ -97,24 +86,3 @@ class Qwen2Moe(SparseLayers, Qwen2):
         """Both are made, whatever the layers take; without windows the second one's window is 0."""
         window = self.config.sliding_window if self.config.use_sliding_window else 0
         return {"full_attention": causal_mask(run), "sliding_attention": causal_mask(run, window)}
-
-    def sparse(self, i: int) -> bool:
-        return i not in (self.config.mlp_only_layers or ()) and (i + 1) % self.config.decoder_sparse_step == 0
-
-    def sparse_weights(self) -> Iterator[Weight]:
-        yield from self.router.weights("mlp.gate")
-        yield from self.experts.weights("mlp.experts")
-        yield from gated_mlp_weights("mlp.shared_expert", self.hidden, self.shared_ffn)
-        yield from linear_weights("mlp.shared_expert_gate", self.hidden, ONE_DIM, "mlp", bias=False)
-
-    @module
-    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """Qwen2MoeSparseMoeBlock"""
-        batch, seq, hidden = x.shape
-        hidden_states_reshaped = view(x, merge(batch, seq), hidden)
-        shared_expert_output = self.dense_mlp(m / "shared_expert", hidden_states_reshaped)
-        _logits, routing_weights, selected_experts = self.router.forward(m / "gate", hidden_states_reshaped)
-        expert_output = self.experts.forward(m / "experts", hidden_states_reshaped, selected_experts, routing_weights)
-        shared_expert_output = sigmoid((m / "shared_expert_gate").linear(hidden_states_reshaped)) * shared_expert_output
-        expert_output = expert_output + shared_expert_output
-        return reshape(expert_output, batch, seq, hidden)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from memcalc.dims import Dim, merge
+from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.families.config import Layers, RotaryConfig
-from memcalc.families.experts import Experts, grouped_router
+from memcalc.families.experts import Experts, SoftmaxRouter, grouped_router
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.shape import view
+from memcalc.ops.elementwise import sigmoid
+from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -72,6 +73,40 @@ class SparseLayers(Llama):
     def dense_mlp(self, m: Module, x: Tensor) -> Tensor:
         """The MLP of a layer without experts, and of what all tokens are sent to beside the experts."""
         return super().mlp(m, x)
+
+
+class GatedSharedExpert(SparseLayers):
+    """Qwen2-MoE's layers: experts in every so many layers, beside a shared one behind a gate."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.routed = (config.num_experts_per_tok, config.num_experts)
+        per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
+        self.router = SoftmaxRouter(experts, per_token, self.hidden, normalised=config.norm_topk_prob)
+        expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
+        self.experts = Experts(experts, per_token, self.hidden, expert_ffn, config.hidden_act)
+        self.shared_ffn = Dim("shared_ffn", config.shared_expert_intermediate_size)
+
+    def sparse(self, i: int) -> bool:
+        return i not in (self.config.mlp_only_layers or ()) and (i + 1) % self.config.decoder_sparse_step == 0
+
+    def sparse_weights(self) -> Iterator[Weight]:
+        yield from self.router.weights("mlp.gate")
+        yield from self.experts.weights("mlp.experts")
+        yield from gated_mlp_weights("mlp.shared_expert", self.hidden, self.shared_ffn)
+        yield from linear_weights("mlp.shared_expert_gate", self.hidden, ONE_DIM, "mlp", bias=False)
+
+    @module
+    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
+        """Qwen2MoeSparseMoeBlock"""
+        batch, seq, hidden = x.shape
+        hidden_states_reshaped = view(x, merge(batch, seq), hidden)
+        shared_expert_output = self.dense_mlp(m / "shared_expert", hidden_states_reshaped)
+        _logits, routing_weights, selected_experts = self.router.forward(m / "gate", hidden_states_reshaped)
+        expert_output = self.experts.forward(m / "experts", hidden_states_reshaped, selected_experts, routing_weights)
+        shared_expert_output = sigmoid((m / "shared_expert_gate").linear(hidden_states_reshaped)) * shared_expert_output
+        expert_output = expert_output + shared_expert_output
+        return reshape(expert_output, batch, seq, hidden)
 
 
 class GroupedSparseLayers(SparseLayers):

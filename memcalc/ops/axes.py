@@ -151,3 +151,23 @@ def repeat_interleave(a: Tensor, i: int, dim: Dim) -> Tensor:
     repeats = Dim(f"{dim.name}/{a.shape[i].name}", dim.size // a.shape[i].size)
     repeated = clone(expand(unsqueeze(a, i + 1), *with_dim(a.shape, i, a.shape[i], repeats)))
     return view(repeated, *with_dim(a.shape, i, dim))
+
+
+def assign_place(a: Tensor, i: int, value: Tensor) -> Tensor:
+    """a.select(i, k).copy_(value): `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp, CopySlices)."""
+    node = None
+    if recording(a, value):
+        place = Tensor(a.storage, with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :]), a.dtype)
+        node = Node(a.memory, _assign_place_backward, (a, value), (), (a.strides, place.shape, place.strides))
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _assign_place_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    strides, shape, place_strides = node.context
+    grad = grads[0]
+    result = new_tensor(node.memory, grad.shape, grad.dtype, "gradient with the assigned place zero", strides)
+    place_gradient = like(Tensor(result.storage, shape, place_strides, grad.dtype), "gradient of the assigned place")
+    if not node.needs(0):
+        return [None, place_gradient]
+    _zeros = like(place_gradient, "zeros")
+    return [result, place_gradient]

@@ -174,6 +174,11 @@ def neg(a: Tensor) -> Tensor:
     return record(like(a, "neg"), _scale_backward, (a,))
 
 
+def one_minus(a: Tensor) -> Tensor:
+    """1 - a: saves nothing; the gradient is the incoming one negated."""
+    return record(like(a, "one minus"), _scale_backward, (a,))
+
+
 def tanh(a: Tensor) -> Tensor:
     """tanh(a): saves its result."""
     out = like(a, "tanh")
@@ -283,8 +288,29 @@ def _where_else_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "where gradient")]
 
 
+def where_of_two(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """torch.where(condition, a, b): saves the condition."""
+    node = Node(a.memory, _where_of_two_backward, (a, b), (condition,)) if recording(a, b) else None
+    out = of_two(a, b, "chosen")
+    out.node = node
+    return out
+
+
+def _where_of_two_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    _condition = node.unpack()
+    grad_b = _where_gradient(grads[0]) if node.needs(1) else None
+    grad_a = _where_gradient(grads[0]) if node.needs(0) else None
+    return [grad_a, grad_b]
+
+
+def _where_gradient(grad: Tensor) -> Tensor:
+    """where(condition, grad, 0): the zero becomes a tensor first."""
+    _zero = new_tensor(grad.memory, (), grad.dtype, "zero")
+    return like(grad, "where gradient")
+
+
 def maximum(a: Tensor, other: Tensor) -> Tensor:
-    """torch.max(a, other) with an `other` that wants no gradient: saves both."""
+    """torch.max(a, other) or torch.min(a, other) with an `other` that wants no gradient: saves both."""
     node = Node(a.memory, _maximum_backward, (a,), (a, other)) if recording(a) else None
     out = of_two(a, other, "maximum")
     out.node = node
@@ -293,11 +319,30 @@ def maximum(a: Tensor, other: Tensor) -> Tensor:
 
 def _maximum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     a, _other = node.unpack()
-    # where(a == other, grad / 2, grad).masked_fill_(a < other, 0): temporaries live until the expression's end.
-    _half, _equal = like(grads[0], "maximum gradient"), like(a, "maximum gradient", boolean)
-    grad = like(grads[0], "maximum gradient")
-    _less = like(a, "maximum gradient", boolean)
-    return [grad]
+    return [_of_the_larger(grads[0], a)]
+
+
+def larger(a: Tensor, b: Tensor) -> Tensor:
+    """torch.maximum(a, b) of one shape: saves both."""
+    node = Node(a.memory, _larger_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = of_two(a, b, "larger")
+    out.node = node
+    return out
+
+
+def _larger_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    a, b = node.unpack()
+    grad_b = _of_the_larger(grads[0], b) if node.needs(1) else None
+    grad_a = _of_the_larger(grads[0], a) if node.needs(0) else None
+    return [grad_a, grad_b]
+
+
+def _of_the_larger(incoming: Tensor, a: Tensor) -> Tensor:
+    # where(a == b, grad / 2, grad).masked_fill_(a < b, 0): temporaries live until the expression's end.
+    _half, _equal = like(incoming, "larger gradient"), like(a, "larger gradient", boolean)
+    grad = like(incoming, "larger gradient")
+    _less = like(a, "larger gradient", boolean)
+    return grad
 
 
 def add_(a: Tensor, b: Tensor) -> Tensor:
@@ -339,6 +384,14 @@ def cast(a: Tensor, dtype: DType, name: str = "") -> Tensor:
     if a.dtype is dtype:
         return a
     return record(like(a, name or f"cast to {dtype}", dtype), _cast_backward, (a,), context=a.dtype)
+
+
+def cast_row_major(a: Tensor, dtype: DType, name: str = "") -> Tensor:
+    """a.to(dtype, memory_format=torch.contiguous_format): row-major if it is a copy."""
+    if a.dtype is dtype:
+        return a
+    out = new_tensor(a.memory, a.shape, dtype, name or f"cast to {dtype}")
+    return record(out, _cast_backward, (a,), context=a.dtype)
 
 
 def _cast_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

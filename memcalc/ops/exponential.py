@@ -16,6 +16,21 @@ def exp(a: Tensor) -> Tensor:
     return out
 
 
+def expm1(a: Tensor) -> Tensor:
+    """exp(a) - 1: saves its result."""
+    out = like(a, "expm1")
+    if recording(a):
+        saved = Tensor(out.storage, out.shape, out.strides, out.dtype)
+        out.node = Node(out.memory, _expm1_backward, (a,), (saved,))
+    return out
+
+
+def _expm1_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (result,) = node.unpack()
+    one_more = like(result, "expm1 gradient")
+    return [of_two(grads[0], one_more, "expm1 gradient")]
+
+
 def softplus(a: Tensor) -> Tensor:
     """log(1 + exp(a)) as one kernel: saves a."""
     node = Node(a.memory, _from_saved_backward, (a,), (a,)) if recording(a) else None

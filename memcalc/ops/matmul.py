@@ -120,10 +120,10 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("matmul")
 def matmul(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """torch.matmul of (batch, heads, m, k) and (batch, heads, k, n): expand, reshape to three dims, bmm, view."""
-    lead = a.shape[:2]
+    """torch.matmul of (..., m, k) and (..., k, n): expand, reshape to three dims, bmm, view."""
+    lead = a.shape[:-2]
     flat = merge(*lead)
-    left = reshape(expand(a, *a.shape), flat, *a.shape[2:])
-    right = reshape(expand(b, *lead, *b.shape[2:]), flat, *b.shape[2:])
+    left = reshape(expand(a, *a.shape), flat, *a.shape[-2:])
+    right = reshape(expand(b, *lead, *b.shape[-2:]), flat, *b.shape[-2:])
     out = bmm(left, right, name)
-    return view(out, *lead, a.shape[2], b.shape[3])
+    return view(out, *lead, a.shape[-2], b.shape[-1])

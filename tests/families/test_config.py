@@ -26,6 +26,8 @@ DERIVED = {
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
     "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
     "time_step_rank", "mamba_dt_rank", "mamba_d_head", "attention_multiplier",
+    "attention_hidden_size", "intermediate_size", "layers_block_type", "full_attn_idxs",
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
@@ -37,6 +39,7 @@ ELSEWHERE: dict[str, Any] = {
     "rotary_pct": 0.25,
     "head_dim": None,
     "sliding_window_pattern": 4,
+    "full_attention_interval": 4,
 }
 """What transformers reads from a config.json although its class has no such field."""
 
@@ -256,6 +259,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba2", "n_groups": 3}, "n_groups 3"),
     ({"model_type": "mamba2", "state_size": 1}, "state_size 1"),
     ({"model_type": "bamba", "mamba_chunk_size": 1}, "mamba_chunk_size 1"),
+    ({"model_type": "granitemoehybrid", "mamba_n_heads": 100}, "mamba_n_heads 100"),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "'MX'"),
+    ({"model_type": "nemotron_h", "n_groups": 3}, "n_groups 3"),
+    ({"model_type": "lfm2", "head_dim": None}, "head_dim null"),
+    ({"model_type": "lfm2", "layer_types": ["conv"]}, "layer_types has 1 entries"),
+    ({"model_type": "lfm2_moe"}, "layer_types None"),
+    ({"model_type": "qwen3_5_text", "linear_num_key_heads": 3}, "linear_num_value_heads 32"),
+    ({"model_type": "qwen3_5_moe_text", "num_experts": 4}, "num_experts_per_tok 8"),
+    ({"model_type": "apertus", "num_key_value_heads": 5}, "num_key_value_heads 5"),
+    ({"model_type": "olmo_hybrid", "num_hidden_layers": 1, "layer_types": ["full_attention"]}, "need both"),
+    ({"model_type": "rwkv", "num_hidden_layers": 1}, "num_hidden_layers 1"),
+    ({"model_type": "qwen3_next", "linear_num_key_heads": 3}, "linear_num_value_heads 32"),
+    ({"model_type": "qwen3_next", "layer_types": ["linear_attention"]}, "layer_types has 1 entries"),
+    ({"model_type": "minimax", "num_key_value_heads": None}, "num_key_value_heads None"),
     ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset 8"),
     ({"model_type": "jamba", "head_dim": None}, "head_dim null"),
     ({"model_type": "bamba", "z_loss_coefficient": 0.1}, "z_loss_coefficient 0.1"),

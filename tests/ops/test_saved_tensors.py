@@ -32,6 +32,7 @@ from memcalc.ops import (
     routing,
     scan,
     shape,
+    triangular,
 )
 from memcalc.tensor import Autocast, Memory, Tensor, new_tensor
 
@@ -104,6 +105,13 @@ def torch_copied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def torch_assigned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = a * 1.0
+    out[:, 2] = b
+    out[:, 3] = b
+    return out * a
+
+
 def torch_bloom_gelu(a: torch.Tensor) -> torch.Tensor:
     from transformers.models.bloom.modeling_bloom import GeLUFunction
 
@@ -142,6 +150,7 @@ def torch_mul_view_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 OPS: dict[str, Op] = {
     "exp": Op(exponential.exp, torch.exp, [dense(FOUR, SIX)]),
+    "expm1": Op(exponential.expm1, torch.expm1, [dense(FOUR, SIX)]),
     "softplus": Op(exponential.softplus, F.softplus, [dense(FOUR, SIX)]),
     "depthwise_conv1d": Op(
         lambda x, w, b: convolution.depthwise_conv1d(x, w, b, 2),
@@ -149,6 +158,26 @@ OPS: dict[str, Op] = {
         [dense(TWO, SIX, TEN), dense(SIX, Dim("1", 1), THREE), dense(SIX)],
     ),
     "cumsum": Op(lambda a: cumulative.cumsum(a, 0), lambda a: a.cumsum(0), [dense(FOUR, SIX)]),
+    "solve_triangular": Op(
+        lambda a, b: triangular.solve_triangular(a, b) * b,
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True) * b,
+        [dense(TWO, FOUR, FOUR), dense(TWO, FOUR, SIX)],
+    ),
+    "assign_place": Op(
+        lambda a, b: axes.assign_place(axes.assign_place(a * 1.0, 1, b), 1, b) * a,
+        torch_assigned,
+        [dense(FOUR, SIX, EIGHT), dense(FOUR, EIGHT)],
+    ),
+    "cast_row_major": Op(
+        lambda a: elementwise.power(elementwise.cast_row_major(shape.transpose(a, 0, 1), fp32), 2),
+        lambda a: a.transpose(0, 1).to(torch.float32, memory_format=torch.contiguous_format) ** 2,
+        [dense(FOUR, SIX, dtype=bf16)],
+    ),
+    "matmul-five-dims": Op(
+        lambda a, b: matmul.matmul(a, b, "product"),
+        torch.matmul,
+        [dense(TWO, THREE, FOUR, SIX, EIGHT), dense(TWO, THREE, FOUR, EIGHT, TEN)],
+    ),
     "einsum": Op(
         lambda a, b: contraction.einsum("bclhn,bclhp->bchpn", a, b),
         lambda a, b: torch.einsum("bclhn,bclhp->bchpn", a, b),
@@ -183,6 +212,8 @@ OPS: dict[str, Op] = {
     "add_": Op(lambda a, b: elementwise.add_(a * 1.0, b), lambda a, b: (a * 1.0).add_(b), [dense(FOUR, SIX)] * 2),
     "scale_": Op(lambda a: elementwise.scale_(a * 1.0), lambda a: (a * 1.0).mul_(2.0), [dense(FOUR, SIX)]),
     "maximum-of-two": Op(elementwise.maximum, torch.max, [dense(FOUR, SIX), dense(grad=False)]),
+    "larger": Op(elementwise.larger, torch.maximum, [dense(FOUR, SIX), dense(FOUR, SIX)]),
+    "one_minus": Op(lambda a: elementwise.one_minus(a) * a, lambda a: (1 - a) * a, [dense(FOUR, SIX)]),
     "masked_fill": Op(
         lambda a, mask: elementwise.where_else(mask, a, "filled"),
         lambda a, mask: a.masked_fill(mask, 1.0),
@@ -193,6 +224,12 @@ OPS: dict[str, Op] = {
         lambda a, mask: torch.where(mask, a, torch.tensor(1.0)),
         [dense(FOUR, SIX), Arg((SIX,), boolean)],
     ),
+    "where-of-two": Op(
+        lambda a, b, condition: elementwise.where_of_two(condition, a, b),
+        lambda a, b, condition: torch.where(condition, a, b),
+        [dense(FOUR, SIX), dense(FOUR, SIX), Arg((FOUR, SIX), boolean)],
+    ),
+    "minimum-of-two": Op(elementwise.maximum, torch.min, [dense(FOUR, SIX), dense(grad=False)]),
     "bloom-gelu": Op(bloom.bloom_gelu, lambda a: torch_bloom_gelu(a), [dense(FOUR, SIX)]),
     "neg": Op(elementwise.neg, torch.neg, [dense(FOUR, SIX)]),
     "tanh": Op(elementwise.tanh, torch.tanh, [dense(FOUR, SIX)]),
@@ -414,7 +451,18 @@ def test_an_op_saves_what_torch_saves(name: str) -> None:
     assert our_bytes(OPS[name]) == torch_bytes(OPS[name])
 
 
-UNCAST = {"absolute_norm", "complex", "cumsum", "depthwise_conv1d", "exp", "sdpa-math", "softplus", "sum_first"}
+UNCAST = {
+    "absolute_norm",
+    "complex",
+    "cumsum",
+    "depthwise_conv1d",
+    "exp",
+    "expm1",
+    "sdpa-math",
+    "softplus",
+    "solve_triangular",
+    "sum_first",
+}
 """Ops of families that are refused under autocast."""
 
 

@@ -1,0 +1,116 @@
+"""FSDP2: `fully_shard` over every layer, then over the model (torch/distributed/fsdp/_fully_shard).
+
+Every parameter is cut along its first dim, which is padded to a multiple of the ranks (_fsdp_param.py). `--zero 3` is
+`reshard_after_forward=True`, `--zero 2` is False; the root never reshards after forward (_fsdp_state.py, _lazy_init). With
+`bf16-mixed` the shards are fp32, the policy gathers in bf16 and reduces in fp32 (MixedPrecisionPolicy); with one dtype for
+all there is no policy. `--shard-group` smaller than dp is hybrid sharding: gradients are besides all-reduced over replicas.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from memcalc.collectives import Collective, Kind
+from memcalc.dims import Dim, Shape
+from memcalc.dtypes import DType, fp32
+from memcalc.engines.fsdp2_step import Sharding, padded_elements
+from memcalc.engines.holdings import Holdings, input_rows, state_rows, step_temporaries
+from memcalc.optimizers import Parameter
+from memcalc.rows import Row
+from memcalc.setup import DTYPES
+
+if TYPE_CHECKING:
+    from memcalc.families.module import Weight
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+_SOURCE: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_param.py"
+_COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
+
+
+def holdings(model: Model, setup: Setup) -> Holdings:
+    sharded = _sharded(setup)
+    parameters = [
+        Parameter(w.name, _shard(w.shape, setup.shards), count, w.layer is not None and len(w.shape) == 2)
+        for w in model.weight_classes
+        if (count := model.trained(w))
+    ]
+    gradients = tuple(_rows(model, setup, "gradients", "backward to step", model.trained))
+    always = _rows(model, setup, "parameters", "always", model.copies)
+    always += state_rows(setup, parameters, sharded)
+    always += input_rows(model, sharded)
+    accumulating = setup.micro_batches > 1
+    earlier = gradients if accumulating else ()
+    step = step_temporaries(setup, parameters, sharded, sharded)
+    return Holdings(
+        always=tuple(always),
+        forward=earlier,
+        backward=earlier,
+        step=(*gradients, *step),
+        hooks=Sharding(setup.shards, setup.zero == 3, sharded, DTYPES[setup.grad_dtype], accumulating),
+    )
+
+
+def _sharded(setup: Setup) -> DType:
+    return fp32 if setup.has_master_weights else setup.compute_dtype
+
+
+def _rows(model: Model, setup: Setup, component: str, life: str, copies: object) -> list[Row]:
+    return [
+        Row(component, w.name, _shard(w.shape, setup.shards), _sharded(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
+        for w in model.weight_classes
+        if (n := copies(w))  # type: ignore[operator]
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _shard(shape: Shape, ranks: int) -> Shape:
+    """The rows of a parameter that one rank holds, its padding included."""
+    first, *rest = shape
+    if ranks == 1:
+        return shape
+    return (Dim(f"⌈{first.name}/dp⌉", -(-first.size // ranks)), *rest)
+
+
+def collectives(model: Model, setup: Setup) -> list[Collective]:
+    if setup.dp == 1:
+        return []
+    layers = [w for w in model.weight_classes if w.layer is not None]
+    root = [w for w in model.weight_classes if w.layer is None]
+    return [
+        *_of_unit(model, setup, layers, f"{layers[0].name.split('*')[0]}*" if layers else None, model.layers),
+        *_of_unit(model, setup, root, None, 1),
+    ]
+
+
+def _of_unit(model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int) -> list[Collective]:
+    ranks, replicas, micro = setup.shards, setup.dp // setup.shards, setup.micro_batches
+    elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
+    reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)
+    if not elements:
+        return []
+    where = "layers" if layer else "outside the layers"
+    again = setup.zero == 3 and layer is not None
+    gathered, sums = setup.compute_dtype, DTYPES[setup.grad_dtype]
+
+    def one(kind: Kind, name: str, phase: str, dtype: DType, size: int, count: int) -> Collective:
+        formula = f"{micro}·unit{'s' if units > 1 else ''}·{dtype.itemsize} B = {micro}·{count}·{dtype.itemsize} B"
+        return Collective(
+            "dp", kind, f"{name}, {where}", phase, dtype.name, size, micro * units, micro * count * dtype.itemsize,
+            formula, layer, source=_COLLECTIVES,
+        )  # fmt: skip  # type: ignore[arg-type]
+
+    out: list[Collective] = []
+    if ranks > 1:
+        out.append(one("all_gather", "parameters", "forward", gathered, ranks, elements))
+        if again:
+            out.append(one("all_gather", "parameters again", "backward", gathered, ranks, elements))
+        out.append(one("reduce_scatter", "gradients", "backward", sums, ranks, reduced))
+    if replicas > 1:
+        out.append(one("all_reduce", "gradient shards over replicas", "backward", sums, replicas, reduced // ranks))
+    return out
+
+
+def textbook(model: Model, setup: Setup) -> list[Collective]:
+    return []

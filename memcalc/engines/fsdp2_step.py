@@ -1,0 +1,236 @@
+"""FSDP2 while a step runs: units are gathered before they are used, and reduced when their backward is done.
+
+A unit is a layer, or everything outside the layers (the root): `fully_shard` over each layer, then over the model. Sources,
+all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the hooks), _fsdp_param_group.py (unshard, wait_for_unshard,
+post_backward, _backward_prefetch), _fsdp_collectives.py (foreach_all_gather, foreach_reduce).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from memcalc.autograd import Leaf, Node
+from memcalc.dims import Dim, Shape, numel
+from memcalc.dtypes import DType
+from memcalc.families.module import Module, Run
+from memcalc.ops.elementwise import cast, recording
+from memcalc.tensor import Tensor, new_tensor
+
+
+class Sharding(NamedTuple):
+    """How a model is sharded: what a run under FSDP2 depends on."""
+
+    ranks: int
+    """GPUs that one shard spans."""
+    reshards: bool
+    """`reshard_after_forward`: whether a layer's gathered parameters go when its forward is done."""
+    sharded: DType
+    """Of the shards, and of the gradients that the optimizer sees."""
+    reduced: DType
+    """Of gradients on their way."""
+    accumulating: bool
+    """Whether an earlier micro-batch left gradients."""
+
+    def start(self, run: Run) -> Step:
+        return Step(self, run)
+
+
+def padded_elements(shape: Shape, ranks: int) -> int:
+    """Elements of a parameter with its first dim padded to a multiple of the ranks (_get_dim0_padded_size)."""
+    first, *rest = shape
+    return -(-first.size // ranks) * ranks * numel(tuple(rest))[0]
+
+
+_ROOT: Final = ("", None)
+
+
+def _stack_and_layer(path: str, layer: int | None) -> tuple[str, int | None]:
+    """The layer that a path is in: its stack's path and its number."""
+    return _ROOT if layer is None else (path.split("*")[0], layer)
+
+
+class Unit:
+    """Parameters that are gathered, and whose gradients are reduced, together (FSDPParamGroup)."""
+
+    __slots__ = ("before", "elements", "gathering", "layer", "leaves", "name", "run", "sharding", "whole")
+
+    def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
+        self.sharding, self.run, self.layer = sharding, run, layer
+        self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
+        self.elements = sum(padded_elements(weight.shape, sharding.ranks) for weight in weights)
+        self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
+        self.gathering: Tensor | None = None
+        """The result of an all-gather that nobody has waited for."""
+        self.whole: Tensor | None = None
+        """The gathered parameters."""
+        self.before: Unit | None = None
+        """The unit whose forward was done before this one's."""
+
+    def unshard(self) -> None:
+        """Gather the parameters, unless that is done or under way (foreach_all_gather)."""
+        if self.gathering is not None or self.whole is not None or self.sharding.ranks == 1:
+            return
+        if self.run.dtype is not self.sharding.sharded:
+            _inputs = self._shard("shard, cast to be gathered", self.run.dtype)
+        self.gathering = self._block("all-gather result", self.run.dtype)
+
+    def wait_for_unshard(self) -> Tensor | None:
+        """Copy the parameters out of the all-gather's result, which the caller gets."""
+        if self.whole is None:
+            self.whole = self._block("gathered parameters", self.run.dtype)
+        result, self.gathering = self.gathering, None
+        return result
+
+    def reduce(self, inputs: list[Tensor]) -> Tensor | None:
+        """post_backward: the gathered parameters go, the gradients become a shard of their sum.
+
+        `inputs` holds the input of the last reduce-scatter until the next one comes.
+        """
+        gradients = [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+        for leaf in self.leaves:
+            leaf.grad = None
+        self.whole = None
+        inputs.clear()
+        if not gradients:
+            return None
+        inputs.append(self._block("reduce-scatter input", self.sharding.reduced))
+        unsharded_grad = gradients[-1]  # foreach_reduce's loop variable
+        gradients.clear()
+        component = "gathered" if self.sharding.accumulating else "gradients"
+        if self.sharding.reduced is self.sharding.sharded:
+            output = self._shard("sharded gradients", self.sharding.sharded, component)
+        else:
+            _reduced = self._shard("reduced gradients", self.sharding.reduced)
+            output = self._shard("sharded gradients", self.sharding.sharded, component)
+        del unsharded_grad
+        return output
+
+    def _block(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
+        return self._allocate(Dim("unit", self.elements), name, dtype, component)
+
+    def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
+        return self._allocate(Dim("unit/dp", self.elements // self.sharding.ranks), name, dtype, component)
+
+    def _allocate(self, dim: Dim, name: str, dtype: DType, component: str) -> Tensor:
+        memory = self.run.memory
+        layer, scope = memory.layer, memory.scope
+        memory.layer, memory.scope = self.layer, self.name
+        try:
+            return new_tensor(memory, (dim,), dtype, name, component=component)
+        finally:
+            memory.layer, memory.scope = layer, scope
+
+
+class Step:
+    """The hooks of one forward and backward (FSDPState)."""
+
+    def __init__(self, sharding: Sharding, run: Run) -> None:
+        self.sharding = sharding
+        self.run = run
+        run.buffer_dtype = sharding.sharded
+        weights: dict[tuple[str, int | None], list[Tensor]] = {_ROOT: []}
+        for (name, layer), weight in run.weights.items():
+            weights.setdefault(_stack_and_layer(name, layer), []).append(weight)
+        self.units = {key: Unit(sharding, run, key[1], own) for key, own in weights.items()}
+        self.root = self.units[_ROOT]
+        self.last: Unit | None = None
+        """The unit whose forward was done last."""
+        self.copied_out: Tensor | None = None
+        """The last all-gather's result, kept in forward so that the next one does not overwrite it."""
+        self.reduce_scatter_inputs: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+        self.reduced: set[Unit] = set()
+
+    # --- what a run calls
+
+    def before_forward(self) -> None:
+        self._before_forward(self.root)
+
+    def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
+        """A layer's forward between its hooks. A recomputation finds its parameters gathered."""
+        checkpoint = self.run.memory.checkpoint
+        args = self._cast(args)
+        if checkpoint is not None and checkpoint.keeps:
+            return forward(m, *args)
+        unit = self.units[_stack_and_layer(m.path, m.layer)]
+        self._before_forward(unit)
+        outputs = forward(m, *self._before_backward_ends(unit, args))
+        if self.sharding.reshards:
+            unit.whole = None
+        self._forward_is_done(unit)
+        return self._before_backward_begins(unit, outputs)
+
+    def after_forward(self, loss: Tensor) -> Tensor:
+        self._forward_is_done(self.root)
+        loss = self._before_backward_begins(self.root, loss)
+        self.copied_out = None
+        return loss
+
+    def after_backward(self) -> None:
+        """The root's gradients, and those of layers whose input wants none (_root_post_backward_final_callback)."""
+        for unit in self.units.values():
+            if unit not in self.reduced:
+                self._reduce(unit)
+        self.reduce_scatter_inputs.clear()
+
+    # --- hooks
+
+    def _cast(self, given: Any) -> Any:
+        """_cast_forward_inputs: with a policy, whatever a layer is given comes in the dtype of its gathered parameters."""
+        if self.run.dtype is self.sharding.sharded:
+            return given
+        if isinstance(given, tuple):
+            return tuple(self._cast(one) for one in given)  # pyright: ignore[reportUnknownVariableType]
+        is_float = isinstance(given, Tensor) and given.dtype.is_floating_point
+        return cast(given, self.run.dtype, "cast for the layer") if is_float else given
+
+    def _before_forward(self, unit: Unit) -> None:
+        unit.unshard()
+        _prev_all_gather_state = self.copied_out  # a variable of wait_for_unshard, until that returns
+        self.copied_out = unit.wait_for_unshard()
+
+    def _forward_is_done(self, unit: Unit) -> None:
+        unit.before, self.last = self.last, unit
+
+    def _before_backward_begins(self, unit: Unit, outputs: Any) -> Any:
+        """A hook on every output that wants a gradient: gather what the backward needs, prefetch for the next."""
+
+        def pre_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
+            if unit not in self.reduced:
+                unit.unshard()
+                unit.wait_for_unshard()
+                if unit.before is not None:
+                    unit.before.unshard()
+            return grads
+
+        def hooked(output: Any) -> Any:
+            if not isinstance(output, Tensor) or not recording(output):
+                return output
+            return _like(output, Node(output.memory, pre_backward, (output,)))
+
+        return tuple(map(hooked, outputs)) if isinstance(outputs, tuple) else hooked(outputs)  # pyright: ignore[reportUnknownArgumentType]
+
+    def _before_backward_ends(self, unit: Unit, args: tuple[Any, ...]) -> list[Any]:
+        """RegisterPostBackwardFunction: it runs when the gradients of all inputs have come."""
+
+        def post_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
+            self._reduce(unit)
+            return grads
+
+        inputs = [arg for arg in args if isinstance(arg, Tensor) and recording(arg)]
+        if not inputs:
+            return list(args)
+        node = Node(self.run.memory, post_backward, inputs, outputs=len(inputs))
+        outputs = iter([_like(tensor, node, i) for i, tensor in enumerate(inputs)])
+        return [next(outputs) if any(arg is tensor for tensor in inputs) else arg for arg in args]
+
+    def _reduce(self, unit: Unit) -> None:
+        self.reduced.add(unit)
+        output = unit.reduce(self.reduce_scatter_inputs)
+        if output is not None and not self.sharding.accumulating:
+            self.gradients.append(output)
+
+
+def _like(tensor: Tensor, node: Node, output: int = 0) -> Tensor:
+    return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype, node, output)

@@ -1,0 +1,98 @@
+"""Qwen3.5 (models/qwen3_5/modeling_qwen3_5.py), the language model: Qwen3-Next without experts, its projections apart, and
+positions of three kinds.
+
+As `delta` says, the path in plain torch, as runs without the packages fla and causal_conv1d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from memcalc.dims import Dim
+from memcalc.dtypes import fp32
+from memcalc.families.blocks import Rotary, longrope_frequency_update
+from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
+from memcalc.families.delta import ProjectedApart
+from memcalc.families.qwen3_next import DeltaConfig, DeltaLayers
+from memcalc.ops.axes import select
+from memcalc.ops.elementwise import cast, like, mul, scale
+from memcalc.ops.shape import cat, expand, unsqueeze
+
+if TYPE_CHECKING:
+    from memcalc.families.module import Module
+    from memcalc.tensor import Tensor
+
+GRIDS = Dim("3", 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35Config(DeltaConfig):
+    """What the dense model and the one with experts have in common."""
+
+    rotates_part: ClassVar[bool] = True
+
+    vocab_size: Count = 248320
+    pad_token_id: int | None = None
+    num_attention_heads: Count = 16
+    head_dim: Count = 256
+    hidden_act: Activation = "silu"
+    max_position_embeddings: Count = 32768
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_dropout: Probability = 0.0
+
+    @property
+    def default_rotary_factor(self) -> float:
+        return 0.25 if self.partial_rotary_factor is None else self.partial_rotary_factor
+
+    def check(self) -> None:
+        super().check()
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35TextConfig(Qwen35Config):
+    """models/qwen3_5/configuration_qwen3_5.py"""
+
+    hidden_size: Count = 4096
+    intermediate_size: Count = 12288
+    num_hidden_layers: Layers = 32
+    num_key_value_heads: Count = 4
+
+
+class Qwen35Layers(DeltaLayers):
+    """What the dense model and the one with experts have in common."""
+
+    delta_net = ProjectedApart
+
+    def position_embeddings(self, m: Module, positions: Tensor) -> Rotary:
+        """Qwen3_5TextRotaryEmbedding: angles for time, height and width, of which each dim takes one."""
+        run = m.run
+        run.memory.scope = m.path
+        grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
+        position_ids = expand(unsqueeze(positions, 0), GRIDS, run.batch, run.seq)
+        if self.rope_type == "longrope":
+            longrope_frequency_update(m)
+        freqs = mul(cast(unsqueeze(position_ids, 3), fp32), cast(run.buffers[f"{m.path}.inv_freq"], fp32))
+        cos = scale(like(freqs, "cos"), "mul", "cos")
+        sin = scale(like(freqs, "sin"), "mul", "sin")
+        sin = self.recomposition_frequencies(sin)
+        cos = self.recomposition_frequencies(cos)
+        cos, sin = cast(cos, run.dtype, "cos"), cast(sin, run.dtype, "sin")
+        run.memory.grad_enabled = grad_enabled
+        return cos, sin
+
+    def recomposition_frequencies(self, freq: Tensor) -> Tensor:
+        """Those of height and width are written over those of time, in place."""
+        freqs_thw = select(freq, 0)
+        return cat((freqs_thw, freqs_thw), self.rotary_dim)
+
+
+class Qwen35Text(Qwen35Layers):
+    """The program of Qwen3_5ForCausalLM."""
+
+    autocasts = False
+    pads = False
+
+    Config = Qwen35TextConfig

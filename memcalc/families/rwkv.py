@@ -1,0 +1,218 @@
+"""RWKV-4 (models/rwkv/modeling_rwkv.py): a weighted average over the sequence in place of attention.
+
+The path in plain torch, as runs without the compiled kernel that transformers loads where the packages kernels and ninja are
+there: a Python loop over the sequence, each of whose steps keeps its states and what they are made of for backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memcalc.dims import ONE_DIM, Dim, plus
+from memcalc.dtypes import fp32
+from memcalc.families.blocks import act, lm_head_loss
+from memcalc.families.config import Count, FamilyConfig, Layers
+from memcalc.families.gpt2 import norm_weights
+from memcalc.families.llama import linear_weights
+from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.program import Program
+from memcalc.ops.axes import assign_place, pad_dim, select
+from memcalc.ops.elementwise import cast, larger, like, one_minus, power, scale, sigmoid, sub
+from memcalc.ops.exponential import exp
+from memcalc.ops.routing import div
+from memcalc.ops.scan import Block, earlier_steps
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class RwkvConfig(FamilyConfig):
+    """models/rwkv/configuration_rwkv.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {"max_position_embeddings": "context_length"}
+
+    vocab_size: Count = 50277
+    context_length: Count = 1024
+    hidden_size: Count = 4096
+    num_hidden_layers: Layers = 32
+    attention_hidden_size: Count | None = None
+    intermediate_size: Count | None = None
+    tie_word_embeddings: bool = False
+
+    def check(self) -> None:
+        super().check()
+        for name in ("num_hidden_layers", "attention_hidden_size"):
+            if getattr(self, name) == 1:
+                raise ValueError(f"{name} 1 fails in transformers, which divides by one less; allowed: 2 or more")
+
+
+class Rwkv(Program):
+    """The program of RwkvForCausalLM."""
+
+    autocasts = False
+
+    Config: type[FamilyConfig] = RwkvConfig
+    attention_kinds = ("eager",)
+    embedding = "rwkv.embeddings"
+    unembedding = "head"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.layers = config.num_hidden_layers
+        self.max_seq_len = config.context_length
+        self.vocab = Dim("vocab", config.vocab_size)
+        self.hidden = Dim("hidden", config.hidden_size)
+        self.inner = Dim("inner", config.attention_hidden_size or config.hidden_size)
+        self.ffn = Dim("ffn", config.intermediate_size or 4 * config.hidden_size)
+
+    def variant(self, i: int) -> Hashable:
+        return i == 0
+
+    def branch(self, batch: int, seq: int) -> Hashable:
+        return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
+
+    # --- weights
+
+    def weights(self) -> Iterator[Weight]:
+        yield Weight("rwkv.embeddings.weight", (self.vocab, self.hidden), "embedding")
+        yield from self.stack("rwkv.blocks")
+        yield from norm_weights("rwkv.ln_out", self.hidden)
+        if not self.config.tie_word_embeddings:
+            yield Weight("head.weight", (self.vocab, self.hidden), "head")
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        for name in ("pre_ln", "ln1", "ln2")[i > 0 :]:
+            yield from norm_weights(name, self.hidden)
+        mix = (ONE_DIM, ONE_DIM, self.hidden)
+        yield Weight("attention.time_decay", (self.inner,), "mixer")
+        yield Weight("attention.time_first", (self.inner,), "mixer")
+        for name in ("key", "value", "receptance"):
+            yield Weight(f"attention.time_mix_{name}", mix, "mixer")
+        for name in ("key", "value", "receptance"):
+            yield from linear_weights(f"attention.{name}", self.hidden, self.inner, "mixer", bias=False)
+        yield from linear_weights("attention.output", self.inner, self.hidden, "mixer", bias=False)
+        yield Weight("feed_forward.time_mix_key", mix, "mlp")
+        yield Weight("feed_forward.time_mix_receptance", mix, "mlp")
+        yield from linear_weights("feed_forward.key", self.hidden, self.ffn, "mlp", bias=False)
+        yield from linear_weights("feed_forward.receptance", self.hidden, self.hidden, "mlp", bias=False)
+        yield from linear_weights("feed_forward.value", self.ffn, self.hidden, "mlp", bias=False)
+
+    # --- forward
+
+    def forward(self, run: Run, ids: Tensor) -> Tensor:
+        """RwkvForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        root = Module(run, "")
+        hidden_states = self.model(root / "rwkv", ids)
+        run.memory.enter(run.memory.phase, None)
+        return lm_head_loss(root / self.head_name, partial(self.head, root), hidden_states, ids)
+
+    @module
+    def model(self, m: Module, ids: Tensor) -> Tensor:
+        inputs_embeds = (m / "embeddings").embedding(ids)
+        hidden_states = inputs_embeds
+        for i in range(self.layers):
+            m.run.memory.enter(m.run.memory.phase, i)
+            hidden_states = self.call_layer(Module(m.run, f"{m.path}.blocks.*", i), hidden_states)
+        m.run.memory.enter(m.run.memory.phase, None)
+        return (m / "ln_out").layer_norm(hidden_states)
+
+    @module
+    def layer(self, m: Module, hidden: Tensor) -> Tensor:
+        if m.layer == 0:
+            hidden = (m / "pre_ln").layer_norm(hidden)
+        attention = self.attention(m / "attention", (m / "ln1").layer_norm(hidden))
+        hidden = hidden + attention
+        feed_forward = self.feed_forward(m / "feed_forward", (m / "ln2").layer_norm(hidden))
+        return hidden + feed_forward
+
+    @module
+    def attention(self, m: Module, hidden: Tensor) -> Tensor:
+        receptance, key, value = self.extract_key_value(m, hidden)
+        rwkv = linear_attention(m.weight("time_decay"), m.weight("time_first"), key, value)
+        return (m / "output").linear(receptance * rwkv)
+
+    def extract_key_value(self, m: Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shifted = time_shift(hidden)
+        key = mixed(hidden, shifted, m.weight("time_mix_key"))
+        value = mixed(hidden, shifted, m.weight("time_mix_value"))
+        receptance = mixed(hidden, shifted, m.weight("time_mix_receptance"))
+        key = (m / "key").linear(key)
+        value = (m / "value").linear(value)
+        receptance = sigmoid((m / "receptance").linear(receptance))
+        return receptance, key, value
+
+    @module
+    def feed_forward(self, m: Module, hidden: Tensor) -> Tensor:
+        shifted = time_shift(hidden)
+        key = mixed(hidden, shifted, m.weight("time_mix_key"))
+        receptance = mixed(hidden, shifted, m.weight("time_mix_receptance"))
+        key = power(act((m / "key").linear(key), "relu"), 2)
+        value = (m / "value").linear(key)
+        receptance = sigmoid((m / "receptance").linear(receptance))
+        return receptance * value
+
+
+def time_shift(hidden: Tensor) -> Tensor:
+    """nn.ZeroPad2d((0, 0, 1, -1)): every token's place has the token before; a copy."""
+    return pad_dim(hidden, 1, hidden.shape[1])
+
+
+def mixed(hidden: Tensor, shifted: Tensor, time_mix: Tensor) -> Tensor:
+    """hidden * time_mix + shifted * (1 - time_mix)"""
+    return hidden * time_mix + shifted * one_minus(time_mix)
+
+
+def linear_attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """rwkv_linear_attention_cpu: key and value (batch, seq, inner); the caller's frame holds them."""
+    memory = key.memory
+    batch, seq, inner = key.shape
+    output = like(key, "output")
+    num_state, den_state = (new_tensor(memory, (batch, inner), fp32, f"initial {n}") for n in ("num", "den"))
+    max_state = scale(new_tensor(memory, (batch, inner), fp32, "zeros"), "sub", "initial max")
+    time_decay = -exp(time_decay)
+    if seq.size > 2:
+        initial = [num_state, den_state, max_state]
+        num_state, den_state, max_state = (
+            new_tensor(memory, (batch, inner), fp32, f"{n} state") for n in ("num", "den", "max")
+        )
+        output = Tensor(output.storage, output.shape, output.strides, output.dtype)
+        earlier_steps(
+            [num_state, den_state, max_state, output],
+            (time_decay, time_first, key, value),
+            [*initial, *_blocks(seq, batch, inner, copies_keys=key.dtype is not fp32)],
+        )
+        del initial
+    for _ in range(min(seq.size, 2)):
+        current_key = cast(select(key, 1), fp32)
+        current_value = select(value, 1)
+        max_for_output = larger(max_state, current_key + time_first)
+        e1 = exp(sub(max_state, max_for_output))
+        e2 = exp(sub(current_key + time_first, max_for_output))
+        numerator = e1 * num_state + e2 * current_value
+        denominator = e1 * den_state + e2
+        output = assign_place(output, 1, cast(div(numerator, denominator), output.dtype))
+        max_for_state = larger(max_state + time_decay, current_key)
+        e1 = exp(sub(max_state + time_decay, max_for_state))
+        e2 = exp(sub(current_key, max_for_state))
+        num_state = e1 * num_state + e2 * current_value
+        den_state = e1 * den_state + e2
+        max_state = max_for_state
+    return output
+
+
+def _blocks(seq: Dim, batch: Dim, inner: Dim, *, copies_keys: bool) -> Iterator[Block]:
+    """What the steps before the last two keep: the operands of both maxima, four exponentials, the quotient's two sides,
+    and the states that each has made for the next."""
+    names = [
+        "key and time_first", "max and time_decay", "numerator", "denominator",
+        "exponential of the old max", "exponential of the key", "decay of the states", "weight of the value",
+        *(["key in fp32"] if copies_keys else []),
+    ]  # fmt: skip
+    for name in names:
+        yield Block((plus(seq, -2), batch, inner), fp32, name)
+    for name in ("num states", "den states", "max states"):
+        yield Block((plus(seq, -3), batch, inner), fp32, name)

@@ -1,0 +1,159 @@
+"""FSDP2 against torch's `fully_shard`: every phase's peak and every collective, byte for byte, on rank 0 of a fake process
+group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import paper
+import pytest
+import torch
+from cases import DROPOUTS, step_cases
+from fsdp2_oracle import Sent, sharded_step
+
+import memcalc
+from memcalc.dtypes import bf16, fp32
+from memcalc.engines.fsdp2_step import Sharding
+from memcalc.estimation import Report
+from memcalc.families import FAMILIES
+from memcalc.profile import Choices, trace
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 7, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 301, "attention_bias": True,
+}  # fmt: skip
+SEVEN = {"mesh": (7,), "micro_batch_size": 2, "seq_len": 33}
+SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "zero 3": ({}, {}),
+    "zero 2": ({"zero": 2}, {"reshards": False}),
+    "recompute": ({"recompute": "full"}, {"recompute": True}),
+    "zero 2, recompute": ({"zero": 2, "recompute": "full"}, {"reshards": False, "recompute": True}),
+    "eager": ({"attention": "eager"}, {"attention": "eager"}),
+    "fp32": ({"precision": "fp32"}, {"policy": None}),
+    "bf16": ({"precision": "bf16"}, {"policy": None, "dtype": torch.bfloat16}),
+    "fp16-mixed": ({"precision": "fp16-mixed"}, {"policy": torch.float16}),
+    "gradients reduced in bf16": ({"grad_dtype": "bf16"}, {"reduced": torch.bfloat16}),
+    "three micro-batches": ({"global_batch_size": 42}, {"micro_batches": 3}),
+    "hybrid": ({"gpus": 8, "shard_group": 4}, {"mesh": (2, 4)}),
+    "hybrid, one GPU a shard": ({"gpus": 3, "shard_group": 1}, {"mesh": (3, 1)}),
+    "one GPU": ({"gpus": 1}, {"mesh": (1,)}),
+}
+
+
+def both(config: dict[str, Any], options: dict[str, Any], real: dict[str, Any]) -> tuple[Report, Any]:
+    theirs = sharded_step(dict(config), **SEVEN | {"implementation": "fused"} | real)
+    workload = {name: (SEVEN | real)[name] for name in ("micro_batch_size", "seq_len")}
+    setup = {"gpus": 7, "zero": 3, "engine": "fsdp2", "optimizer_implementation": "fused"} | workload
+    return memcalc.estimate(dict(config), **setup | options), theirs
+
+
+def phases(report: Report) -> list[int]:
+    return [report.phases[phase] for phase in ("forward", "backward", "step")]
+
+
+def counted(sent: list[Sent]) -> dict[tuple[str, int], tuple[int, int]]:
+    """(collective, ranks) -> calls, bytes."""
+    calls = Counter((kind, ranks) for kind, _, ranks in sent)
+    return {key: (n, sum(size for kind, size, ranks in sent if (kind, ranks) == key)) for key, n in calls.items()}
+
+
+def said(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
+    out: dict[tuple[str, int], tuple[int, int]] = {}
+    for c in report.collectives:
+        calls, payload = out.get((c.collective, c.group_size), (0, 0))
+        out[c.collective, c.group_size] = calls + c.calls, payload + c.payload
+    return out
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_step(name: str) -> None:
+    report, real = both(LLAMA, *SETUPS[name])
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert said(report) == counted(real.sent)
+
+
+OTHERS = (
+    "gpt2",
+    "qwen3",
+    "gemma2",
+    "gpt_neox",
+    "mixtral",
+    "falcon",
+    "mamba",
+    "bert",
+    "phi3",
+    "opt",
+    "olmo2",
+    "deepseek_v3",
+)
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_a_step_of_another_family(model_type: str) -> None:
+    case = step_cases(model_type)[0]
+    kind = memcalc.load_model(case.fields).program.attention_kinds[0]
+    workload = {"micro_batch_size": case.batch, "seq_len": case.seq, "attention": kind}
+    report, real = both(case.fields | dict.fromkeys(DROPOUTS, 0.0), workload, workload)
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert said(report) == counted(real.sent)
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_llama_7b(ranks: int) -> None:
+    config = {"model_type": "llama", "vocab_size": 32000}  # the defaults are the 7B's
+    workload = {"micro_batch_size": 1, "seq_len": 2048}
+    report, real = both(config, {"gpus": ranks, **workload}, {"mesh": (ranks,), **workload})
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert said(report) == counted(real.sent)
+
+
+def test_foreach_has_a_temporary_of_the_shard() -> None:
+    report, real = both(LLAMA, {"optimizer_implementation": "foreach"}, {"implementation": "foreach"})
+    counters = 4 * len(report.model.weights())  # on CPU tensors Adam's step counters are on the same device
+    assert phases(report)[2] == real.step - counters
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_layer_of_every_family_is_gathered(model_type: str) -> None:
+    """A program that called a layer around its hooks would have the layer's parameters for nothing."""
+    program = paper.program_of(step_cases(model_type)[0].fields)
+    hooks = Sharding(2, True, fp32, fp32, accumulating=False)
+    choices = Choices(bf16, program.attention_kinds[0], False, False, hooks=hooks)
+    run = trace(program, choices, 2, 16, program.layers)
+    gathered = Counter((row.scope, row.layer) for row in run.rows if row.name == "gathered parameters")
+    layers = {(w.name.split("*")[0] + "*", w.layer) for w in program.weights() if w.layer is not None}
+    assert gathered == {("outside the layers", None): 1} | dict.fromkeys(layers, 2)
+
+
+def test_no_reshard_keeps_every_layer_to_its_backward() -> None:
+    held = {zero: memcalc.estimate(LLAMA, engine="fsdp2", zero=zero, gpus=2, seq_len=32) for zero in (2, 3)}
+    layer = sum(n for name, shape, _ in held[2].model.weights() if "layers.0." in name for n in [_size(shape)])
+    assert held[2].phases["backward"] - held[3].phases["backward"] >= 4 * 2 * layer
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    out = 1
+    for n in shape:
+        out *= n
+    return out
+
+
+def test_what_is_refused() -> None:
+    def refused(**options: Any) -> str:
+        with pytest.raises(memcalc.InputError) as error:
+            memcalc.estimate("llama-7b", engine="fsdp2", gpus=8, **options)
+        return str(error.value)
+
+    assert refused() == (
+        "--engine fsdp2: shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2"
+    )
+    assert "--zero 1: fsdp2" in refused(zero=1)
+    assert "--shard-group 3: does not divide dp·cp = 8; allowed: 1, 2, 4, 8" in refused(zero=3, shard_group=3)
+    assert "--optimizer muon: over fsdp2's shards" in refused(zero=3, optimizer="muon")
+    assert "--grad-dtype fp16: fsdp2 reduces gradients in fp32 or bf16" in refused(zero=3, grad_dtype="fp16")
+
+
+def test_model_states_of_a_size_are_16_bytes_over_the_ranks() -> None:
+    report = memcalc.estimate(params=7_500_000_000, engine="fsdp2", zero=3, gpus=64)
+    assert report.peak == 16 * 7_500_000_000 // 64 + (7_500_000_000 % 64 and 16)

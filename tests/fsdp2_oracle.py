@@ -1,0 +1,185 @@
+"""What FSDP2 really allocates and sends: transformers' model, `fully_shard`, autograd and AdamW under fake tensors, rank 0
+of a `fake` process group of any size.
+
+FSDP2 frees gathered parameters by resizing their storages, which a dispatch mode does not see; so its two functions for
+that are wrapped. CPU tensors have no streams, so nothing waits for another stream's event: lives are those of the objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from oracle import LiveBytes, build, cuda_kernels, not_traced
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+Sent = tuple[str, int, int]
+"""A collective's name, the bytes of the full tensor, and its group's size."""
+
+
+class RankMode(LiveBytes):
+    """Live bytes of one rank, resized storages included, and what it sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Sent] = []
+        self.loss: Any = None
+        """Of the last micro-batch: the caller holds it until the next one has its own."""
+
+    def resize(self, tensor: torch.Tensor, nbytes: int) -> None:
+        storage = tensor.untyped_storage()
+        more = nbytes - storage.nbytes()
+        if more:
+            storage.resize_(nbytes)
+            if storage._cdata in self._seen:
+                self.now += more
+                self.highest = max(self.highest, self.now)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # the ops over its local tensor come here by themselves
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::")
+            if name == "_allgather_base_":
+                self.sent.append(("all_gather", args[0].nbytes, _ranks(args)))
+            elif name == "_reduce_scatter_base_":
+                self.sent.append(("reduce_scatter", args[1].nbytes, _ranks(args)))
+            elif name == "allreduce_":
+                self.sent.append(("all_reduce", sum(t.nbytes for t in args[0]), _ranks(args)))
+            else:
+                raise AssertionError(f"{name} is not counted")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _ranks(args: tuple[Any, ...]) -> int:
+    groups = [
+        dist.ProcessGroup.unbox(a)
+        for a in args
+        if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())
+    ]
+    return groups[0].size()
+
+
+@contextlib.contextmanager
+def ranks(count: int) -> Iterator[None]:
+    """This process is rank 0 of `count`."""
+    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def resizing(mode: RankMode) -> Iterator[None]:
+    """FSDP2's storages are resized under the eyes of `mode`."""
+    own = _fsdp_param.alloc_storage, _fsdp_param.free_storage
+
+    def alloc_storage(tensor: torch.Tensor) -> None:
+        mode.resize(tensor, tensor.numel() * tensor.itemsize)
+
+    _fsdp_param.alloc_storage = _fsdp_param_group.alloc_storage = alloc_storage
+    _fsdp_param.free_storage = lambda tensor: mode.resize(tensor, 0)
+    try:
+        yield
+    finally:
+        _fsdp_param.alloc_storage, _fsdp_param.free_storage = own
+        _fsdp_param_group.alloc_storage = own[0]
+
+
+@dataclass
+class Sharded:
+    """Bytes of the second step on one rank, and what it sent."""
+
+    resident: int
+    forward_end: int
+    forward: int
+    backward: int
+    step: int
+    sent: list[Sent]
+
+
+POLICIES = {
+    torch.bfloat16: MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    torch.float16: MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32),
+    None: MixedPrecisionPolicy(),
+}
+
+
+def sharded_step(
+    config: dict[str, Any],
+    *,
+    mesh: tuple[int, ...],
+    micro_batch_size: int,
+    seq_len: int,
+    attention: str = "sdpa",
+    dtype: torch.dtype = torch.float32,
+    policy: torch.dtype | None = torch.bfloat16,
+    reshards: bool | None = None,
+    recompute: bool = False,
+    implementation: str = "foreach",
+    micro_batches: int = 1,
+    reduced: torch.dtype | None = None,
+) -> Sharded:
+    """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks)."""
+    mode = RankMode()
+    count = 1
+    for size in mesh:
+        count *= size
+    chosen = POLICIES[policy] if reduced is None else MixedPrecisionPolicy(param_dtype=policy, reduce_dtype=reduced)
+    names = ("dp_replicate", "dp_shard")[-len(mesh) :]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ranks(count))
+        how: dict[str, Any] = {"mesh": init_device_mesh("cpu", mesh, mesh_dim_names=names), "mp_policy": chosen}
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        for context in (not_traced(), cuda_kernels(), fake, resizing(mode)):
+            stack.enter_context(context)
+        model = build(config, attention, dtype)
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in _layers(model):
+            fully_shard(layer, reshard_after_forward=reshards, **how)
+        fully_shard(model, reshard_after_forward=reshards, **how)
+        optimizer = torch.optim.AdamW(model.parameters(), **{implementation: True})
+        ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
+        for tensor in [ids, *model.buffers(), *(p._local_tensor for p in model.parameters())]:
+            mode.register(tensor)
+        with mode:
+            for _ in range(2):
+                out = _step(mode, model, optimizer, ids, micro_batches)
+    return out
+
+
+def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _step(mode: RankMode, model: Any, optimizer: Any, ids: torch.Tensor, micro_batches: int) -> Sharded:
+    gc.collect()
+    mode.sent = []
+    resident = mode.now
+    forward = backward = end = 0
+    for _ in range(micro_batches):
+        mode.begin()
+        mode.loss = model(input_ids=ids, labels=ids).loss
+        gc.collect()
+        forward, end = max(forward, mode.highest), mode.now
+        mode.begin()
+        mode.loss.backward()
+        backward = max(backward, mode.highest)
+    mode.begin()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return Sharded(resident, end, forward, backward, mode.highest, mode.sent)
