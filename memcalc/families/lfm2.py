@@ -47,9 +47,12 @@ class ShortConvConfig(LayerTypesConfig):
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         named = super().renamed(config)
-        older = named.pop("tie_embedding", None)
-        if older is not None and isinstance(named.get("tie_word_embeddings", older), bool):  # the other is checked too
-            named["tie_word_embeddings"] = older
+        if "tie_embedding" in named:
+            older = named.pop("tie_embedding")
+            if isinstance(
+                named.get("tie_word_embeddings", True), bool
+            ):  # one that is overruled is checked all the same
+                named["tie_word_embeddings"] = older
         return named
 
     @property
@@ -82,7 +85,9 @@ class Lfm2Config(ShortConvConfig):
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         named = super().renamed(config)
         if "block_ff_dim" in named:
-            named["intermediate_size"] = named.pop("block_ff_dim")
+            older = named.pop("block_ff_dim")
+            if type(named.get("intermediate_size", 1)) is int:
+                named["intermediate_size"] = older
         return named
 
     @property

@@ -67,6 +67,7 @@ class NemotronHConfig(FamilyConfig):
     head_dim: Count = 128
     max_position_embeddings: Count = 4096
     attention_dropout: Probability = 0.0
+    attention_bias: bool = False
     intermediate_size: Count = 21504
     mlp_hidden_act: Activation = "relu2"
     mlp_bias: bool = False
@@ -77,7 +78,7 @@ class NemotronHConfig(FamilyConfig):
     n_groups: Count = 8
     conv_kernel: Count = 4
     use_conv_bias: bool = True
-    chunk_size: Count = 128
+    chunk_size: Several = 128
     n_routed_experts: Count = 8
     moe_intermediate_size: Count = 7688
     moe_shared_expert_intermediate_size: Count = 7688
