@@ -58,7 +58,8 @@ class Node:
 
     def run(self, grads: list[Tensor]) -> Gradients:
         outs = list(self.backward(self, grads))
-        for i, out in enumerate(outs):
+        for i in range(len(outs)):  # enumerate would hold a gradient for longer
+            out = outs[i]
             if out is not None:
                 shape, dtype = self.metadata[i]
                 if not same_sizes(out.shape, shape):

@@ -72,7 +72,11 @@ def _kernel(op: Any, policy: str) -> Callable[..., Any]:
 @contextlib.contextmanager
 def cuda_lists_on_the_cpu() -> Iterator[None]:
     """CPU tensors are cast as `torch.autocast("cuda")` casts CUDA tensors."""
-    with torch.library._scoped_library("aten", "IMPL") as library:
+    enabled = torch.is_autocast_enabled
+    with torch.library._scoped_library("aten", "IMPL") as library, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch, "is_autocast_enabled", lambda device_type="cpu": enabled(device_type)
+        )  # CUDA, if not asked
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are overridden
             _register(library)

@@ -122,10 +122,13 @@ def fused_as_on_cuda(
     if query.shape[-1] == value.shape[-1] and not biased:
         return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     assert not enable_gqa
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cpu"):  # sdpa is on its list, the kernel that it calls is not
         dtype = torch.get_autocast_dtype("cpu")
-        attn_mask, value, key, query = (t if t is None else t.to(dtype) for t in (attn_mask, value, key, query))
-    if attn_mask is not None:
+        given = (attn_mask, value, key, query)
+        attn_mask, value, key, query = (t if t is None or not t.is_floating_point() else t.to(dtype) for t in given)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # convert_boolean_attn_mask
+        attn_mask = torch.where(attn_mask.logical_not(), float("-inf"), torch.zeros((), dtype=query.dtype))
+    elif attn_mask is not None:
         attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
@@ -153,14 +156,24 @@ def balanced_routing() -> Iterator[None]:
 _SDPA = torch.nn.functional.scaled_dot_product_attention
 
 
+def grouped_mm_of_any_dtype(a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    """Shape and strides of a grouped product: torch's own rule for fake tensors knows bf16 alone."""
+    return _GROUPED_MM(a.bfloat16(), b.bfloat16(), *rest, **named).to(a.dtype)
+
+
+_GROUPED_MM = torch._meta_registrations._meta_grouped_mm_common
+
+
 @contextlib.contextmanager
 def cuda_kernels() -> Iterator[None]:
     """Fake tensors may take kernels that the CPU does not have."""
     torch.nn.functional.scaled_dot_product_attention = fused_as_on_cuda
+    torch._meta_registrations._meta_grouped_mm_common = grouped_mm_of_any_dtype
     try:
         yield
     finally:
         torch.nn.functional.scaled_dot_product_attention = _SDPA
+        torch._meta_registrations._meta_grouped_mm_common = _GROUPED_MM
 
 
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:

@@ -7,20 +7,19 @@ The activation in plain torch (activations.py, XIELUActivation), as runs without
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM
 from memcalc.dtypes import boolean
 from memcalc.families.blocks import Rotary, act
 from memcalc.families.config import Activation, Count, DecoderConfig, Layers
-from memcalc.families.hybrid import refuse_null_head_dim
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.variations import HeadNorm, PlainMLP
 from memcalc.ops.elementwise import like, maximum, sub, where_of_two
 from memcalc.ops.exponential import expm1, softplus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from memcalc.tensor import Tensor
 
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ApertusConfig(DecoderConfig):
     """models/apertus/configuration_apertus.py"""
+
+    null_head_dim: ClassVar[bool] = False
 
     vocab_size: Count = 131072
     pad_token_id: int | None = 3
@@ -38,11 +39,6 @@ class ApertusConfig(DecoderConfig):
     hidden_act: Activation | Literal["xielu"] = "xielu"
     max_position_embeddings: Count = 65536
     attention_bias: bool = False
-
-    @classmethod
-    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_null_head_dim(config)
-        return super().renamed(config)
 
     @property
     def rope(self) -> dict[str, Any]:

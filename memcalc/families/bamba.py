@@ -16,10 +16,10 @@ from memcalc.families.config import (
     Layers,
     Probability,
     RotaryConfig,
-    SeveralStates,
+    Several,
     check_divides,
 )
-from memcalc.families.hybrid import Hybrid, refuse_null_head_dim
+from memcalc.families.hybrid import Hybrid
 from memcalc.families.mamba2 import StateSpace, check_groups
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ class MixerConfig(FamilyConfig):
     mamba_n_heads: Count = 128
     mamba_d_head: Count | Literal["auto"] = "auto"
     mamba_n_groups: Count = 1
-    mamba_d_state: SeveralStates = 256
+    mamba_d_state: Several = 256
     mamba_d_conv: Count = 4
     mamba_expand: Count = 2
-    mamba_chunk_size: Count = 256
+    mamba_chunk_size: Several = 256
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
 
@@ -76,6 +76,8 @@ def mixer_of(config: Any, hidden: Dim) -> StateSpace:
 class BambaConfig(RotaryConfig, MixerConfig):
     """models/bamba/configuration_bamba.py"""
 
+    computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type")
+    null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"layer_types": "layers_block_type"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"z_loss_coefficient": (0, 0.0)}
     rotates_part: ClassVar[bool] = True
@@ -95,11 +97,6 @@ class BambaConfig(RotaryConfig, MixerConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     head_dim: Count | None = None
-
-    @classmethod
-    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_null_head_dim(config)
-        return super().renamed(config)
 
     @property
     def default_rotary_factor(self) -> float:

@@ -15,7 +15,7 @@ from memcalc.families.blocks import Attended, act, causal_lm_loss, plain_eager_a
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
+from memcalc.families.masks import bidirectional_mask, causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import Program
 from memcalc.ops.elementwise import dropout
@@ -37,6 +37,7 @@ class BertConfig(FamilyConfig):
     }
 
     vocab_size: Count = 30522
+    pad_token_id: int | None = 0
     hidden_size: Count = 768
     num_hidden_layers: Layers = 12
     num_attention_heads: Count = 12
@@ -61,8 +62,6 @@ class BertConfig(FamilyConfig):
 
 class Bert(Program):
     """The program of BertLMHeadModel; its relatives override what differs."""
-
-    pads = False
 
     Config: type[FamilyConfig] = BertConfig
     base = "bert"
@@ -163,7 +162,7 @@ class Bert(Program):
         embedding_output = self.embeddings(m / "embeddings", ids)
         if self.embed is not self.hidden:
             embedding_output = (m / "embeddings_project").linear(embedding_output)
-        mask = causal_mask(run) if self.config.is_decoder else None
+        mask = causal_mask(run) if self.config.is_decoder else bidirectional_mask(run)
         hidden_states = embedding_output
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)

@@ -32,6 +32,7 @@ class BioGptConfig(FamilyConfig):
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"layerdrop": (0, 0.0)}
 
     vocab_size: Count = 42384
+    pad_token_id: int | None = 1
     hidden_size: Count = 1024
     num_hidden_layers: Layers = 24
     num_attention_heads: Count = 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import merge
 from memcalc.families.blocks import Attended, Rotary, act
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class BitNetConfig(DecoderConfig):
     """models/bitnet/configuration_bitnet.py"""
+
+    null_head_dim: ClassVar[bool] = False
 
     vocab_size: Count = 128256
     hidden_size: Count = 2560

@@ -14,7 +14,7 @@ from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
-from memcalc.ops.elementwise import cast, dropout, record, scale, softmax, tanh
+from memcalc.ops.elementwise import cast, dropout, like, record, scale, softmax, tanh
 from memcalc.ops.matmul import baddbmm, bmm
 from memcalc.ops.shape import reshape, select, transpose, view
 from memcalc.tensor import Tensor, new_tensor
@@ -49,15 +49,13 @@ class BloomConfig(FamilyConfig):
 
 
 def with_n_embed(named: dict[str, Any]) -> dict[str, Any]:
-    """`n_embed` is the older name of `hidden_size`, and wins."""
-    n_embed = named.pop("n_embed", None)
-    return named if n_embed is None else {**named, "hidden_size": n_embed}
+    """`n_embed` is the older name of `hidden_size`, and wins; the other has to be a number all the same."""
+    n_embed, hidden_size = named.pop("n_embed", None), named.get("hidden_size", 1)
+    return named if n_embed is None or type(hidden_size) is not int else {**named, "hidden_size": n_embed}
 
 
 class Bloom(GPT2):
     """The program of BloomForCausalLM."""
-
-    pads = False
 
     Config: type[FamilyConfig] = BloomConfig
     embedding = "transformer.word_embeddings"
@@ -100,8 +98,11 @@ class Bloom(GPT2):
         run = m.run
         inputs_embeds = (m / "word_embeddings").embedding(ids)
         hidden_states = (m / "word_embeddings_layernorm").layer_norm(inputs_embeds)
-        slopes = new_tensor(run.memory, (self.heads, ONE_DIM, ONE_DIM), fp32, "alibi slopes")
-        alibi = self.alibi(run, slopes)
+        if run.attention_mask is None:
+            slopes = self.slopes(run)
+            alibi = self.alibi(run, slopes)
+        else:
+            alibi = self.padded_alibi(run, run.attention_mask)
         mask = causal_mask(run)
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
@@ -109,6 +110,16 @@ class Bloom(GPT2):
             hidden_states = outputs[0]
         run.memory.enter(run.memory.phase, None)
         return (m / "ln_f").layer_norm(hidden_states)
+
+    def slopes(self, run: Run) -> Tensor:
+        return new_tensor(run.memory, (self.heads, ONE_DIM, ONE_DIM), fp32, "alibi slopes")
+
+    def padded_alibi(self, run: Run, mask: Tensor) -> Tensor:
+        """build_alibi_tensor: the same with the positions that the mask counts."""
+        slopes = self.slopes(run)
+        _arange_tensor = scale(like(mask, "cumulated positions"), "sub") * mask
+        alibi = new_tensor(run.memory, (run.batch, self.heads, run.seq), slopes.dtype, "alibi")
+        return cast(reshape(alibi, merge(run.batch, self.heads), ONE_DIM, run.seq), run.dtype)
 
     def alibi(self, run: Run, slopes: Tensor) -> Tensor:
         """(batch·heads, 1, seq): each head's slope times the position."""

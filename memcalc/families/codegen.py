@@ -16,6 +16,7 @@ from memcalc.tensor import Tensor, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memcalc.dtypes import DType
     from memcalc.families.module import Module, Weight
 
 _PARTS = Dim("4", 4)
@@ -61,7 +62,7 @@ class CodeGen(GPTJ):
         reshaped = reshape(x, batch, seq, parts, self.heads_of_part, self.head_dim)
         return reshape(reshaped, batch, seq, self.heads, self.head_dim)
 
-    def sincos(self, m: Module, positions: Tensor) -> tuple[Tensor, object]:
+    def sincos(self, m: Module, positions: Tensor, dtype: DType) -> tuple[Tensor, object]:
         shape = (*positions.shape, self.rotary_dim)
         return new_tensor(m.run.memory, shape, m.run.dtype, "sines and cosines"), None
 

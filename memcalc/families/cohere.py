@@ -4,7 +4,7 @@ by op, pairs rotated in fp32, scaled logits."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import QKV, Rotary, rotate_pairs
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 class CohereConfig(DecoderConfig):
     """models/cohere/configuration_cohere.py"""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 256000
+    pad_token_id: int | None = 0
     hidden_size: Count = 8192
     intermediate_size: Count = 22528
     num_hidden_layers: Layers = 40

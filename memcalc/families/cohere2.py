@@ -4,7 +4,7 @@ ones that rotate q and k."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.families.cohere import ParallelLayer
 from memcalc.families.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 class Cohere2Config(WindowedConfig, DecoderConfig):
     """models/cohere2/configuration_cohere2.py"""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 256000
+    pad_token_id: int | None = 0
     hidden_size: Count = 8192
     intermediate_size: Count = 22528
     num_hidden_layers: Layers = 40

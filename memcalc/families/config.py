@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Bounds(NamedTuple):
     """The range of a field, as pydantic's core takes it."""
 
-    ge: float
+    ge: float | None = None
     le: float | None = None
     lt: float | None = None
+    gt: float | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {**handler(source), **{key: bound for key, bound in self._asdict().items() if bound is not None}}
@@ -30,11 +31,12 @@ class Bounds(NamedTuple):
 Count = Annotated[int, Bounds(ge=1, le=10**7)]
 """A dim of the architecture. The bound only catches nonsense: no published model has a dim of ten million."""
 
-SeveralStates = Annotated[int, Bounds(ge=2, le=10**7)]
-"""The states of a channel of Mamba 2: with one, torch.einsum takes another way that is not written out."""
+Several = Annotated[int, Bounds(ge=2, le=10**7)]
+"""A dim that torch.einsum contracts: where it is one, einsum takes another way that is not written out."""
 
 Layers = Annotated[int, Bounds(ge=1, le=10**4)]
 Probability = Annotated[float, Bounds(ge=0, lt=1)]
+Fraction = Annotated[float, Bounds(gt=0, le=1)]
 
 
 class NoInteger:
@@ -53,6 +55,7 @@ class NoInteger:
 
 
 Decimal = Annotated[float, NoInteger()]
+DecimalProbability = Annotated[Probability, NoInteger()]
 
 Activation = Literal[
     "gelu", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
@@ -97,6 +100,16 @@ class FamilyConfig:
     attribute_map: ClassVar[Mapping[str, str]] = {}
     """Other names that transformers takes for a field, as its configuration class has them."""
 
+    computed: ClassVar[Sequence[str]] = ()
+    """What transformers' class computes from other fields: giving it fails, whatever the value."""
+
+    null_head_dim: ClassVar[bool] = True
+    """Whether `head_dim: null` stands for one that is left out: not where transformers' class has no such field, which
+    takes one that is given as it is (`getattr(config, "head_dim", ...)`)."""
+
+    pads_embedding: ClassVar[bool] = True
+    """Whether the embedding has a row for padding where `pad_token_id` is a field; it has to be one of its rows."""
+
     def __post_init__(self) -> None:
         self.check()
 
@@ -131,19 +144,27 @@ class FamilyConfig:
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Refuse what is not modelled, and give each field the name that it has here."""
         for name, allowed in {**_REFUSED, **cls.refused}.items():
-            if name in config and config[name] not in allowed:
+            if name in config and not any(_same(config[name], value) for value in allowed):
                 raise ValueError(
                     f"field `{name}` is {quoted(config[name])}, which is not modelled; allowed: {_listed(allowed)}"
                 )
+        for name in cls.computed:
+            if name in config:
+                raise ValueError(f"field `{name}` is given, which fails: transformers computes it from other fields")
         named = dict(config)
         for other, name in cls.attribute_map.items():
             if other in named:
                 value = named.pop(other)
-                if named.setdefault(name, value) != value:
+                if not _same(named.setdefault(name, value), value):
                     raise ValueError(
                         f"{other} {quoted(value)} and {name} {quoted(named[name])} are one field with two values"
                     )
         return named
+
+
+def _same(left: object, right: object) -> bool:
+    """Equal and of one type: 1 is neither 1.0 nor true."""
+    return left == right and type(left) is type(right)
 
 
 def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
@@ -152,12 +173,13 @@ def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
     if type(token) not in (int, type(None)):
         raise ValueError(f"field `pad_token_id` is {quoted(token)}; it should be an integer or null")
     vocab: int = getattr(made, "vocab_size", 0)
-    padding_idx: int | None = getattr(made, "pad_token_id", None)  # a field where the embedding has a row for padding
+    padding_idx: int | None = getattr(made, "pad_token_id", None) if made.pads_embedding else None
     if padding_idx is not None and not -vocab <= padding_idx < vocab:
         raise ValueError(f"pad_token_id {padding_idx} is not one of the {vocab} tokens of vocab_size")
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name), dict | None):
             raise ValueError(f"field `{name}` is {quoted(config[name])}; it should be an object or null")
+    _check_head_dim(made, config)
     kinds = config.get("layer_types")
     if kinds is None or hasattr(made, "layer_types"):
         return
@@ -168,6 +190,23 @@ def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
             f"field `layer_types` is {quoted(cast('object', kinds))}; it should be null or a list of {layers} of "
             + ", ".join(_LAYER_TYPES)
         )
+
+
+def _check_head_dim(made: FamilyConfig, config: Mapping[str, Any]) -> None:
+    """`head_dim` where it is no field: rotary frequencies read it all the same, and so does their validation."""
+    if "head_dim" not in config:
+        return
+    given = config["head_dim"]
+    if given is None:
+        if not made.null_head_dim:
+            raise ValueError("field `head_dim` is null; it should be a number or left out")
+        return
+    if any(field.name == "head_dim" for field in fields(made)):
+        return
+    if type(given) is not int or given < 1 or given % 2:
+        raise ValueError(f"field `head_dim` is {quoted(given)}; it should be an even number or null")
+    if isinstance(made, RotaryConfig) and made.reads_head_dim and given != made.width_of_head:
+        raise ValueError(f"head_dim {given} has to be the {made.width_of_head} dims that a head has")
 
 
 def first_problem(error: ValidationError) -> str:
@@ -209,11 +248,16 @@ class RotaryConfig(FamilyConfig):
     rotates_part: ClassVar[bool] = False
     """Whether the program leaves the rest of a head alone where `partial_rotary_factor` is below 1."""
 
+    reads_head_dim: ClassVar[bool] = True
+    """Whether a `head_dim` beside the other fields changes the frequencies."""
+
     hidden_size: Count
     num_attention_heads: Count
+    pad_token_id: int | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
-    partial_rotary_factor: float | None = None
+    rope_theta: float | None = 10000.0
+    partial_rotary_factor: Fraction | None = None
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -248,15 +292,19 @@ class RotaryConfig(FamilyConfig):
     def check_rope(self, rope: Mapping[str, Any]) -> None:
         """What has to hold in one set of rotary parameters."""
         kind, factor = rope["rope_type"], rope["partial_rotary_factor"]
-        if kind not in _ROPE_KEYS:
+        if not isinstance(kind, str) or kind not in _ROPE_KEYS:
             raise ValueError(f"rope_parameters rope_type {kind!r} is not known; allowed: {_listed(tuple(_ROPE_KEYS))}")
         for key in _ROPE_KEYS[kind]:
             if key not in rope:
                 raise ValueError(f"rope_parameters of rope_type {kind!r} lack {key!r}")
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
+        _check_rope_numbers(rope)
+        if not _is_number(factor) or not 0 < factor <= 1:
             raise ValueError(f"partial_rotary_factor {factor!r} is not a number above 0 and up to 1")
         if factor != 1 and kind != "default" and not self.rotates_part:
             raise ValueError(f"partial_rotary_factor {factor!r} fails with rope_type {kind!r}; allowed: 1.0")
+        theta = rope.get("rope_theta", self.rope_theta)
+        if not _is_number(theta) or not theta > 1:
+            raise ValueError(f"rope_theta {quoted(theta)} is not a number above 1")
         width = self.rotary_width
         if width < 2 or width % 2:
             raise ValueError(f"{width} rotated dims of a head (head_dim {self.width_of_head}) are not an even number")
@@ -264,13 +312,36 @@ class RotaryConfig(FamilyConfig):
             _check_factors(rope, width // 2)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+_ROPE_NUMBERS: Mapping[str, bool] = {
+    "factor": False, "low_freq_factor": False, "high_freq_factor": False, "original_max_position_embeddings": False,
+    "attention_factor": True, "beta_fast": True, "beta_slow": True, "mscale": True, "mscale_all_dim": True,
+}  # fmt: skip
+"""What is computed with, and whether null stands for a default. Two of the latter may be zero."""
+
+
+def _check_rope_numbers(rope: Mapping[str, Any]) -> None:
+    for key, optional in _ROPE_NUMBERS.items():
+        may_be_null = optional or (key == "factor" and rope["rope_type"] == "yarn")
+        if key not in rope or (rope[key] is None and may_be_null):
+            continue
+        value: Any = rope[key]
+        if not _is_number(value) or value < 0 or (value == 0 and not optional):
+            raise ValueError(f"rope_parameters {key} {quoted(value)} is not a number above 0")
+
+
 def _check_factors(rope: Mapping[str, Any], count: int) -> None:
     for key in ("short_factor", "long_factor"):
         if not isinstance(rope[key], list):
             raise ValueError(f"rope_parameters {key} {rope[key]!r} has to be a list of {count} numbers")
         factors = cast("list[Any]", rope[key])
-        if len(factors) != count:
-            raise ValueError(f"rope_parameters {key} has to be a list of {count} numbers, not {len(factors)}")
+        if len(factors) != count or not all(_is_number(factor) and factor > 0 for factor in factors):
+            raise ValueError(
+                f"rope_parameters {key} has to be a list of {count} numbers above 0, not of {len(factors)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +433,7 @@ class RotaryByKindConfig(LayerTypesConfig):
             if self.rope_parameters is None:
                 rope.setdefault("rope_type", "default")
         rope.setdefault("rope_type", rope.get("type", "default"))
-        rope.setdefault("partial_rotary_factor", 1.0)
+        rope.setdefault("partial_rotary_factor", self.default_rotary_factor)
         return rope
 
     @property
@@ -370,5 +441,11 @@ class RotaryByKindConfig(LayerTypesConfig):
         return self.rope_of("full_attention")
 
     def check(self) -> None:
+        given = self.rope_parameters
+        for kind in LAYER_TYPES:
+            if not isinstance((given or {}).get(kind), dict | None):
+                raise ValueError(f"rope_parameters {kind} {quoted((given or {})[kind])} is not an object or null")
         super().check()
+        if self.rope_scaling is not None and given is not None and given.get("full_attention") is None:
+            raise ValueError("rope_scaling has no place in rope_parameters without 'full_attention'")
         self.check_rope(self.rope_of("sliding_attention"))

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.dtypes import int64
+from memcalc.errors import quoted
 from memcalc.families.blocks import act, attention, causal_lm_loss, position_ids, rotary_buffers
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.config import (
+    Activation,
+    Count,
+    DecimalProbability,
+    FamilyConfig,
+    Layers,
+    Probability,
+    check_divides,
+)
 from memcalc.families.experts import REFUSED, TWO, balanced_rows
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.module import Buffer, Module, Run, Weight, module
@@ -52,9 +61,11 @@ class DbrxConfig(FamilyConfig):
     d_model: Count = 2048
     n_heads: Count = 16
     n_layers: Layers = 24
+    head_dim: Count | None = None
     max_seq_len: Count = 2048
     vocab_size: Count = 32000
-    resid_pdrop: Probability = 0.0
+    pad_token_id: int | None = None
+    resid_pdrop: DecimalProbability = 0.0
     rope_parameters: dict[str, Any] | None = None
     attn_pdrop: Probability = 0.0
     clip_qkv: float | None = None
@@ -72,6 +83,9 @@ class DbrxConfig(FamilyConfig):
         flat = dict(config)
         if flat.get("hidden_size", flat.get("d_model")) != flat.get("d_model"):
             raise ValueError("hidden_size has to be named d_model: the experts do not see it otherwise")
+        theta = flat.pop("rope_theta", 10000.0)  # read beside the one of attn_config
+        if type(theta) not in (int, float) or not theta > 1:
+            raise ValueError(f"field `rope_theta` is {quoted(theta)}; it should be a number above 1")
         for name in ("attn_config", "ffn_config"):
             inner = flat.pop(name, None)
             if inner is not None and not isinstance(inner, dict):
@@ -93,17 +107,20 @@ class DbrxConfig(FamilyConfig):
         for name in ("clip_qkv", "rope_theta"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} of attn_config is missing: this type has no default for it")
+        if (self.rope_theta or 0) <= 1:
+            raise ValueError(f"rope_theta {self.rope_theta} is not a number above 1")
         kind = (self.rope_parameters or {}).get("rope_type", "default")
         if kind != "default":
             raise ValueError(f"rope_parameters rope_type {kind!r} is not modelled; allowed: 'default'")
-        if self.d_model // self.n_heads % 2:
-            raise ValueError(f"{self.d_model // self.n_heads} rotated dims of a head are not an even number")
+        width = self.d_model // self.n_heads
+        if self.head_dim not in (None, width):
+            raise ValueError(f"head_dim {self.head_dim} has to be d_model/n_heads {width}")
+        if width % 2:
+            raise ValueError(f"{width} rotated dims of a head are not an even number")
 
 
 class Dbrx(Llama):
     """The program of DbrxForCausalLM."""
-
-    autocasts = False
 
     Config = DbrxConfig
     polynomial = False
@@ -227,7 +244,7 @@ class Dbrx(Llama):
         return hidden_states, router_logits
 
     def route_tokens_to_experts(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
-        router_logits = softmax(router_logits)
+        router_logits = softmax(router_logits, router_logits.dtype)
         router_top_value, router_indices = topk(router_logits, self.per_token)
         if self.config.moe_normalize_expert_weights is not None:
             router_top_value = div(router_top_value, absolute_norm(router_top_value))

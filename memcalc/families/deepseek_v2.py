@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32
 from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
-from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
+from memcalc.families.config import Activation, Count, DecimalProbability, Layers, check_divides
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 from memcalc.families.experts import REFUSED, Groups, check_experts, check_given, check_groups, without_other_groups
 from memcalc.families.module import Buffer, Module, Weight, module
@@ -41,7 +41,7 @@ class DeepseekV2Config(LatentConfig):
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 2048
     tie_word_embeddings: bool = False
-    attention_dropout: Probability = 0.0
+    attention_dropout: DecimalProbability = 0.0
     mlp_bias: bool = False
     first_k_dense_replace: int = 0
     n_group: Count | None = None
@@ -107,9 +107,6 @@ class GroupLimitedRouter(GreedyRouter):
 
 class DeepseekV2(DeepseekV3):
     """The program of DeepseekV2ForCausalLM."""
-
-    autocasts = False
-    pads = False
 
     Config = DeepseekV2Config
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class LatentConfig(RotaryConfig):
     """A family whose queries, keys and values come out of compressed latents; heads have a part without positions."""
 
+    reads_head_dim: ClassVar[bool] = False
+
     num_key_value_heads: Count | None = None
     q_lora_rank: Count | None = 1536
     kv_lora_rank: Count = 512
@@ -91,9 +93,6 @@ class DeepseekV3Config(LatentConfig):
 
 class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
-
-    autocasts = False
-    pads = False
 
     Config = DeepseekV3Config
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Dots1Config(LayerTypesConfig):
     """models/dots1/configuration_dots1.py"""
 
+    null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "n_routed_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 

@@ -25,6 +25,7 @@ class Ernie45Config(RotaryConfig):
     """models/ernie4_5/configuration_ernie4_5.py"""
 
     vocab_size: Count = 103424
+    pad_token_id: int | None = 0
     hidden_size: Count = 1024
     intermediate_size: Count = 3072
     num_hidden_layers: Layers = 18

@@ -20,6 +20,7 @@ from memcalc.ops.elementwise import cast, clamp, softmax, sum_last
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import div, gather, topk
 from memcalc.ops.shape import reshape, unsqueeze, view
+from memcalc.tensor import Autocast
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,16 +32,18 @@ if TYPE_CHECKING:
 class Ernie4_5_MoeConfig(RotaryConfig):
     """models/ernie4_5_moe/configuration_ernie4_5_moe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
     attention_dropout: ClassVar[float] = 0.0
 
     vocab_size: Count = 103424
+    pad_token_id: int | None = 0
     hidden_size: Count = 2560
     intermediate_size: Count = 12288
     num_hidden_layers: Layers = 28
     num_attention_heads: Count = 20
-    num_key_value_heads: Count | None = 4
+    num_key_value_heads: Count = 4
     head_dim: Count | None = None
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 131072
@@ -74,8 +77,6 @@ class Ernie4_5_MoeConfig(RotaryConfig):
 
 class Ernie4_5_Moe(SparseLayers):
     """The program of Ernie4_5_MoeForCausalLM."""
-
-    autocasts = False
 
     Config = Ernie4_5_MoeConfig
 
@@ -142,11 +143,12 @@ class ErnieRouter:
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, weights of the chosen experts, and which these are."""
-        router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
-        routing_weights = softmax(router_logits)
-        corrected = routing_weights + reshape((m / "moe_statics").weight("e_score_correction_bias"), self.count)
-        _values, selected_experts = topk(corrected, self.per_token)
-        del corrected  # in the real code an argument without a name
-        routing_weights = gather(routing_weights, selected_experts)
-        routing_weights = div(routing_weights, clamp(sum_last(routing_weights), 1))
+        with Autocast(m.run.memory, None):
+            router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
+            routing_weights = softmax(router_logits)
+            corrected = routing_weights + reshape((m / "moe_statics").weight("e_score_correction_bias"), self.count)
+            _values, selected_experts = topk(corrected, self.per_token)
+            del corrected  # in the real code an argument without a name
+            routing_weights = gather(routing_weights, selected_experts)
+            routing_weights = div(routing_weights, clamp(sum_last(routing_weights), 1))
         return router_logits, cast(routing_weights, hidden_states.dtype), selected_experts

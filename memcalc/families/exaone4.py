@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Exaone4Config(WindowedConfig, DecoderConfig):
     """models/exaone4/configuration_exaone4.py"""
 
+    null_head_dim: ClassVar[bool] = False
     masks_both: ClassVar[bool] = False
 
     vocab_size: Count = 102400

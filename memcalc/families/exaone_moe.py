@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 class ExaoneMoeConfig(MlpTypesConfig, LayerTypesConfig):
     """models/exaone_moe/configuration_exaone_moe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
     vocab_size: Count = 102400
+    pad_token_id: int | None = 0
     hidden_size: Count = 4096
     intermediate_size: Count = 16384
     num_hidden_layers: Layers = 32

@@ -27,13 +27,13 @@ from memcalc.families.masks import boolean_mask, causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.attention import math_attention, scaled_dot_product_attention
 from memcalc.ops.elementwise import add_, cast, dropout, like, of_two, scale, scale_, softmax, where
-from memcalc.ops.matmul import linear, matmul
+from memcalc.ops.matmul import matmul, times
 from memcalc.ops.routing import index_one
 from memcalc.ops.shape import expand, part, reshape, select, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -42,6 +42,8 @@ Rotary = tuple[Tensor, Tensor]
 class FalconConfig(RotaryConfig):
     """models/falcon/configuration_falcon.py"""
 
+    computed: ClassVar[Sequence[str]] = ("head_dim", "rotary")
+    pads_embedding: ClassVar[bool] = False
     head_dim: ClassVar[None] = None
 
     vocab_size: Count = 65024
@@ -92,8 +94,6 @@ class FalconConfig(RotaryConfig):
 
 class Falcon(Bloom):
     """The program of FalconForCausalLM."""
-
-    autocasts = False
 
     Config: type[FamilyConfig] = FalconConfig
     attention_kinds = ("sdpa", "eager")
@@ -293,7 +293,8 @@ class Falcon(Bloom):
 
 def falcon_linear(m: Module, x: Tensor) -> Tensor:
     """FalconLinear: the bias is added in a second step."""
-    hidden_states = linear(x, m.weight())
+    weight = m.weight()
+    hidden_states = times(x, transpose(weight, 0, 1), m.path)
     bias = m.optional("bias")
     return hidden_states if bias is None else hidden_states + bias
 

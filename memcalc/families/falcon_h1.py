@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, SeveralStates, check_divides
-from memcalc.families.hybrid import Hybrid, refuse_null_head_dim
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, Several, check_divides
+from memcalc.families.hybrid import Hybrid
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
 from memcalc.families.module import Buffer, Module, Weight, module
@@ -21,7 +21,7 @@ from memcalc.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.ops.shape import transpose, view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from memcalc.tensor import Tensor
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class FalconH1Config(RotaryConfig):
     """models/falcon_h1/configuration_falcon_h1.py"""
 
+    computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type")
+    null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"layer_types": "layers_block_type"}
 
     vocab_size: Count = 128000
@@ -47,10 +49,10 @@ class FalconH1Config(RotaryConfig):
     mamba_n_heads: Count = 128
     mamba_d_head: Count | Literal["auto"] = "auto"
     mamba_n_groups: Count = 1
-    mamba_d_state: SeveralStates = 256
+    mamba_d_state: Several = 256
     mamba_d_conv: Count = 4
     mamba_expand: Count = 2
-    mamba_chunk_size: Count = 256
+    mamba_chunk_size: Several = 256
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     mamba_norm_before_gate: bool = True
@@ -59,11 +61,6 @@ class FalconH1Config(RotaryConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     head_dim: Count | None = None
-
-    @classmethod
-    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_null_head_dim(config)
-        return super().renamed(config)
 
     @property
     def inner(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import apply_rotary_pos_emb, rms_norm_in_fp32, rotary_embedding
-from memcalc.families.config import Count, Layers
+from memcalc.families.config import Count, DecimalProbability, Layers
 from memcalc.families.module import Module, Weight, module
 from memcalc.families.olmoe import Olmoe, OlmoeConfig
 from memcalc.ops.elementwise import cast
@@ -25,12 +25,17 @@ class FlexOlmoConfig(OlmoeConfig):
     clip_qkv: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     vocab_size: Count = 100352
+    pad_token_id: int | None = 100277
     hidden_size: Count = 4096
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 32
     num_attention_heads: Count = 32
+    attention_dropout: DecimalProbability = 0.0
     num_experts_per_tok: Count = 5
     num_experts: Count = 7
+
+    def check_heads(self) -> None:
+        """The norm over q is as wide as q, whatever `head_dim` is."""
 
 
 class FlexOlmo(Olmoe):

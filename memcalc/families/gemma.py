@@ -25,6 +25,7 @@ class GemmaConfig(DecoderConfig):
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"use_bidirectional_attention": (False, None)}
 
     vocab_size: Count = 256000
+    pad_token_id: int | None = 0
     hidden_size: Count = 3072
     intermediate_size: Count = 24576
     num_hidden_layers: Layers = 28

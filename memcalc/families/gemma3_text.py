@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.families.blocks import Attended
-from memcalc.families.config import Count, LayerType, RotaryByKindConfig
+from memcalc.families.config import Count, Decimal, LayerType, RotaryByKindConfig
 from memcalc.families.gemma2 import Gemma2, Gemma2Config
 from memcalc.families.llama import Llama
 from memcalc.families.module import Module
@@ -27,9 +27,10 @@ class Gemma3TextConfig(Gemma2Config, RotaryByKindConfig):
 
     vocab_size: Count = 262208
     max_position_embeddings: Count = 131072
-    final_logit_softcapping: float | None = None
-    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: Decimal | None = None
+    attn_logit_softcapping: Decimal | None = None
     sliding_window_pattern: Count = 6
+    rope_local_base_freq: float = 10000.0
 
     def default_kind(self, i: int) -> LayerType:
         return "sliding_attention" if (i + 1) % self.sliding_window_pattern else "full_attention"

@@ -26,6 +26,7 @@ class GlmConfig(DecoderConfig):
     rotates_part: ClassVar[bool] = True
 
     vocab_size: Count = 151552
+    pad_token_id: int | None = 151329
     hidden_size: Count = 4096
     intermediate_size: Count = 13696
     num_hidden_layers: Layers = 40

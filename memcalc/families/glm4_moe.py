@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Glm4MoeConfig(RotaryConfig):
     """models/glm4_moe/configuration_glm4_moe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_local_experts": "n_routed_experts",

@@ -39,6 +39,7 @@ class GPTNeoConfig(FamilyConfig):
     attention_types: list[Any] | None = None
     num_heads: Count = 16
     intermediate_size: Count | None = None
+    window_size: int = 256
     activation_function: Activation = "gelu_new"
     resid_dropout: Probability = 0.0
     embed_dropout: Probability = 0.0

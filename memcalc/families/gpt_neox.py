@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 class GPTNeoXConfig(RotaryConfig):
     """models/gpt_neox/configuration_gpt_neox.py"""
 
+    pads_embedding: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
 
     vocab_size: Count = 50432

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 class GPTNeoXJapaneseConfig(RotaryConfig):
     """models/gpt_neox_japanese/configuration_gpt_neox_japanese.py"""
 
+    pads_embedding: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
     head_dim: ClassVar[None] = None
 

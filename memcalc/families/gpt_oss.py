@@ -40,7 +40,7 @@ class GptOssConfig(LayerTypesConfig):
     num_hidden_layers: Layers = 36
     num_attention_heads: Count = 64
     num_key_value_heads: Count = 8
-    head_dim: Count | None = 64
+    head_dim: Count = 64
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 131072
     tie_word_embeddings: bool = False
@@ -76,8 +76,6 @@ class ClampedExperts(Experts):
 
 class GptOss(Llama):
     """The program of GptOssForCausalLM."""
-
-    autocasts = False
 
     Config = GptOssConfig
     attention_kinds = ("eager",)
@@ -165,7 +163,7 @@ class GptOss(Llama):
         """GptOssTopKRouter"""
         router_logits = m.linear(hidden_states)
         router_top_value, router_indices = topk(router_logits, self.per_token)
-        router_scores = softmax(router_top_value)
+        router_scores = softmax(router_top_value, router_top_value.dtype)
         return router_logits, router_scores, router_indices
 
 
@@ -189,9 +187,9 @@ def eager_attention_with_sinks(
     sinks = expand(reshape(sinks, ONE_DIM, heads, ONE_DIM, ONE_DIM), batch, heads, seq, ONE_DIM)
     combined_logits = cat((attn_weights, sinks), plus(seq, 1))
     combined_logits = sub(combined_logits, unsqueeze(maximum(combined_logits), 3))
-    probs = softmax(combined_logits)
+    probs = softmax(combined_logits, combined_logits.dtype)
     scores = part(probs, seq)
-    attn_weights = dropout(scores, p)
+    attn_weights = cast(dropout(scores, p), value_states.dtype)
     attn_output = matmul(attn_weights, value_states, "attention output")
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, attn_weights

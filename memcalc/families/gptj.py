@@ -22,6 +22,8 @@ from memcalc.tensor import Tensor, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from memcalc.dtypes import DType
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPTJConfig(FamilyConfig):
@@ -57,8 +59,6 @@ class GPTJConfig(FamilyConfig):
 
 class GPTJ(GPT2):
     """The program of GPTJForCausalLM."""
-
-    autocasts = False
 
     Config: type[FamilyConfig] = GPTJConfig
     attention_kinds = ("eager",)
@@ -136,7 +136,7 @@ class GPTJ(GPT2):
         self, m: Module, hidden_states: Tensor, mask: Tensor | None, positions: Tensor
     ) -> Attended:
         query, key, value, _qkv = self.qkv(m, hidden_states)
-        sincos, _positions = self.sincos(m, positions)
+        sincos, _positions = self.sincos(m, positions, key.dtype)
         key_rot, key_pass = self.parts(key)
         query_rot, query_pass = self.parts(query)
         key_rot = rotate_pairs(key_rot, sincos)
@@ -162,13 +162,13 @@ class GPTJ(GPT2):
         value = transpose(view(value, batch, seq, self.heads, self.head_dim), 1, 2)
         return query, key, value, None
 
-    def sincos(self, m: Module, positions: Tensor) -> tuple[Tensor, object]:
+    def sincos(self, m: Module, positions: Tensor, dtype: DType) -> tuple[Tensor, object]:
         """The sines and cosines of the positions, looked up in each layer; and what else the frame holds."""
         embed_positions = like(m.run.buffers[f"transformer.h.{m.layer}.attn.embed_positions"], "repeated positions")
         shape = (*positions.shape, self.rotary_dim)
         repeated_position_ids = new_tensor(m.run.memory, shape, int64, "repeated position ids")
         sincos = new_tensor(m.run.memory, shape, m.run.dtype, "sines and cosines")
-        return sincos, (embed_positions, repeated_position_ids)
+        return cast(sincos, dtype), (embed_positions, repeated_position_ids)
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What of each head is rotated, and the rest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.families.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.llama import Llama
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class GraniteConfig(DecoderConfig):
     """models/granite/configuration_granite.py"""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 32000
     hidden_size: Count = 4096
     intermediate_size: Count = 11008
@@ -28,6 +30,10 @@ class GraniteConfig(DecoderConfig):
     max_position_embeddings: Count = 2048
     attention_bias: bool = False
     mlp_bias: bool = False
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
 
 
 class Granite(Llama):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class GraniteMoeConfig(RotaryConfig):
     """models/granitemoe/configuration_granitemoe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
     vocab_size: Count = 32000
@@ -42,6 +43,10 @@ class GraniteMoeConfig(RotaryConfig):
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_dropout: Probability = 0.0
+    embedding_multiplier: float | None = 1.0
+    logits_scaling: float | None = 1.0
+    residual_multiplier: float | None = 1.0
+    attention_multiplier: float | None = 1.0
     num_local_experts: Count = 8
     num_experts_per_tok: Count = 2
 

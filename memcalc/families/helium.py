@@ -26,6 +26,7 @@ class HeliumConfig(DecoderConfig):
     """models/helium/configuration_helium.py"""
 
     vocab_size: Count = 48000
+    pad_token_id: int | None = 3
     hidden_size: Count = 2560
     intermediate_size: Count = 7040
     num_hidden_layers: Layers = 24

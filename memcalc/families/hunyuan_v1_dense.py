@@ -22,6 +22,7 @@ class HunYuanDenseV1Config(DecoderConfig):
     """models/hunyuan_v1_dense/configuration_hunyuan_v1_dense.py"""
 
     vocab_size: Count = 290943
+    pad_token_id: int | None = 0
     hidden_size: Count = 4096
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 32

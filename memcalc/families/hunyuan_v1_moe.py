@@ -37,6 +37,7 @@ class HunYuanMoEV1Config(RotaryConfig):
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
     vocab_size: Count = 290943
+    pad_token_id: int | None = 0
     hidden_size: Count = 4096
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 32

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32
-from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
+from memcalc.families.config import Activation, Count, DecimalProbability, Layers, check_divides
 from memcalc.families.experts import REFUSED, Experts, SigmoidRouter, check_experts
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.normed_heads import NormedHeads
@@ -43,7 +43,7 @@ class HYV3Config(MlpTypesConfig):
     max_position_embeddings: Count = 131072
     tie_word_embeddings: bool = False
     attention_bias: bool = False
-    attention_dropout: Probability = 0.0
+    attention_dropout: DecimalProbability = 0.0
     mlp_bias: bool = False
     num_experts: Count = 192
     num_experts_per_tok: Count = 8

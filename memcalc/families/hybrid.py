@@ -11,7 +11,7 @@ from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.module import Module, Run, Weight, module
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Hashable, Iterator
 
     from memcalc.tensor import Tensor
 
@@ -35,12 +35,6 @@ class LinearOrFullConfig(LayerTypesConfig):
         if self.layer_types is not None:
             return list(self.layer_types)
         return [self.default_kind(i) for i in range(self.num_hidden_layers)]
-
-
-def refuse_null_head_dim(config: Mapping[str, Any]) -> None:
-    """A type whose class has no `head_dim` takes one that is given as it is (`getattr(config, "head_dim", ...)`)."""
-    if config.get("head_dim", 1) is None:
-        raise ValueError("field `head_dim` is null; it should be a number or left out")
 
 
 class LinearOrFullLayers(Llama):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memcalc.families.config import Decimal
 from memcalc.families.granite import Granite
 from memcalc.families.llama import LlamaConfig
 from memcalc.families.module import Module, Weight, module
@@ -22,6 +23,10 @@ class HyperCLOVAXConfig(LlamaConfig):
     """models/hyperclovax/configuration_hyperclovax.py"""
 
     use_post_norm: bool = True
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: Decimal | None = None
 
 
 class HyperCLOVAX(Granite):

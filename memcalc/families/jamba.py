@@ -13,7 +13,7 @@ from memcalc.dims import Dim, merge
 from memcalc.families.blocks import Attended, rms_norm
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
-from memcalc.families.hybrid import Hybrid, refuse_null_head_dim
+from memcalc.families.hybrid import Hybrid
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import SelectiveMixer
 from memcalc.families.module import Module, Weight, module
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class JambaConfig(FamilyConfig):
     """models/jamba/configuration_jamba.py"""
 
+    computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type", "layers_num_experts")
+    null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
@@ -57,11 +59,6 @@ class JambaConfig(FamilyConfig):
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     head_dim: Count | None = None
-
-    @classmethod
-    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_null_head_dim(config)
-        return super().renamed(config)
 
     @property
     def rope(self) -> dict[str, Any]:

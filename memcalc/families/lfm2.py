@@ -7,12 +7,12 @@ The path in plain torch, as runs without the package causal_conv1d.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.families.blocks import QKV, Attended, Rotary, act
 from memcalc.families.config import Bounds, Count, Layers, LayerTypesConfig, check_divides
-from memcalc.families.hybrid import LinearOrFullLayers, refuse_null_head_dim
+from memcalc.families.hybrid import LinearOrFullLayers
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
 from memcalc.families.module import Module, Weight, module
@@ -31,6 +31,8 @@ ConvOrFull = Literal["conv", "full_attention"]
 class ShortConvConfig(LayerTypesConfig):
     """What LFM2 and its relative with experts have in common."""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 65536
     pad_token_id: int | None = 0
     num_attention_heads: Count = 32
@@ -44,10 +46,13 @@ class ShortConvConfig(LayerTypesConfig):
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_null_head_dim(config)
         named = super().renamed(config)
         if "tie_embedding" in named:
-            named["tie_word_embeddings"] = named.pop("tie_embedding")
+            older = named.pop("tie_embedding")
+            if isinstance(
+                named.get("tie_word_embeddings", True), bool
+            ):  # one that is overruled is checked all the same
+                named["tie_word_embeddings"] = older
         return named
 
     @property
@@ -80,7 +85,9 @@ class Lfm2Config(ShortConvConfig):
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         named = super().renamed(config)
         if "block_ff_dim" in named:
-            named["intermediate_size"] = named.pop("block_ff_dim")
+            older = named.pop("block_ff_dim")
+            if type(named.get("intermediate_size", 1)) is int:
+                named["intermediate_size"] = older
         return named
 
     @property

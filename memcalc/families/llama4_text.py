@@ -96,8 +96,6 @@ class Llama4TextConfig(RotaryConfig):
 class Llama4Text(SparseLayers):
     """The program of Llama4ForCausalLM with a text configuration."""
 
-    autocasts = False
-
     Config = Llama4TextConfig
 
     def __init__(self, config: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.dtypes import fp32
@@ -27,12 +27,14 @@ from memcalc.ops.shape import contiguous, reshape, split, transpose, unsqueeze, 
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class MambaConfig(FamilyConfig):
     """models/mamba/configuration_mamba.py"""
+
+    computed: ClassVar[Sequence[str]] = ("layer_types",)
 
     vocab_size: Count = 50280
     hidden_size: Count = 768

@@ -6,12 +6,12 @@ The path in plain torch, as runs without the packages mamba_ssm and causal_conv1
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp32
 from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, SeveralStates
+from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Several
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import Mamba, causal_conv1d
 from memcalc.families.module import Module, Weight, module
@@ -25,18 +25,20 @@ from memcalc.ops.shape import contiguous, expand, reshape, split, transpose, uns
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(FamilyConfig):
     """models/mamba2/configuration_mamba2.py"""
 
+    computed: ClassVar[Sequence[str]] = ("layer_types",)
+
     num_heads: Count = 128
     head_dim: Count = 64
     vocab_size: Count = 32768
     hidden_size: Count = 4096
-    state_size: SeveralStates = 128
+    state_size: Several = 128
     num_hidden_layers: Layers = 64
     expand: Count = 2
     conv_kernel: Count = 4
@@ -46,7 +48,7 @@ class Mamba2Config(FamilyConfig):
     hidden_act: Activation = "silu"
     residual_in_fp32: bool = True
     time_step_rank: Count | Literal["auto"] = "auto"
-    chunk_size: Count = 256
+    chunk_size: Several = 256
     tie_word_embeddings: bool = False
 
     def check(self) -> None:

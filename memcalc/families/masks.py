@@ -44,6 +44,12 @@ def _mask(run: Run, mask_function: MaskFunction, local_size: int | None = None) 
     return _boolean_mask(run, mask_function, padding_mask)
 
 
+def bidirectional_mask(run: Run) -> Tensor | None:
+    """create_bidirectional_mask: none without padding."""
+    run.memory.scope = "bidirectional mask"
+    return None if run.attention_mask is None else _mask(run, _bidirectional)
+
+
 def boolean_mask(run: Run) -> Tensor:
     """The causal mask of a model that never does without one (`allow_is_causal_skip=False`)."""
     run.memory.scope = "causal mask"
@@ -113,6 +119,11 @@ def _and_masks(*mask_functions: MaskFunction) -> MaskFunction:
 
 def _causal(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return of_two(kv_idx, q_idx, "causal mask", boolean)
+
+
+def _bidirectional(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """q_idx >= 0"""
+    return like(q_idx, "all positions", boolean)
 
 
 def _sliding_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from memcalc.families.blocks import Attended
 from memcalc.families.config import Count, Layers
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
+from memcalc.families.masks import bidirectional_mask, causal_mask
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.elementwise import add_, dropout, scale, softmax
 from memcalc.ops.matmul import matmul
@@ -66,9 +66,10 @@ class MegatronBert(Bert):
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
-        _attention_mask = new_tensor(run.memory, ids.shape, fp32, "positions that count")
+        if run.attention_mask is None:
+            _attention_mask = new_tensor(run.memory, ids.shape, fp32, "positions that count")
         embedding_output = self.embeddings(m / "embeddings", ids)
-        mask = causal_mask(run) if self.config.is_decoder else None
+        mask = causal_mask(run) if self.config.is_decoder else bidirectional_mask(run)
         hidden_states = embedding_output
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)

@@ -23,6 +23,7 @@ class Ministral3Config(DecoderConfig):
     """models/ministral3/configuration_ministral3.py"""
 
     vocab_size: Count = 131072
+    pad_token_id: int | None = 11
     hidden_size: Count = 4096
     intermediate_size: Count = 14336
     num_hidden_layers: Layers = 34

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp32
+from memcalc.errors import quoted
 from memcalc.families.blocks import Attended
 from memcalc.families.config import Count, FamilyConfig, Layers, check_divides
 from memcalc.families.gpt2 import GPT2
@@ -48,6 +49,9 @@ class MptConfig(FamilyConfig):
     def check(self) -> None:
         super().check()
         check_divides(self, "d_model", "n_heads")
+        clip = (self.attn_config or {}).get("clip_qkv")
+        if not isinstance(clip, float | None):
+            raise ValueError(f"attn_config clip_qkv {quoted(clip)} is not a number with a decimal point, or null")
         dropped = (self.attn_config or {}).get("attn_pdrop", 0)
         if dropped:
             raise ValueError(f"attn_config attn_pdrop {dropped!r} is not modelled; allowed: 0")

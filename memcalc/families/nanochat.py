@@ -4,12 +4,12 @@ embeddings and over each head of q and k once rotated, an MLP without a gate, ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import divided
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import QKV, Rotary, act, softcap
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.config import Activation, Count, Decimal, DecoderConfig, Layers
 from memcalc.families.gemma import scaled_by_rms
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.module import Module, Weight, module
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 class NanoChatConfig(DecoderConfig):
     """models/nanochat/configuration_nanochat.py"""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 50304
+    pad_token_id: int | None = 1
     hidden_size: Count = 768
     intermediate_size: Count = 8192
     num_hidden_layers: Layers = 12
@@ -34,7 +37,7 @@ class NanoChatConfig(DecoderConfig):
     hidden_act: Activation = "relu2"
     max_position_embeddings: Count = 2048
     attention_bias: bool = False
-    final_logit_softcapping: float | None = 15.0
+    final_logit_softcapping: Decimal | None = 15.0
 
 
 class NanoChat(Llama):

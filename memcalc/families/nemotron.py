@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import Dim
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.config import Activation, Count, DecoderConfig, Fraction, Layers
 from memcalc.families.variations import LayerNorm, PlainMLP
+from memcalc.ops.elementwise import cast
 from memcalc.ops.norm import layer_norm
 from memcalc.ops.shape import cat, part, rotate_half, unsqueeze
+from memcalc.tensor import Autocast
 
 if TYPE_CHECKING:
     from memcalc.families.module import Module
@@ -30,12 +32,9 @@ class NemotronConfig(DecoderConfig):
     num_attention_heads: Count = 48
     hidden_act: Activation = "relu2"
     max_position_embeddings: Count = 4096
+    partial_rotary_factor: Fraction = 0.5
     attention_bias: bool = False
     mlp_bias: bool = False
-
-    @property
-    def default_rotary_factor(self) -> float:
-        return 0.5 if self.partial_rotary_factor is None else self.partial_rotary_factor
 
     def check(self) -> None:
         super().check()
@@ -49,9 +48,14 @@ class Nemotron(PlainMLP, LayerNorm):
     Config = NemotronConfig
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """NemotronLayerNorm1P"""
+        """NemotronLayerNorm1P: under autocast it casts to 16 bits itself, which F.layer_norm would not."""
+        memory = m.run.memory
         with m:
-            return layer_norm(hidden_states, m.weight() + 1.0, m.weight("bias"))
+            args = [hidden_states, m.weight() + 1.0, m.weight("bias")]
+            if memory.autocast is not None and memory.autocast.dtype is not None:
+                args = [cast(arg, memory.autocast.dtype) for arg in args]
+            with Autocast(memory, None):
+                return layer_norm(*args)
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)

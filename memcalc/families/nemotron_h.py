@@ -18,7 +18,7 @@ from memcalc.families.config import (
     Count,
     FamilyConfig,
     Probability,
-    SeveralStates,
+    Several,
     check_divides,
 )
 from memcalc.families.experts import REFUSED, PlainExperts, check_experts, check_groups, grouped_router
@@ -67,17 +67,18 @@ class NemotronHConfig(FamilyConfig):
     head_dim: Count = 128
     max_position_embeddings: Count = 4096
     attention_dropout: Probability = 0.0
+    attention_bias: bool = False
     intermediate_size: Count = 21504
     mlp_hidden_act: Activation = "relu2"
     mlp_bias: bool = False
-    ssm_state_size: SeveralStates = 128
+    ssm_state_size: Several = 128
     mamba_num_heads: Count = 128
     mamba_head_dim: Count = 64
     mamba_hidden_act: Activation = "silu"
     n_groups: Count = 8
     conv_kernel: Count = 4
     use_conv_bias: bool = True
-    chunk_size: Count = 128
+    chunk_size: Several = 128
     n_routed_experts: Count = 8
     moe_intermediate_size: Count = 7688
     moe_shared_expert_intermediate_size: Count = 7688

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import QKV
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.config import Activation, Count, Decimal, DecoderConfig, Layers
 from memcalc.families.module import Module, Weight
 from memcalc.families.variations import RotaryInFp32
 from memcalc.ops.elementwise import cast, clamp_
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 class OlmoConfig(DecoderConfig):
     """models/olmo/configuration_olmo.py"""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 50304
+    pad_token_id: int | None = 1
     hidden_size: Count = 4096
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 32
@@ -32,7 +35,7 @@ class OlmoConfig(DecoderConfig):
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 2048
     attention_bias: bool = False
-    clip_qkv: float | None = None
+    clip_qkv: Decimal | None = None
 
 
 class Olmo(RotaryInFp32):

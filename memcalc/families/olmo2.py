@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import merge
 from memcalc.families.blocks import QKV, rms_norm_in_fp32
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 class Olmo2Config(DecoderConfig):
     """models/olmo2/configuration_olmo2.py"""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 50304
+    pad_token_id: int | None = 1
     hidden_size: Count = 4096
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 32

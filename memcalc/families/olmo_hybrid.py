@@ -7,14 +7,14 @@ As `delta` says, the path in plain torch, as runs without the packages fla and c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import merge
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import QKV
 from memcalc.families.config import Activation, Count, DecoderConfig, Layers, check_divides
 from memcalc.families.delta import GatedDeltaNet, chunk_gated_delta_rule
-from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers, refuse_null_head_dim
+from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
 from memcalc.families.module import Buffer, Module, Weight, module
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class OlmoHybridConfig(DecoderConfig, LinearOrFullConfig):
     """models/olmo_hybrid/configuration_olmo_hybrid.py"""
 
+    null_head_dim: ClassVar[bool] = False
+
     vocab_size: Count = 100352
     pad_token_id: int | None = 100277
     hidden_size: Count = 3840
@@ -52,7 +54,6 @@ class OlmoHybridConfig(DecoderConfig, LinearOrFullConfig):
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_null_head_dim(config)
         named = super().renamed(config)
         key = "rope_scaling" if named.get("rope_scaling") else "rope_parameters"
         rope: Any = named.get(key) or {}

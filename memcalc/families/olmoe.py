@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.module import Module, Weight, module
 from memcalc.families.normed_projections import NormedProjections
@@ -23,34 +23,40 @@ if TYPE_CHECKING:
 class OlmoeConfig(RotaryConfig):
     """models/olmoe/configuration_olmoe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
     vocab_size: Count = 50304
+    pad_token_id: int | None = 1
     hidden_size: Count = 2048
     intermediate_size: Count = 2048
     num_hidden_layers: Layers = 16
     num_attention_heads: Count = 16
     num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 4096
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_dropout: Probability = 0.0
-    clip_qkv: float | None = None
+    clip_qkv: Decimal | None = None
     num_experts_per_tok: Count = 8
     num_experts: Count = 64
     norm_topk_prob: bool = False
 
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
     def check(self) -> None:
         super().check()
-        check_divides(self, "hidden_size", "num_attention_heads")
+        self.check_heads()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
         check_experts(self, "num_experts", "hidden_size", "intermediate_size")
+
+    def check_heads(self) -> None:
+        """The norm over q is as wide as the hidden states."""
+        check_divides(self, "hidden_size", "num_attention_heads")
+        width = self.hidden_size // self.num_attention_heads
+        if self.head_dim not in (None, width):
+            raise ValueError(f"head_dim {self.head_dim} has to be hidden_size/num_attention_heads {width}")
 
 
 class Olmoe(NormedProjections):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.module import Module, Weight, module
@@ -35,14 +35,11 @@ class PersimmonConfig(RotaryConfig):
     num_attention_heads: Count = 64
     hidden_act: Activation = "relu2"
     max_position_embeddings: Count = 16384
+    partial_rotary_factor: Fraction = 0.5
     tie_word_embeddings: bool = False
     qk_layernorm: bool = True
     hidden_dropout: Probability = 0.0
     attention_dropout: Probability = 0.0
-
-    @property
-    def default_rotary_factor(self) -> float:
-        return 0.5 if self.partial_rotary_factor is None else self.partial_rotary_factor
 
     def check(self) -> None:
         super().check()

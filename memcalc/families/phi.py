@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import Attended, act, apply_rotary_pos_emb, position_ids, rotary_embedding
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import (
+    Activation,
+    Count,
+    FamilyConfig,
+    Fraction,
+    Layers,
+    Probability,
+    RotaryConfig,
+    check_divides,
+)
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 class PhiConfig(RotaryConfig):
     """models/phi/configuration_phi.py"""
 
+    null_head_dim: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
 
     vocab_size: Count = 51200
@@ -39,12 +49,9 @@ class PhiConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     hidden_act: Activation = "gelu_new"
     max_position_embeddings: Count = 2048
+    partial_rotary_factor: Fraction = 0.5
     tie_word_embeddings: bool = False
     qk_layernorm: bool = False
-
-    @property
-    def default_rotary_factor(self) -> float:
-        return 0.5 if self.partial_rotary_factor is None else self.partial_rotary_factor
 
     def check(self) -> None:
         super().check()

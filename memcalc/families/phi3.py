@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import apply_partial_rotary_pos_emb, rms_norm
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class Phi3Config(RotaryConfig):
     """models/phi3/configuration_phi3.py"""
 
+    null_head_dim: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
 
     vocab_size: Count = 32064
@@ -40,6 +41,7 @@ class Phi3Config(RotaryConfig):
     attention_dropout: Probability = 0.0
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 4096
+    partial_rotary_factor: Fraction = 1.0
     original_max_position_embeddings: Count = 4096
     tie_word_embeddings: bool = False
     sliding_window: Count | None = None

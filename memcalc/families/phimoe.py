@@ -11,7 +11,7 @@ from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.families.blocks import longrope_frequency_update
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, TWO, check_experts
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.mixtral import Mixtral
@@ -31,6 +31,7 @@ Mask = tuple[Tensor, Tensor, Tensor]
 class PhimoeConfig(RotaryConfig):
     """models/phimoe/configuration_phimoe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
     num_experts_per_tok: ClassVar[int] = 2
 
@@ -47,7 +48,7 @@ class PhimoeConfig(RotaryConfig):
     sliding_window: Count | None = None
     attention_dropout: Probability = 0.0
     num_local_experts: Count = 16
-    input_jitter_noise: float = 0.0
+    input_jitter_noise: Decimal = 0.0
     attention_bias: bool = False
     lm_head_bias: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import merge
 from memcalc.families.config import (
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Config(LayerTypesConfig):
     """models/qwen2/configuration_qwen2.py"""
+
+    null_head_dim: ClassVar[bool] = False
 
     vocab_size: Count = 151936
     pad_token_id: int | None = None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Qwen2MoeConfig(LayerTypesConfig):
     """models/qwen2_moe/configuration_qwen2_moe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
     vocab_size: Count = 151936
@@ -31,7 +32,7 @@ class Qwen2MoeConfig(LayerTypesConfig):
     intermediate_size: Count = 5632
     num_hidden_layers: Layers = 24
     num_attention_heads: Count = 16
-    num_key_value_heads: Count | None = 16
+    num_key_value_heads: Count = 16
     head_dim: Count | None = None
     hidden_act: Activation = "silu"
     max_position_embeddings: Count = 32768

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import merge
 from memcalc.families.blocks import rms_norm
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(Qwen2Config):
     """models/qwen3/configuration_qwen3.py"""
+
+    null_head_dim: ClassVar[bool] = True
 
     head_dim: Count = 128  # pyright: ignore[reportIncompatibleVariableOverride]
     attention_bias: bool = False

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Qwen3MoeConfig(RotaryConfig):
     """models/qwen3_moe/configuration_qwen3_moe.py"""
 
+    null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 

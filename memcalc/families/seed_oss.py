@@ -23,6 +23,7 @@ class SeedOssConfig(DecoderConfig):
     """models/seed_oss/configuration_seed_oss.py"""
 
     vocab_size: Count = 155136
+    pad_token_id: int | None = 1
     hidden_size: Count = 4096
     intermediate_size: Count = 27648
     num_hidden_layers: Layers = 64

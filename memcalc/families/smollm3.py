@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 class SmolLM3Config(WindowedConfig, DecoderConfig):
     """models/smollm3/configuration_smollm3.py"""
 
+    null_head_dim: ClassVar[bool] = False
     masks_both: ClassVar[bool] = False
 
     vocab_size: Count = 128256
+    pad_token_id: int | None = 128004
     hidden_size: Count = 2048
     intermediate_size: Count = 11008
     num_hidden_layers: Layers = 36

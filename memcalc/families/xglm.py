@@ -33,6 +33,7 @@ class XGLMConfig(FamilyConfig):
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"add_cross_attention": (False, None), "layerdrop": (0, 0.0)}
 
     vocab_size: Count = 256008
+    pad_token_id: int | None = 1
     max_position_embeddings: Count = 2048
     d_model: Count = 1024
     ffn_dim: Count = 4096

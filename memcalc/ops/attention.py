@@ -67,6 +67,7 @@ def _efficient_output(q: Tensor, v: Tensor) -> Tensor:
     return new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
 
 
+@autocast("scaled_dot_product_attention")
 def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The same where no fused kernel takes the operands, as with a mask and fewer heads in k and v than in q.
 

@@ -21,6 +21,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _unflattened(mm(_flat(x), columns, bias, weight.name.removesuffix(".weight")), x)
 
 
+@autocast("matmul")
+def times(x: Tensor, columns: Tensor, name: str) -> Tensor:
+    """torch.matmul of (..., k) and (k, n)."""
+    return _unflattened(mm(_flat(x), columns, name=name), x)
+
+
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """transformers' Conv1D: x (..., in), weight (in, out), bias (out) -> (..., out)."""
     return _unflattened(addmm(bias, _flat(x), weight, weight.name.removesuffix(".weight")), x)

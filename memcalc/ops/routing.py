@@ -183,9 +183,10 @@ def _index_add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [grads[0] if node.needs(0) else None, source_gradient]
 
 
-def absolute_norm(a: Tensor) -> Tensor:
-    """torch.norm(a, p=1, dim=-1, keepdim=True): saves its input and its result."""
-    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), a.dtype, "norm of the weights")
+@autocast("linalg_vector_norm")
+def absolute_norm(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """torch.norm(a, p=1, dim=-1, keepdim=True, dtype=dtype): saves its input and its result."""
+    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), dtype or a.dtype, "norm of the weights")
     if recording(a):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
         out.node = Node(a.memory, _absolute_norm_backward, (a,), (a, result))
@@ -209,9 +210,10 @@ def _repeat_rows_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "sum over the repetitions")]
 
 
-def sum_first(a: Tensor) -> Tensor:
-    """a.sum(dim=0)"""
-    out = new_tensor(a.memory, a.shape[1:], a.dtype, "sum")
+@autocast("sum")
+def sum_first(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """a.sum(dim=0, dtype)"""
+    out = new_tensor(a.memory, a.shape[1:], dtype or a.dtype, "sum")
     if recording(a):
         out.node = Node(a.memory, _sum_first_backward, (a,), (), a.shape)
     return out

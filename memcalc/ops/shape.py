@@ -17,6 +17,8 @@ from memcalc.tensor import Strides, Tensor, contiguous_strides, is_contiguous, n
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memcalc.dtypes import DType
+
 
 def _view(a: Tensor, shape: Shape, strides: Strides, backward: object, context: object = None) -> Tensor:
     node = Node(a.memory, backward, (a,), (), context) if recording(a) else None  # type: ignore[arg-type]
@@ -164,10 +166,15 @@ def cat(tensors: Sequence[Tensor], dim: Dim, axis: int = -1) -> Tensor:
     first = tensors[0]
     shape = list(first.shape)
     shape[axis] = dim
-    out = new_tensor(first.memory, tuple(shape), first.dtype, "cat")
+    out = new_tensor(first.memory, tuple(shape), _widest(tensors), "cat")
     if recording(*tensors):
         out.node = Node(first.memory, _cat_backward, tensors, (), [t.shape for t in tensors])
     return out
+
+
+def _widest(tensors: Sequence[Tensor]) -> DType:
+    """What a join of several dtypes has; they are all of one kind."""
+    return max((tensor.dtype for tensor in tensors), key=lambda dtype: dtype.itemsize)
 
 
 def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
@@ -181,7 +188,7 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 def stack(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
     """torch.stack(tensors, -1), contiguous; `dim` counts them. Backward is a view for each."""
     first = tensors[0]
-    out = new_tensor(first.memory, (*first.shape, dim), first.dtype, "stack")
+    out = new_tensor(first.memory, (*first.shape, dim), _widest(tensors), "stack")
     if recording(*tensors):
         out.node = Node(first.memory, _stack_backward, tensors)
     return out

@@ -25,13 +25,15 @@ DERIVED = {
     "ffn_act_fn", "head_dim", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_end_index", "moe_layers",
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
     "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
-    "time_step_rank", "mamba_dt_rank", "mamba_d_head", "num_decoder_layers",
+    "time_step_rank", "mamba_dt_rank", "mamba_d_head", "num_decoder_layers", "attention_multiplier",
     "attention_hidden_size", "intermediate_size", "layers_block_type", "full_attn_idxs",
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
 }  # fmt: skip
 """Fields that transformers fills in once it has a configuration; its classes' own defaults are compared for these."""
 
 ELSEWHERE: dict[str, Any] = {
+    "rope_theta": 10000.0,
+    "rope_local_base_freq": 10000.0,
     "rope_scaling": None,
     "partial_rotary_factor": None,
     "rotary_pct": 0.25,
@@ -46,6 +48,10 @@ ELSEWHERE_OF: dict[str, dict[str, Any]] = {
     "axk1": {"first_k_dense_replace": 1, "moe_layer_freq": 1},
     "dbrx": {"rope_theta": None},
     "minimax_m2": {"rotary_dim": None},
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "persimmon": {"partial_rotary_factor": 0.5},
+    "phi": {"partial_rotary_factor": 0.5},
+    "phi3": {"partial_rotary_factor": 1.0},
 }
 """The same for one type."""
 
@@ -250,9 +256,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "solar_open", "head_dim": 7}, "head_dim 7"),
     ({"model_type": "flex_olmo", "num_experts_per_tok": 8}, "num_experts_per_tok 8"),
     ({"model_type": "mamba", "time_step_rank": "8"}, "time_step_rank"),
+    ({"model_type": "falcon", "head_dim": 64}, "head_dim"),
+    ({"model_type": "jamba", "layer_types": None}, "layer_types"),
+    ({"model_type": "qwen3_moe", "head_dim": None}, "head_dim null"),
+    ({"model_type": "stablelm", "head_dim": 16}, "head_dim 16"),
+    ({"model_type": "llama", "rope_theta": None}, "rope_theta None"),
+    ({"model_type": "llama", "rope_parameters": {"rope_type": []}}, "rope_type"),
+    ({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor '2'"),
+    ({"model_type": "glm4", "vocab_size": 100}, "pad_token_id 151329"),
+    ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 1.5}}, "full_attention 1.5"),
+    ({"model_type": "olmo", "clip_qkv": 8}, "clip_qkv"),
+    ({"model_type": "granite", "residual_multiplier": "1"}, "residual_multiplier"),
     ({"model_type": "mamba", "expand": 1.5}, "expand"),
     ({"model_type": "mamba2", "hidden_size": 100}, "hidden_size 100 * expand 2"),
     ({"model_type": "mamba2", "n_groups": 3}, "n_groups 3"),
+    ({"model_type": "mamba2", "state_size": 1}, "state_size 1"),
+    ({"model_type": "bamba", "mamba_chunk_size": 1}, "mamba_chunk_size 1"),
     ({"model_type": "granitemoehybrid", "mamba_n_heads": 100}, "mamba_n_heads 100"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "'MX'"),
     ({"model_type": "nemotron_h", "n_groups": 3}, "n_groups 3"),

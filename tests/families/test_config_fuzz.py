@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from copy import deepcopy
+from dataclasses import MISSING, fields
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from memcalc import load_model
 from memcalc.errors import InputError
+from memcalc.families import FAMILIES
 
 NONSENSE = ("x", "", [], [1], {}, {"a": 1}, True, False, None, -1, 0, 1, 1.5, 3, 7, float("inf"), 10**9, "8")
 
@@ -26,31 +29,50 @@ def mutations(name: str, value: Any) -> st.SearchStrategy[dict[str, Any] | None]
     return st.one_of(st.none(), st.sampled_from(choices).map(lambda v: {name: v}))
 
 
+FIELDS_OF_OTHERS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+    "hidden_act": "relu",
+    "attention_bias": True,
+    "layer_types": None,
+    "pad_token_id": 0,
+    "rope_scaling": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+}
+
+
+def own_fields(family: str) -> dict[str, Any]:
+    """What the family's configuration reads, with its defaults."""
+    module, name = FAMILIES[family]
+    config = getattr(import_module(module), name).Config
+    return {field.name: None if field.default is MISSING else field.default for field in fields(config)}
+
+
 @st.composite
 def mutated(draw: st.DrawFn, family: str) -> dict[str, Any]:
-    """A valid configuration with one to three fields changed; fields of other families among them."""
-    case = draw(st.sampled_from(step_cases(family)))
-    fields = deepcopy(case.fields)
-    more = {
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "tie_word_embeddings": True,
-        "hidden_act": "relu",
-        "rope_scaling": None,
-    }
-    names = sorted({*fields, *more} - {"model_type"})
-    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)):
-        change = draw(mutations(name, fields.get(name, more.get(name))))
-        fields.pop(name, None)
-        fields |= change or {}
-    return fields
+    """A valid configuration with one or two fields changed, or a field of an object in it; other families' among them."""
+    given = deepcopy(draw(st.sampled_from(step_cases(family))).fields)
+    known = {**FIELDS_OF_OTHERS, **own_fields(family), **given}
+    names = sorted(known.keys() - {"model_type"})
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
+        value = given.pop(name, known[name])
+        if isinstance(value, dict) and value and draw(st.booleans()):
+            inner = draw(st.sampled_from(sorted(value)))
+            rest = {key: deepcopy(kept) for key, kept in value.items() if key != inner}
+            given[name] = rest | (draw(mutations(inner, value[inner])) or {})
+        else:
+            given |= draw(mutations(name, value)) or {}
+    return given
 
 
-def transformers_parameters(fields: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]] | Exception:
+def transformers_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]] | Exception:
     """Names and shapes as transformers builds them, or what it raises."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kept = deepcopy(fields)
+    kept = deepcopy(config)
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -60,21 +82,18 @@ def transformers_parameters(fields: dict[str, Any]) -> list[tuple[str, tuple[int
     return [(name, tuple(p.shape)) for name, p in model.named_parameters()]
 
 
-FUZZED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gpt2", "gpt_neox", "opt", "mixtral")
-
-
-@pytest.mark.parametrize("family", FUZZED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_mutated_configuration_is_agreed_on_or_refused(family: str) -> None:
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(fields=mutated(family))
-    def check(fields: dict[str, Any]) -> None:
+    @given(config=mutated(family))
+    def check(config: dict[str, Any]) -> None:
         try:
-            model = load_model(fields)
+            model = load_model(config)
         except InputError as error:
             assert "\n" not in str(error)
             assert len(str(error)) < 600
             return
-        theirs = transformers_parameters(fields)
+        theirs = transformers_parameters(config)
         assert not isinstance(theirs, Exception), f"memcalc answers where transformers raises {theirs!r}"
         assert [(name, shape) for name, shape, _ in model.weights()] == theirs
 

@@ -72,14 +72,12 @@ def check(case: Case, precision: str, attention: str, recompute: bool) -> None:
     workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq}
     run: dict[str, Any] = {"attention": attention, "recompute": recompute}
     on_paper = paper.paper_step(case.fields, dtype=dtype, autocast=autocast, **run, **workload)
-    # torch has no fp32 grouped_mm for fake tensors; real ones are as small here.
-    routed = paper.program_of(case.fields).routed != (1, 1)
     oracle_step = oracle.training_step(
         deepcopy(case.fields),
         dtype=DTYPES[dtype],
         autocast=DTYPES[autocast] if autocast else None,
         balanced=case.balanced,
-        real=case.balanced or (routed and dtype is fp32),
+        real=case.balanced,
         **run,
         **workload,
     )

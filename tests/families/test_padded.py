@@ -6,12 +6,15 @@ import gc
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import cases
 import oracle
 import paper
 import pytest
 import torch
+from cases import step_cases
 
 from memcalc.dtypes import DType, bf16, fp32
+from memcalc.families import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,6 +135,24 @@ def test_a_padded_step_on_paper_is_the_real_one(case: Case, dtype: DType, attent
     oracle_step = oracle.training_step(
         deepcopy(case.fields), dtype=DTYPES[dtype], attention=attention, recompute=recompute, **workload
     )
+    assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
+
+
+FIRST_OF_EACH = [
+    pytest.param(case, attention, id=f"{case.id}-{attention}")
+    for case in (step_cases(family)[0] for family in FAMILIES)
+    for program in [paper.program_of(case.fields)]
+    if program.pads
+    for attention in program.attention_kinds
+]
+
+
+@pytest.mark.parametrize(("case", "attention"), FIRST_OF_EACH)
+def test_a_padded_step_of_every_family_is_the_real_one(case: cases.Case, attention: str) -> None:
+    workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq, "padded": True}
+    on_paper = paper.paper_step(case.fields, dtype=bf16, attention=attention, **workload)
+    real: dict[str, Any] = {"balanced": case.balanced, "real": case.balanced}
+    oracle_step = oracle.training_step(deepcopy(case.fields), attention=attention, **workload, **real)
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
 
 

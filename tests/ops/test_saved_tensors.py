@@ -301,6 +301,11 @@ OPS: dict[str, Op] = {
     "cat": Op(
         lambda a, b: shape.cat((a, b), TEN), lambda a, b: torch.cat((a, b), -1), [dense(FOUR, SIX), dense(FOUR, FOUR)]
     ),
+    "cat-mixed": Op(
+        lambda a, b: elementwise.tanh(shape.cat((a, b), TEN)),
+        lambda a, b: torch.tanh(torch.cat((a, b), -1)),
+        [dense(FOUR, SIX, dtype=bf16), dense(FOUR, FOUR)],
+    ),
     "chunk": Op(lambda a: shape.chunk(a, 2)[0], lambda a: a.chunk(2, -1)[0], [dense(FOUR, SIX)]),
     "slice": Op(lambda a: shape.part(a, FOUR), lambda a: a[..., :4], [dense(FOUR, SIX)]),
     "every_second-interleave": Op(
@@ -320,6 +325,11 @@ OPS: dict[str, Op] = {
         lambda a, b: shape.stack((a, b), TWO),
         lambda a, b: torch.stack((a, b), -1),
         [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
+    ),
+    "stack-mixed": Op(
+        lambda a, b: elementwise.tanh(shape.stack((a, b), TWO)),
+        lambda a, b: torch.tanh(torch.stack((a, b), -1)),
+        [dense(FOUR, SIX, dtype=bf16), dense(FOUR, SIX)],
     ),
     "copying-reshape": Op(
         lambda a: shape.reshape(shape.transpose(a, 0, 1), Dim("all", 24)),
