@@ -48,6 +48,7 @@ def estimate(
         size = SizeOnly(parse_params(params))
         return Report(size, resolve(checked, None))
     loaded = load_model(model)
+    loaded.check_step()
     return Report(loaded, resolve(checked, loaded))
 
 

@@ -41,7 +41,9 @@ def program_of(fields: Mapping[str, Any], *, dropout: bool = False) -> Any:
     kept = {name: value for name, value in fields.items() if name != "model_type"}
     if not dropout:
         kept |= {name: 0.0 for name in DROPOUTS if name in _field_names(family.Config)}
-    return family(family.Config.read(kept))
+    config = family.Config.read(kept)
+    config.check_step()
+    return family(config)
 
 
 class PaperRun:

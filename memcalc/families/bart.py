@@ -34,8 +34,8 @@ class BartConfig(FamilyConfig):
         "num_hidden_layers": "encoder_layers",
     }
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {
-        "encoder_layerdrop": (0, None),
-        "decoder_layerdrop": (0, None),
+        "encoder_layerdrop": (0, 0.0, None),
+        "decoder_layerdrop": (0, 0.0, None),
     }
 
     vocab_size: Count = 50265

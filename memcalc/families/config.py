@@ -34,6 +34,9 @@ Count = Annotated[int, Bounds(ge=1, le=10**7)]
 Several = Annotated[int, Bounds(ge=2, le=10**7)]
 """A dim that torch.einsum contracts: where it is one, einsum takes another way that is not written out."""
 
+CountOrNone = Annotated[int, Bounds(ge=0, le=10**7)]
+"""A dim that 0 stands for the lack of."""
+
 Layers = Annotated[int, Bounds(ge=1, le=10**4)]
 Probability = Annotated[float, Bounds(ge=0, lt=1)]
 Fraction = Annotated[float, Bounds(gt=0, le=1)]
@@ -115,6 +118,9 @@ class FamilyConfig:
 
     def check(self) -> None:
         """What has to hold between fields. ValueError says what does not."""
+
+    def check_step(self) -> None:
+        """What transformers builds a model of, but cannot run. ValueError says what."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
@@ -289,6 +295,12 @@ class RotaryConfig(FamilyConfig):
             raise ValueError(f"rope_parameters by layer type ({nested[0]}) are not read here; allowed: one set for all")
         self.check_rope(rope)
 
+    def check_step(self) -> None:
+        super().check_step()
+        if self.rotary_width % 2:
+            width = f"{self.rotary_width} rotated dims of a head (head_dim {self.width_of_head})"
+            raise ValueError(f"{width} are not an even number, which fails in transformers' forward")
+
     def check_rope(self, rope: Mapping[str, Any]) -> None:
         """What has to hold in one set of rotary parameters."""
         kind, factor = rope["rope_type"], rope["partial_rotary_factor"]
@@ -306,8 +318,8 @@ class RotaryConfig(FamilyConfig):
         if not _is_number(theta) or not theta > 1:
             raise ValueError(f"rope_theta {quoted(theta)} is not a number above 1")
         width = self.rotary_width
-        if width < 2 or width % 2:
-            raise ValueError(f"{width} rotated dims of a head (head_dim {self.width_of_head}) are not an even number")
+        if width < 2:
+            raise ValueError(f"{width} rotated dims of a head (head_dim {self.width_of_head}) are too few")
         if kind == "longrope":
             _check_factors(rope, width // 2)
 

@@ -52,11 +52,15 @@ class DeepseekV2Config(LatentConfig):
     num_experts_per_tok: Count | None = None
     moe_intermediate_size: Count = 1407
 
+    def check_step(self) -> None:
+        super().check_step()
+        check_given(self, "num_experts_per_tok")
+        check_experts(self, "n_routed_experts", "hidden_size", "moe_intermediate_size")
+
     def check(self) -> None:
         super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
-        check_given(self, "num_experts_per_tok")
-        check_experts(self, "n_routed_experts", "hidden_size", "moe_intermediate_size")
+        check_experts(self, "n_routed_experts")
         if self.topk_method == "group_limited_greedy":
             if self.n_group is None or self.topk_group is None:
                 raise ValueError("topk_method 'group_limited_greedy' needs n_group and topk_group")

@@ -36,9 +36,9 @@ TWO: Final = Dim("2", 2)
 
 def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: str = "num_experts_per_tok") -> None:
     """ValueError unless a token can be sent to `per_token` of the field `experts` and the widths can be run."""
-    chosen: int = getattr(config, per_token)
+    chosen: int | None = getattr(config, per_token)
     count: int = getattr(config, experts)
-    if chosen > count:
+    if chosen is not None and chosen > count:
         raise ValueError(f"{per_token} {chosen} is above {experts} {count}")
     for name in widths:
         width: int = getattr(config, name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import merge
-from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
 from memcalc.families.experts import REFUSED, check_experts
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
@@ -38,7 +38,7 @@ class Qwen2MoeConfig(LayerTypesConfig):
     max_position_embeddings: Count = 32768
     tie_word_embeddings: bool = False
     use_sliding_window: bool = False
-    sliding_window: Count | None = 4096
+    sliding_window: CountOrNone | None = 4096
     max_window_layers: int = 28
     attention_dropout: Probability = 0.0
     decoder_sparse_step: Count = 1
@@ -65,8 +65,8 @@ class Qwen2MoeConfig(LayerTypesConfig):
         super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
         check_experts(self, "num_experts", "hidden_size", "moe_intermediate_size")
-        if self.use_sliding_window and self.sliding_window is None:
-            raise ValueError("use_sliding_window is true: it needs a sliding_window, not None")
+        if self.use_sliding_window and not self.sliding_window:
+            raise ValueError(f"use_sliding_window is true: it needs a sliding_window, not {self.sliding_window}")
         if "sliding_attention" in self.kinds and not self.use_sliding_window:
             raise ValueError("layer_types has sliding_attention: it needs use_sliding_window true")
 

@@ -44,8 +44,8 @@ class WhisperConfig(FamilyConfig):
     }
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {
         "apply_spec_augment": (False,),
-        "encoder_layerdrop": (0,),
-        "decoder_layerdrop": (0,),
+        "encoder_layerdrop": (0, 0.0),
+        "decoder_layerdrop": (0, 0.0),
     }
 
     vocab_size: Count = 51865

@@ -61,6 +61,15 @@ class Model:
             for size in (numel(weight.shape)[0] * self.copies(weight),)
         )
 
+    def check_step(self) -> None:
+        """InputError for a model that transformers builds but cannot run."""
+        if self.program.source:
+            return
+        try:
+            self.program.config.check_step()
+        except ValueError as error:
+            raise InputError(f"--model {self.name}: {one_line(error, 400)}") from None
+
     def copies(self, weight: Weight) -> int:
         """How many tensors a weight class stands for."""
         return self._copies[weight.name, weight.shape]

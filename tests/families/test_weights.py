@@ -12,7 +12,10 @@ import pytest
 import torch
 import transformers
 from cases import AUTO_CLASSES, parameter_cases
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import memcalc
 from memcalc.families import FAMILIES
 
 SPECS = Path(__file__).resolve().parents[2] / "model_specs"
@@ -55,3 +58,24 @@ def test_weights_and_buffers_are_transformers_own(fields: dict[str, Any]) -> Non
 
 def test_the_sample_is_there() -> None:
     assert [name for name in SAMPLE if not (SPECS / f"{name}.json").exists()] == []
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "glm4_moe"])
+def test_a_default_that_is_built_but_cannot_run(model_type: str) -> None:
+    """transformers makes a model of it, whose forward fails."""
+    model = memcalc.load_model({"model_type": model_type})
+    expected = [(name, tuple(p.shape), None) for name, p in meta_model({"model_type": model_type}).named_parameters()]
+    assert model.weights() == expected
+    with pytest.raises(memcalc.InputError, match=model_type):
+        memcalc.estimate(model)
+
+
+@pytest.mark.parametrize("model_type", [t for t in FAMILIES if t in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES])
+def test_a_configuration_with_every_field_is_the_default(model_type: str) -> None:
+    """What `save_pretrained` writes has all fields, those that the type leaves out or computes among them."""
+    try:
+        fields = AutoConfig.for_model(model_type).to_dict()
+        short = memcalc.load_model({"model_type": model_type})
+    except (ValueError, memcalc.InputError):
+        pytest.skip("transformers has no default of this type that it can build")
+    assert memcalc.load_model(fields).weights() == short.weights()
