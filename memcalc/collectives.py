@@ -35,6 +35,8 @@ class Collective(NamedTuple):
     layer: str | None = None
     by_layer: bool = False
     """Whether the payload is parameters or gradients, of which every layer has its share."""
+    each: str = ""
+    """One call of one layer, in named dims."""
     basis: Basis = "modelled"
     source: str = ""
 

@@ -344,19 +344,38 @@ class Report:
         """The same step as the papers count it; empty where the engine does just that."""
         return load_engine(self.setup.engine).textbook(self.model, self.setup) if self._profile else []
 
+    @property
+    def layers_of_rank(self) -> int:
+        """Transformer layers that the reported rank runs."""
+        if self.setup.engine == "megatron":
+            return self.model.layers // self.setup.pp
+        return self.model.layers
+
+    @property
+    def layer_share(self) -> tuple[int, int]:
+        """Parameters of one transformer layer (the mean of all) and of everything, on the reported rank."""
+        if self.setup.engine == "megatron":
+            from memcalc.engines import megatron
+
+            classes = megatron.weights_of(megatron.stages(self.model, self.setup)[self.pp_rank])
+            sizes = {w: numel(w.shape)[0] * n for w, n in classes.items()}
+            layers = sum(size for w, size in sizes.items() if "*" in w.name)
+            return layers // self.layers_of_rank, sum(sizes.values())
+        weights = [w for w in self.model.weight_classes if w.layer is not None]
+        layers = sum(numel(w.shape)[0] * self.model.copies(w) for w in weights)
+        return layers // self.model.layers, self.model.num_parameters
+
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
-        shared = [c for c in self.collectives if c.by_layer]
+        layers = self.layers_of_rank
         own = [c for c in self.collectives if c.layer is not None]
-        if own:
-            return sum(c.payload for c in own) // self.model.layers, sum(c.wire for c in own) // self.model.layers
-        if not shared:
-            return 0, 0
-        weights = [w for w in self.model.weight_classes if w.layer is not None]
-        layer = sum(numel(w.shape)[0] * self.model.copies(w) for w in weights) // self.model.layers
-        parts = [c.payload * layer // self.model.num_parameters for c in shared]
-        wires = [wire_bytes(c.collective, c.group_size, part) for c, part in zip(shared, parts, strict=True)]
-        return sum(parts), sum(wires)
+        payload, wire = sum(c.payload for c in own) // layers, sum(c.wire for c in own) // layers
+        for c in self.collectives:
+            if c.by_layer:
+                layer, whole = self.layer_share
+                part = c.payload * layer // whole
+                payload, wire = payload + part, wire + wire_bytes(c.collective, c.group_size, part)
+        return payload, wire
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of the contract."""

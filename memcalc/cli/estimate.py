@@ -15,6 +15,8 @@ memcalc estimate --model llama-7b --zero 3 --gpus 8 --gpu a100-80gb
 
 memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --recompute full --rows
 
+memcalc estimate -m llama-7b --gpus 16 --tp 4 --pp 2 --global-batch-size 32 --per-layer
+
 memcalc estimate --params 7.5B --zero 2 --gpus 64 --json
 """
 
@@ -56,6 +58,9 @@ def estimate(
         bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel="Output")
     ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel="Output")] = False,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="What one layer sends, by collective.", rich_help_panel="Output")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
     format: Annotated[
         str, typer.Option("--format", help="table, json, csv, markdown.", rich_help_panel="Output")
@@ -80,9 +85,9 @@ def estimate(
     if check and gpu is None:
         raise InputError("--check: needs --gpu, the GPU that it has to fit")
     report = run(model, params=params, **given)
-    write(report, kind, rows=rows, output=output)
+    write(report, kind, rows=rows, per_layer=per_layer, output=output)
     if check and report.fits is False:
         raise typer.Exit(1)
 
 
-_NOT_SETUP = ("model", "params", "check", "rows", "json", "format", "output")
+_NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "json", "format", "output")

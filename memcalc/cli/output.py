@@ -23,26 +23,26 @@ def choose_format(json: bool, format: str) -> str:
     return "json" if json else format
 
 
-def write(report: Report, kind: str, *, rows: bool, output: Path | str | None) -> None:
+def write(report: Report, kind: str, *, rows: bool, per_layer: bool, output: Path | str | None) -> None:
     """Render the report and put it where it was asked for."""
     if output is None:
-        _write_to(report, kind, rows, sys.stdout)
+        _write_to(report, kind, rows, per_layer, sys.stdout)
         return
     if output == "":  # an empty word is not made a path of
         raise InputError("--output '': expected the name of a file")
     try:
         with Path(output).open("w", encoding="utf-8", newline="") as file:
-            _write_to(report, kind, rows, file)
+            _write_to(report, kind, rows, per_layer, file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"--output {one_line(output)}: cannot be written ({one_line(why)})") from None
 
 
-def _write_to(report: Report, kind: str, rows: bool, file: IO[str]) -> None:
+def _write_to(report: Report, kind: str, rows: bool, per_layer: bool, file: IO[str]) -> None:
     if kind == "table":
         from memcalc.report.table import print_report
 
-        print_report(report, rows=rows, file=file)
+        print_report(report, rows=rows, per_layer=per_layer, file=file)
     else:
         file.write(_render(report, kind))
 

@@ -98,7 +98,7 @@ def _of_unit(model: Model, setup: Setup, weights: list[Weight], layer: str | Non
         formula = f"{micro}·unit{'s' if units > 1 else ''}·{dtype.itemsize} B = {micro}·{count}·{dtype.itemsize} B"
         return Collective(
             "dp", kind, f"{name}, {where}", phase, dtype.name, size, micro * units, micro * count * dtype.itemsize,
-            formula, layer, source=_COLLECTIVES,
+            formula, layer, source=_COLLECTIVES, each=f"unit·{dtype.itemsize} B",
         )  # fmt: skip  # type: ignore[arg-type]
 
     out: list[Collective] = []

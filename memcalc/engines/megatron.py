@@ -187,6 +187,7 @@ def _tensor_parallel(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Co
                 sent.axis, sent.kind, sent.name, sent.phase, sent.dtype.name, setup.tp, count, count * each,  # type: ignore[arg-type]
                 f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
                 "decoder.layers.*" if sent.layer is not None else None, source=_LAYERS,
+                each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B",
             )
         )  # fmt: skip
     return out
@@ -218,11 +219,16 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
     total = sum(numel(w.shape)[0] * n for w, n in weights_of(stage).items())
     dtype = setup.compute_dtype
     if not setup.zero:
-        return [_of_parameters("all_reduce", "main gradients", "backward", fp32, setup.dp, total, _BUFFER)]
-    return [
+        return [
+            _of_parameters("all_reduce", "main gradients", "backward", fp32, setup.dp, total, _BUFFER)._replace(
+                by_layer=True
+            )
+        ]
+    both = [
         _of_parameters("reduce_scatter", "main gradients", "backward", fp32, setup.dp, total, _BUFFER),
         _of_parameters("all_gather", "updated weights", "step", dtype, setup.dp, total, _DISTRIBUTED),
     ]
+    return [c._replace(by_layer=True) for c in both]
 
 
 def _of_parameters(

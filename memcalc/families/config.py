@@ -318,8 +318,8 @@ class RotaryConfig(FamilyConfig):
         if not _is_number(theta) or not theta > 1:
             raise ValueError(f"rope_theta {quoted(theta)} is not a number above 1")
         width = self.rotary_width
-        if width < 2:
-            raise ValueError(f"{width} rotated dims of a head (head_dim {self.width_of_head}) are too few")
+        if width < 2 or (width % 2 and width == self.width_of_head):  # an odd part of a head is built, but cannot run
+            raise ValueError(f"{width} rotated dims of a head (head_dim {self.width_of_head}) are not an even number")
         if kind == "longrope":
             _check_factors(rope, width // 2)
 

@@ -39,18 +39,23 @@ class TensorParallel(NamedTuple):
             memory.sent.append(Sent("tp", kind, name, memory.phase, memory.layer, shape, dtype))
 
 
+def _short(m: Module) -> str:
+    """A module's path within its layer."""
+    return m.path.split("*.")[-1]
+
+
 def column_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """ColumnParallelLinear: weight (out/tp, in). `bias` is added by a kernel of its own, unless a later one takes it."""
     batch, _, width = x.shape
     if tp.sequence_parallel:
-        tp.send(x.memory, "all_gather", f"input of {m.path}", (batch, tp.whole, width), x.dtype)
+        tp.send(x.memory, "all_gather", f"input of {_short(m)}", (batch, tp.whole, width), x.dtype)
     with m:
         out = new_tensor(x.memory, (batch, tp.whole, weight.shape[0]), x.dtype, "column-parallel output")
         if bias is not None:
             out = like(out, "with its bias")
     inputs = (x, weight) if bias is None else (x, weight, bias)
     if recording(*inputs):
-        out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, m.path))
+        out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, _short(m)))
     return out
 
 
@@ -81,16 +86,18 @@ def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Te
     batch = x.shape[0]
     shape = (batch, tp.whole, weight.shape[0])
     node = (
-        Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, m.path)) if recording(x, weight) else None
+        Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, _short(m)))
+        if recording(x, weight)
+        else None
     )
     with m:
         out = new_tensor(x.memory, shape, x.dtype, "row-parallel output")
         if tp.sequence_parallel:
             partial, out = out, new_tensor(x.memory, (batch, tp.shard, weight.shape[0]), x.dtype, "shard of the sum")
-            tp.send(x.memory, "reduce_scatter", f"output of {m.path}", shape, x.dtype)
+            tp.send(x.memory, "reduce_scatter", f"output of {_short(m)}", shape, x.dtype)
             del partial
         else:
-            tp.send(x.memory, "all_reduce", f"output of {m.path}", shape, x.dtype)
+            tp.send(x.memory, "all_reduce", f"output of {_short(m)}", shape, x.dtype)
     out.node = node
     return out
 
@@ -121,15 +128,17 @@ def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: 
         shape = (*ids.shape, table.shape[1])
         out = new_tensor(memory, shape, table.dtype, "embeddings")
         saved = (looked_up,) if outside is None else (looked_up, outside)
-        node = Node(memory, _embedding_backward, (table,), saved, (tp, scatters, m.path)) if recording(table) else None
+        node = (
+            Node(memory, _embedding_backward, (table,), saved, (tp, scatters, _short(m))) if recording(table) else None
+        )
         if scatters:
             batch_first, out = out, like(out, "sequence first")
             del batch_first
             partial, out = out, new_tensor(memory, (ids.shape[0], tp.shard, shape[2]), out.dtype, "shard of the sum")
-            tp.send(memory, "reduce_scatter", f"output of {m.path}", shape, out.dtype)
+            tp.send(memory, "reduce_scatter", f"output of {_short(m)}", shape, out.dtype)
             del partial
         else:
-            tp.send(memory, "all_reduce", f"output of {m.path}", shape, out.dtype)
+            tp.send(memory, "all_reduce", f"output of {_short(m)}", shape, out.dtype)
     out.node = node
     return out
 

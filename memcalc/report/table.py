@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc.megatron.schedules import bubble
+from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count
 
@@ -27,7 +28,7 @@ _BAR = 20
 _NARROW = 70  # columns; below them the tables keep names and sizes only
 
 
-def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
+def print_report(report: Report, *, rows: bool, file: IO[str], per_layer: bool = False) -> None:
     """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220)."""
     console = Console(file=file, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
@@ -38,6 +39,8 @@ def print_report(report: Report, *, rows: bool, file: IO[str]) -> None:
     parts += [*_phase_lines(report), *_pipeline_lines(report)]
     if report.collectives:
         parts += ["", _communication_table(report, narrow), *_communication_lines(report)]
+    if per_layer:
+        parts += ["", per_layer_table(report, narrow)]
     if rows:
         parts += ["", _rows_table(report)]
     verdict = _verdict(report)

@@ -1,0 +1,73 @@
+"""What one layer sends for one micro-batch, collective by collective: the table behind "TP 8bsh, DP 16h², PP 2bsh"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from memcalc.collectives import Collective, wire_bytes
+from memcalc.units import show_bytes
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+
+
+class Share(NamedTuple):
+    """A layer's part of a collective: of one micro-batch where activations are sent, of a step where gradients are."""
+
+    collective: Collective
+    calls: float
+    payload: int
+    formula: str
+
+    @property
+    def wire(self) -> int:
+        return wire_bytes(self.collective.collective, self.collective.group_size, self.payload)
+
+
+def shares(report: Report) -> list[Share]:
+    """A layer's part of everything that layers send."""
+    layers, micro = report.layers_of_rank, report.setup.micro_batches
+    out: list[Share] = []
+    for c in report.collectives:
+        if c.layer is not None:
+            out.append(Share(c, c.calls / (layers * micro), c.payload // (layers * micro), c.each))
+        elif c.by_layer:
+            layer, whole = report.layer_share
+            share = f"layer·{c.payload // whole} B" if c.payload % whole == 0 else "its part"
+            out.append(Share(c, c.calls * layer / whole, c.payload * layer // whole, share))
+    return out
+
+
+def per_layer_table(report: Report, narrow: bool) -> Table | Text:
+    """One row for each collective; its last lines add up each axis."""
+    rows = shares(report)
+    if not rows:
+        return Text("per layer: no layer sends anything")
+    table = Table(title="Communication of one layer", title_justify="left", box=None, pad_edge=False)
+    for name in ("axis",) if narrow else ("axis", "phase", "collective"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for name in ("payload", "wire") if narrow else ("calls", "payload", "wire"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if not narrow:
+        table.add_column("payload of a call", overflow="fold")
+
+    def add(
+        words: tuple[str, str, str], what: str, calls: float, sizes: tuple[int, int], each: str, style: str
+    ) -> None:
+        shown = [show_bytes(size) for size in sizes]
+        wide = (*words, what, f"{calls:.3g}", *shown, each)
+        table.add_row(*((words[0], what or words[1], *shown) if narrow else wide), style=style)
+
+    for share in rows:
+        c = share.collective
+        words = (c.axis, c.phase, c.collective)
+        add(words, c.name, share.calls, (share.payload, share.wire), share.formula, "")
+    for axis in dict.fromkeys(share.collective.axis for share in rows):
+        own = [share for share in rows if share.collective.axis == axis]
+        sizes = (sum(s.payload for s in own), sum(s.wire for s in own))
+        add((axis, "all", ""), "", sum(s.calls for s in own), sizes, "", "bold")
+    return table

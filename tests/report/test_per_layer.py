@@ -1,0 +1,62 @@
+"""What one layer sends, against the sums that sizing interviews ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from command import here
+
+import memcalc
+from memcalc.collectives import Collective
+from memcalc.report.per_layer import shares
+
+H, FFN, KV = 4096, 14336, 1024
+LAYER = 2 * H * H + 2 * H * KV + 3 * H * FFN + 2 * H  # llama-3-8b's
+
+
+def of(axis: str, **options: Any) -> list[Collective]:
+    report = memcalc.estimate("llama-3-8b", seq_len=4096, **options)
+    return [
+        s.collective._replace(calls=round(s.calls), payload=s.payload)
+        for s in shares(report)
+        if s.collective.axis == axis
+    ]
+
+
+def test_tensor_parallelism_is_eight_bsh() -> None:
+    """Four all-reduces of bsh, each a reduce-scatter and an all-gather."""
+    calls = of("tp", gpus=8, tp=8, sequence_parallel=False, micro_batch_size=2, global_batch_size=8)
+    assert [(c.collective, c.calls, c.payload) for c in calls] == [("all_reduce", 1, 2 * 4096 * H * 2)] * 4
+
+
+def test_sequence_parallelism_gathers_twice_more() -> None:
+    calls = of("tp", gpus=8, tp=8, micro_batch_size=2, global_batch_size=8)
+    assert sorted(c.collective for c in calls) == ["all_gather"] * 6 + ["reduce_scatter"] * 4
+    assert {c.payload for c in calls} == {2 * 4096 * H * 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "per_parameter"),
+    [
+        ({"gpus": 8}, {"all_reduce": 2}),
+        ({"gpus": 8, "zero": 3, "engine": "fsdp2"}, {"all_gather": 4, "reduce_scatter": 4}),
+        ({"gpus": 8, "zero": 1, "engine": "megatron"}, {"all_gather": 2, "reduce_scatter": 4}),
+        ({"gpus": 16, "tp": 2, "zero": 1}, {"all_gather": 1, "reduce_scatter": 2}),
+    ],
+)
+def test_data_parallelism_is_the_layers_parameters(options: dict[str, Any], per_parameter: dict[str, int]) -> None:
+    sent: dict[str, int] = {}
+    for c in of("dp", **options):
+        sent[c.collective] = sent.get(c.collective, 0) + c.payload
+    for kind, nbytes in per_parameter.items():
+        assert sent[kind] == pytest.approx(nbytes * LAYER, rel=2e-4)  # tensor-parallel ranks all have the norms
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = here(capsys, "estimate", "-m", "llama-7b", "--gpus", "4", "--tp", "4", "--per-layer").stdout
+    table = shown.split("Communication of one layer")[1]
+    assert "batch·seq·hidden" in table
+    assert "tp    all" in table
+    nothing = here(capsys, "estimate", "-m", "gpt2", "--per-layer").stdout
+    assert "per layer: no layer sends anything" in nothing
