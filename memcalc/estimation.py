@@ -367,6 +367,8 @@ class Report:
 
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
+        if not self.collectives:
+            return 0, 0
         layers = self.layers_of_rank
         own = [c for c in self.collectives if c.layer is not None]
         payload, wire = sum(c.payload for c in own) // layers, sum(c.wire for c in own) // layers
