@@ -222,11 +222,13 @@ class _Holder:
 class Checkpoint:
     """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`."""
 
-    __slots__ = ("args", "autocast", "done", "function", "holders", "memory")
+    __slots__ = ("args", "autocast", "done", "early_stop", "function", "holders", "memory")
     keeps = False
 
-    def __init__(self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.memory, self.function, self.args = memory, function, args
+    def __init__(
+        self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...], *, early_stop: bool
+    ) -> None:
+        self.memory, self.function, self.args, self.early_stop = memory, function, args, early_stop
         self.autocast = None if memory.autocast is None else memory.autocast.dtype
         self.holders: list[_Holder] = []
         self.done = False
@@ -268,14 +270,17 @@ class _Recomputation:
         holder = self.frame.holders[self.count]
         holder.tensor = Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
         self.count += 1
-        if self.count == len(self.frame.holders):
+        if self.frame.early_stop and self.count == len(self.frame.holders):
             raise _StopRecomputation
         return tensor
 
 
-def checkpoint(memory: Memory, function: Callable[..., Any], *args: Any) -> Any:
-    """Run `function(*args)`, keeping its arguments only; what it saves is recomputed when backward asks for it."""
-    memory.checkpoint = Checkpoint(memory, function, args)
+def checkpoint(memory: Memory, function: Callable[..., Any], *args: Any, early_stop: bool = True) -> Any:
+    """Run `function(*args)`, keeping its arguments only; what it saves is recomputed when backward asks for it.
+
+    `early_stop`: a recomputation ends with the last tensor that is asked for, as torch's non-reentrant one does.
+    """
+    memory.checkpoint = Checkpoint(memory, function, args, early_stop=early_stop)
     try:
         return function(*args)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
@@ -155,6 +156,8 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
         degree: int | None = getattr(options, name)
         if degree is not None and degree > 1 and not (name == "etp" and degree == options.tp):
             refuse(name, degree, (f"with engine {engine} " if name in split else "") + _NOT_YET + "1")
+    if options.pp == 1 and options.schedule != "1f1b":
+        refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
         refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
     if model is None:
@@ -191,34 +194,46 @@ def _check_megatron(options: Options, seq_len: int | None, micro_batches: int, m
     """What Megatron's own arguments.py and transformer_config.py ask for."""
     if options.zero > 1:
         refuse("zero", options.zero, "Megatron's distributed optimizer is ZeRO-1; allowed: 0, 1")
-    if options.optimizer not in ("adamw", "adam") and model is not None:
+    if options.optimizer not in ("adamw", "adam"):
         refuse("optimizer", options.optimizer, f"with engine megatron {_NOT_YET}adamw, adam")
     if options.schedule == "zero-bubble":
         refuse("schedule", "zero-bubble", f"with engine megatron {_NOT_YET}gpipe, 1f1b, interleaved")
     if (options.schedule == "interleaved") != (options.virtual_stages > 1):
-        refuse("virtual_stages", options.virtual_stages, "schedule interleaved has 2 or more of them, the others 1")
-    if options.schedule == "interleaved":
-        if options.pp == 1:
-            refuse("schedule", "interleaved", "needs --pp 2 or more; allowed: gpipe, 1f1b")
-        if micro_batches % options.pp:
-            why = f"interleaved needs a multiple of pp {options.pp} micro-batches per step, not {micro_batches}"
-            refuse("schedule", "interleaved", f"{why}; allowed: another --global-batch-size")
+        allowed = "2 or more with schedule interleaved, 1 with the others"
+        refuse(
+            "virtual_stages",
+            options.virtual_stages,
+            f"does not go with schedule {options.schedule}; allowed: {allowed}",
+        )
+    if options.schedule == "interleaved" and micro_batches % options.pp:
+        why = f"interleaved needs a multiple of pp {options.pp} micro-batches per step, not {micro_batches}"
+        refuse("schedule", "interleaved", f"{why}; allowed: another --global-batch-size")
+    if options.optimizer_implementation not in (None, "fused"):
+        refuse("optimizer_implementation", options.optimizer_implementation, "Megatron's Adam is fused; allowed: fused")
     if model is None:
         return
-    from memcalc.megatron.architecture import ARCHITECTURES
+    if options.padded:
+        refuse("padded", "on", f"with engine megatron {_NOT_YET}off")
+    from memcalc.megatron.architecture import ARCHITECTURES, unfit
 
     if model.model_type not in ARCHITECTURES:
-        refuse("engine", "megatron", f"for a {model.model_type} {_NOT_YET}it for {', '.join(ARCHITECTURES)}")
+        types = ", ".join(ARCHITECTURES)
+        refuse("engine", "megatron", f"for a {model.model_type} is not modelled by this version, only for {types}")
+    why = unfit(model.model_type, model.program.config)
+    if why is not None:
+        refuse("engine", "megatron", f"{model.name} has {why}, which GPTModel has not; allowed: another engine")
     a = ARCHITECTURES[model.model_type](model.program.config)
-    for what, size in (("attention heads", a.heads), ("key/value heads", a.kv_heads), ("ffn", a.ffn)):
+    sizes = {"attention heads": a.heads, "key/value heads": a.kv_heads, "ffn": a.ffn}
+    for what, size in sizes.items():
         if size % options.tp:
-            refuse("tp", options.tp, f"{model.name} has {size} {what}; allowed: a divisor of {size}")
+            why = f"{model.name} has {size} {what}, and parts that are not equal are not modelled"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
     stages = options.pp * options.virtual_stages
     if a.layers % stages:
         refuse(
             "pp",
             options.pp,
-            f"{model.name} has {a.layers} layers, not a multiple of {stages} stages; allowed: a divisor",
+            f"{model.name} has {a.layers} layers, not a multiple of {stages} stages; allowed: a divisor of {a.layers}",
         )
     if _sequence_parallel(options, "megatron") and seq_len is not None and seq_len % options.tp:
         refuse("seq_len", seq_len, f"sequence parallelism needs a multiple of tp {options.tp}")
@@ -237,10 +252,14 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         if options.gpus == 1:
             engine = "none"
         elif parallel:
-            engine = "megatron" if options.zero <= 1 else "fsdp2"
+            if options.zero > 1:
+                refuse("zero", options.zero, f"with tp, pp, cp or ep above 1 {_NOT_YET}0, 1 (engine megatron)")
+            engine = "megatron"
         else:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
+        if parallel:
+            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: megatron")
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
@@ -288,10 +307,10 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
     precision = options.precision
-    if model is None:
-        return precision
     if engine == "megatron" and precision != "bf16-mixed":
         refuse("precision", precision, f"with engine megatron {_NOT_YET}bf16-mixed")
+    if model is None:
+        return precision
     allowed = "fp32, bf16-mixed, fp16-mixed"
     if engine != "deepspeed":
         allowed = "fp32, bf16, fp16, bf16-mixed, fp16-mixed, bf16-autocast, fp16-autocast"
@@ -316,7 +335,9 @@ def _grad_dtype(options: Options, precision: str, engine: str, model: Model | No
             refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
         return options.grad_dtype or "fp32"
     if engine == "megatron":
-        natural = "fp32"
+        if options.grad_dtype not in (None, "fp32"):
+            refuse("grad_dtype", options.grad_dtype, "Megatron's main gradients are fp32; allowed: fp32")
+        return "fp32"
     given = options.grad_dtype
     if given is None or given == natural:
         return natural
@@ -436,12 +457,13 @@ def _refuse_unfused_softmax(options: Options, model: Model) -> None:
     seq_len = _seq_len(options, model)
     program: Any = model.program
     blocks = 8 if seq_len <= 128 else 4
-    if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * program.heads.size % blocks:
+    heads = program.heads.size // options.tp
+    if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * heads % blocks:
         refuse(
             "attention",
             "eager",
             f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
-            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * program.heads.size}; allowed: sdpa",
+            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * heads}; allowed: sdpa",
         )
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.dims import evaluate
 from memcalc.dtypes import bf16, fp32
+from memcalc.kernels import TRANSFORMERS
 from memcalc.profile import Choices, Profile, full_profile, profile
 from memcalc.rows import COMPONENTS
 
@@ -371,6 +372,8 @@ CHOICES = st.one_of(
             st.booleans(),
             st.booleans(),
             st.just(autocast),
+            kernels=st.just(TRANSFORMERS),
+            hooks=st.none(),
         )
         for dtype, autocast in ((bf16, None), (fp32, None), (fp32, bf16))
     ]

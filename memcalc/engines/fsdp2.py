@@ -48,7 +48,9 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         forward=earlier,
         backward=earlier,
         step=(*gradients, *step),
-        hooks=Sharding(setup.shards, setup.zero == 3, sharded, DTYPES[setup.grad_dtype], accumulating),
+        hooks=Sharding(
+            setup.shards, setup.zero == 3, sharded, DTYPES[setup.grad_dtype], accumulating, setup.dp // setup.shards
+        ),
     )
 
 

@@ -31,6 +31,8 @@ class Sharding(NamedTuple):
     """Of gradients on their way."""
     accumulating: bool
     """Whether an earlier micro-batch left gradients."""
+    replicas: int = 1
+    """Groups of such ranks whose shards of gradients are all-reduced (hybrid sharding)."""
 
     def start(self, run: Run) -> Step:
         return Step(self, run)
@@ -53,7 +55,18 @@ def _stack_and_layer(path: str, layer: int | None) -> tuple[str, int | None]:
 class Unit:
     """Parameters that are gathered, and whose gradients are reduced, together (FSDPParamGroup)."""
 
-    __slots__ = ("before", "elements", "gathering", "layer", "leaves", "name", "run", "sharding", "whole")
+    __slots__ = (
+        "all_reduced",
+        "before",
+        "elements",
+        "gathering",
+        "layer",
+        "leaves",
+        "name",
+        "run",
+        "sharding",
+        "whole",
+    )
 
     def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
         self.sharding, self.run, self.layer = sharding, run, layer
@@ -64,6 +77,8 @@ class Unit:
         """The result of an all-gather that nobody has waited for."""
         self.whole: Tensor | None = None
         """The gathered parameters."""
+        self.all_reduced: Tensor | None = None
+        """What the replicas' all-reduce ran over: kept to the end of backward, so that nothing takes its place meanwhile."""
         self.before: Unit | None = None
         """The unit whose forward was done before this one's."""
 
@@ -99,10 +114,12 @@ class Unit:
         gradients.clear()
         component = "gathered" if self.sharding.accumulating else "gradients"
         if self.sharding.reduced is self.sharding.sharded:
-            output = self._shard("sharded gradients", self.sharding.sharded, component)
+            reduced = output = self._shard("sharded gradients", self.sharding.sharded, component)
         else:
-            _reduced = self._shard("reduced gradients", self.sharding.reduced)
+            reduced = self._shard("reduced gradients", self.sharding.reduced)
             output = self._shard("sharded gradients", self.sharding.sharded, component)
+        if self.sharding.replicas > 1:
+            self.all_reduced = reduced
         del unsharded_grad
         return output
 
@@ -172,6 +189,7 @@ class Step:
         for unit in self.units.values():
             if unit not in self.reduced:
                 self._reduce(unit)
+            unit.all_reduced = None
         self.reduce_scatter_inputs.clear()
 
     # --- hooks

@@ -131,11 +131,10 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     if last:
         rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
         rows.append(Row("buffers", "loss mask", (batch, whole), fp32, life="the step's batch", source="the caller"))
-    if setup.sequence_parallel:
-        rows.append(
-            Row("buffers", "all-gather buffer", (batch, whole, hidden), dtype, 1, "always", "modelled", _LAYERS)
-        )
+    rows += _global_buffer(setup, stage.chunks[0], batch, whole)
     shapes = {w.shape for w in weights_of(stage) if len(w.shape) == 2 and "embedding" not in w.name}
+    if last and stage.chunks[0].a.tied:  # the head's
+        shapes.add((stage.chunks[0].vocab, hidden))
     for shape in sorted(shapes, key=lambda s: -numel(s)[0]):
         source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
         rows.append(Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source))
@@ -148,6 +147,19 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
             )
         )  # fmt: skip
     return rows
+
+
+def _global_buffer(setup: Setup, chunk: GPTModel, batch: Dim, whole: Dim) -> list[Row]:
+    """core/utils.py, GlobalMemoryBuffer: one block, as large as the largest tensor that was asked for in it."""
+    wanted: list[tuple[str, Shape]] = []
+    if setup.sequence_parallel:
+        wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
+    if setup.attention == "eager":
+        wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))
+    if not wanted:
+        return []
+    name, shape = max(wanted, key=lambda one: evaluate(numel(one[1])[1], setup.micro_batch_size, setup.rows))
+    return [Row("buffers", name, shape, setup.compute_dtype, 1, "always", "modelled", "megatron/core/utils.py")]
 
 
 def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
@@ -243,18 +255,23 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
     """finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first and the last stage."""
     out: list[Collective] = []
     source = "megatron/core/distributed/finalize_model_grads.py"
-    if setup.sequence_parallel:
-        norms = sum(
-            numel(w.shape)[0] * n
-            for w, n in weights_of(stage).items()
-            if w.component == "norm" or w.name.endswith(("linear_proj.bias", "linear_fc2.bias"))
-        )
-        out.append(_of_parameters("all_reduce", "gradients of norms", "step", fp32, setup.tp, norms, source, "tp"))
+    replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias")
+    always = ("q_layernorm.weight", "k_layernorm.weight")
+    whole = sum(
+        numel(w.shape)[0] * n
+        for w, n in weights_of(stage).items()
+        if w.name.endswith(replicated if setup.sequence_parallel else always)
+    )
+    if setup.tp > 1 and whole:
+        name = "gradients of norms and biases" if setup.sequence_parallel else "gradients of the norms of q and k"
+        made = _of_parameters("all_reduce", name, "step", fp32, setup.tp, whole, source, "tp")
+        out.append(made._replace(formula=made.formula.replace("parameters of the stage", "replicated parameters")))
     layout = stage.chunks[0].layout, stage.chunks[-1].layout
     if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
         a = stage.chunks[0].a
         table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
-        out.append(_of_parameters("all_reduce", "gradient of the tied embedding", "step", fp32, 2, table, source, "pp"))
+        made = _of_parameters("all_reduce", "gradient of the tied embedding", "step", fp32, 2, table, source, "pp")
+        out.append(made._replace(formula=made.formula.replace("parameters of the stage", "padded vocab/tp·hidden")))
     return out
 
 

@@ -75,6 +75,15 @@ def _gpt2(config: Any) -> Architecture:
     )
 
 
+def unfit(model_type: str, config: Any) -> str | None:
+    """What a model has that no GPTModel has: biases of some linear layers and not of the others."""
+    if getattr(config, "mlp_bias", False):
+        return "mlp_bias"
+    if model_type != "qwen2" and getattr(config, "attention_bias", False):
+        return "attention_bias (one of o_proj among them)"
+    return None
+
+
 ARCHITECTURES: Final[Mapping[str, Callable[[Any], Architecture]]] = {
     "llama": _llama_like,
     "mistral": _llama_like,

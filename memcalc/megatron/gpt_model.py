@@ -6,7 +6,7 @@ Megatron's fused kernels (`memcalc.kernels.megatron`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import Node, checkpoint
 from memcalc.dims import Dim, Shape, merge
@@ -184,6 +184,12 @@ class GPTModel(Program):
             hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, tp, angles)
         run.memory.enter(run.memory.phase, None)
         return self.norm(m / "final_layernorm", hidden_states) if self.layout.last else hidden_states
+
+    def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Any:
+        """transformer_block.py: `_checkpointed_forward`; tensor_parallel.checkpoint runs the whole layer again."""
+        if m.run.recompute:
+            return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest, early_stop=False)
+        return self.layer(m, hidden_states, *rest)
 
     @module
     def layer(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:

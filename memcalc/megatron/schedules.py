@@ -41,8 +41,6 @@ def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
         warmup = min(ranks - rank - 1, micro_batches)
     else:
         warmup = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, micro_batches * chunks)
-        if micro_batches == ranks:
-            warmup = micro_batches * chunks
     total = micro_batches * chunks
 
     def chunk_of(i: int) -> int:  # groups of `ranks` micro-batches go through one chunk after the other

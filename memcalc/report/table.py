@@ -25,6 +25,7 @@ _LABELS = {
     "temporaries": "temporaries",
 }
 _BAR = 20
+_MOST_RANKS = 8
 _NARROW = 70  # columns; below them the tables keep names and sizes only
 
 
@@ -88,12 +89,17 @@ def _pipeline_lines(report: Report) -> list[Text]:
     s = report.setup
     if s.pp == 1 or len(report.rank_peaks) == 1:
         return []
-    peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in report.rank_peaks.items())
+    shown = report.rank_peaks
+    if len(shown) > _MOST_RANKS:
+        least = min(shown, key=lambda rank: shown[rank])
+        shown = {rank: shown[rank] for rank in sorted({0, report.pp_rank, least, s.pp - 1})}
+    peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in shown.items())
     chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
+    batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
     share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.pp_rank}"),
-        Text(f"{s.schedule}{chunks}, {s.micro_batches} micro-batches: the bubble is {share:.1%} of the ideal time"),
+        Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time"),
     ]
 
 

@@ -24,6 +24,8 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 301, "attention_bias": True,
 }  # fmt: skip
 SEVEN = {"mesh": (7,), "micro_batch_size": 2, "seq_len": 33}
+SHALLOW = {"micro_batch_size": 1, "seq_len": 4}
+"""So few tokens that reductions set the peak."""
 SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero 3": ({}, {}),
     "zero 2": ({"zero": 2}, {"reshards": False}),
@@ -37,6 +39,14 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "three micro-batches": ({"global_batch_size": 42}, {"micro_batches": 3}),
     "hybrid": ({"gpus": 8, "shard_group": 4}, {"mesh": (2, 4)}),
     "hybrid, one GPU a shard": ({"gpus": 3, "shard_group": 1}, {"mesh": (3, 1)}),
+    "hybrid, three micro-batches": (
+        {**SHALLOW, "gpus": 8, "shard_group": 4, "global_batch_size": 24},
+        {**SHALLOW, "mesh": (2, 4), "micro_batches": 3},
+    ),
+    "hybrid, reduced in bf16": (
+        {**SHALLOW, "gpus": 8, "shard_group": 4, "grad_dtype": "bf16"},
+        {**SHALLOW, "mesh": (2, 4), "reduced": torch.bfloat16},
+    ),
     "one GPU": ({"gpus": 1}, {"mesh": (1,)}),
 }
 

@@ -235,12 +235,17 @@ def test_bytes_per_parameter() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads; allowed: a divisor of 32"),
+        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are not modelled; allowed: a divisor of 32"),
         ({"pp": 3, "gpus": 3}, "--pp 3: llama-7b has 32 layers, not a multiple of 3 stages"),
-        ({"tp": 2, "gpus": 2, "zero": 3}, "--tp 2: with engine fsdp2 is not modelled"),
+        ({"tp": 2, "gpus": 2, "zero": 3}, "--zero 3: with tp, pp, cp or ep above 1 is not modelled by this version; allowed: 0, 1"),
+        ({"tp": 2, "gpus": 2, "zero": 3, "engine": "fsdp2"}, "--tp 2: with engine fsdp2 is not modelled"),
+        ({"schedule": "gpipe"}, "--schedule gpipe: is a pipeline's, which needs --pp 2 or more; allowed: 1f1b"),
+        ({"tp": 2, "gpus": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: megatron"),
+        ({"tp": 2, "gpus": 2, "padded": True}, "--padded on: with engine megatron is not modelled"),
+        ({"tp": 2, "gpus": 2, "optimizer_implementation": "foreach"}, "--optimizer-implementation foreach: Megatron's Adam"),
         ({"tp": 2, "gpus": 2, "zero": 2, "engine": "megatron"}, "--zero 2: Megatron's distributed optimizer is ZeRO-1"),
         ({"tp": 2, "gpus": 2, "seq_len": 33}, "--seq-len 33: sequence parallelism needs a multiple of tp 2"),
-        ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: schedule interleaved has 2 or more"),
+        ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved; allowed: 2 or more"),
         ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: with engine megatron is not modelled"),
         ({"tp": 2, "gpus": 2, "kernels": "hf"}, "--kernels hf: engine megatron has its own; allowed: megatron"),
         ({"tp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: with engine megatron is not modelled"),
@@ -256,5 +261,55 @@ def test_refused_by_name(options: dict[str, Any], line: str) -> None:
 
 
 def test_a_type_without_an_architecture_is_refused() -> None:
-    with pytest.raises(memcalc.InputError, match="--engine megatron: for a mixtral is not modelled"):
+    with pytest.raises(
+        memcalc.InputError, match="--engine megatron: for a mixtral is not modelled by this version, only for llama"
+    ):
         memcalc.estimate("mixtral-8x7b", gpus=8, tp=2)
+
+
+def test_full_recomputation_runs_the_whole_layer_again() -> None:
+    """Six all-reduces a layer: Korthikanti et al. 2022, section 5; sequence parallelism has 14 collectives."""
+    for sequence_parallel, calls in ((False, 6), (True, 14)):
+        sent = [s for s in run(GPT, 2, sequence_parallel, recompute=True).sent if s.layer == 1]
+        assert len(sent) == calls
+
+
+def test_what_is_reduced_besides() -> None:
+    """finalize_model_grads.py: norms under sequence parallelism, those of q and k always; tied embeddings over stages."""
+
+    def named(**options: Any) -> dict[str, int]:
+        report = memcalc.estimate("qwen3-0.6b", gpus=2, seq_len=64, **options)
+        return {c.name: c.payload for c in report.collectives if c.phase == "step"}
+
+    assert named(tp=2, sequence_parallel=False) == {"gradients of the norms of q and k": 28 * 2 * 128 * 4}
+    norms = 28 * (2 * 128 + 2 * 1024) + 1024
+    assert named(tp=2) == {"gradients of norms and biases": norms * 4}
+    assert named(pp=2, pp_rank=1) == {"gradient of the tied embedding": padded_vocab(151936, 1) * 1024 * 4}
+
+
+def test_one_block_serves_gathers_and_scores() -> None:
+    def block(**options: Any) -> dict[str, int]:
+        report = memcalc.estimate("llama-7b", gpus=2, tp=2, micro_batch_size=4, global_batch_size=4, **options)
+        return {i.name: i.nbytes for i in report.items if i.source == "megatron/core/utils.py"}
+
+    assert block(seq_len=1024) == {"all-gather buffer": 4 * 1024 * 4096 * 2}
+    assert block(seq_len=1024, attention="eager") == {"attention scores buffer": 4 * 16 * 1024 * 1024 * 2}
+    assert block(seq_len=1024, sequence_parallel=False) == {}
+
+
+def test_a_tied_head_has_its_dummy_gradient() -> None:
+    report = memcalc.estimate("gpt2", engine="megatron", seq_len=64)
+    dummies = {i.nbytes for i in report.items if i.name == "dummy weight gradient"}
+    assert padded_vocab(50257, 1) * 768 * 2 in dummies
+
+
+@pytest.mark.parametrize("field", ["mlp_bias", "attention_bias"])
+def test_biases_that_gpt_model_has_not_are_refused(field: str) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--engine megatron: llama has {field}"):
+        memcalc.estimate({"model_type": "llama", field: True}, engine="megatron")
+
+
+def test_fewer_micro_batches_never_need_more() -> None:
+    options: dict[str, Any] = {"gpus": 4, "pp": 4, "schedule": "interleaved", "virtual_stages": 2, "seq_len": 128}
+    few, many = (memcalc.estimate("llama-7b", global_batch_size=n, **options) for n in (4, 8))
+    assert all(few.rank_peaks[rank] <= many.rank_peaks[rank] for rank in range(4))
