@@ -219,13 +219,20 @@ class _Holder:
 
 
 class Checkpoint:
-    """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`."""
+    """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`.
+
+    Within another one's function, its arguments are among what the other one recomputes.
+    """
 
     __slots__ = ("args", "autocast", "done", "function", "holders", "memory")
     keeps = False
 
     def __init__(self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.memory, self.function, self.args = memory, function, args
+        outer = memory.checkpoint
+        self.memory, self.function = memory, function
+        self.args = (
+            args if outer is None else tuple(outer.pack(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        )
         self.autocast = None if memory.autocast is None else memory.autocast.dtype
         self.holders: list[_Holder] = []
         self.done = False
@@ -239,11 +246,12 @@ class Checkpoint:
         if self.done:
             return
         memory, scope = self.memory, self.memory.scope
+        args = [arg.unpack() if isinstance(arg, _Holder) else arg for arg in self.args]
         memory.grad_enabled = True
         memory.checkpoint = _Recomputation(self)
         try:
             with Autocast(memory, self.autocast):
-                self.function(*self.args)
+                self.function(*args)
         except _StopRecomputation:
             pass
         memory.checkpoint = None
@@ -274,8 +282,9 @@ class _Recomputation:
 
 def checkpoint(memory: Memory, function: Callable[..., Any], *args: Any) -> Any:
     """Run `function(*args)`, keeping its arguments only; what it saves is recomputed when backward asks for it."""
+    outer = memory.checkpoint
     memory.checkpoint = Checkpoint(memory, function, args)
     try:
         return function(*args)
     finally:
-        memory.checkpoint = None
+        memory.checkpoint = outer
