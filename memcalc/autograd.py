@@ -220,7 +220,10 @@ class _Holder:
 
 
 class Checkpoint:
-    """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`."""
+    """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`.
+
+    Within another one's function, its arguments are among what the other one recomputes.
+    """
 
     __slots__ = ("args", "autocast", "done", "early_stop", "function", "holders", "memory")
     keeps = False
@@ -228,7 +231,11 @@ class Checkpoint:
     def __init__(
         self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...], *, early_stop: bool
     ) -> None:
-        self.memory, self.function, self.args, self.early_stop = memory, function, args, early_stop
+        outer = memory.checkpoint
+        self.memory, self.function, self.early_stop = memory, function, early_stop
+        self.args = (
+            args if outer is None else tuple(outer.pack(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        )
         self.autocast = None if memory.autocast is None else memory.autocast.dtype
         self.holders: list[_Holder] = []
         self.done = False
@@ -242,11 +249,12 @@ class Checkpoint:
         if self.done:
             return
         memory, scope = self.memory, self.memory.scope
+        args = [arg.unpack() if isinstance(arg, _Holder) else arg for arg in self.args]
         memory.grad_enabled = True
         memory.checkpoint = _Recomputation(self)
         try:
             with Autocast(memory, self.autocast):
-                self.function(*self.args)
+                self.function(*args)
         except _StopRecomputation:
             pass
         memory.checkpoint = None
@@ -280,8 +288,9 @@ def checkpoint(memory: Memory, function: Callable[..., Any], *args: Any, early_s
 
     `early_stop`: a recomputation ends with the last tensor that is asked for, as torch's non-reentrant one does.
     """
+    outer = memory.checkpoint
     memory.checkpoint = Checkpoint(memory, function, args, early_stop=early_stop)
     try:
         return function(*args)
     finally:
-        memory.checkpoint = None
+        memory.checkpoint = outer

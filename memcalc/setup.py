@@ -181,7 +181,7 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
         if value not in values:
             refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values))
     if options.recompute != "none" and not model.program.recomputes:
-        refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
+        refuse("recompute", options.recompute, f"{model.program.not_recomputed} for {model.model_type}; allowed: none")
 
 
 def _sequence_parallel(options: Options, engine: str) -> bool:
@@ -296,6 +296,8 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
         refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {_NOT_YET}deepspeed")
     if model is not None and not model.program.one_stack:
         refuse("engine", "fsdp2", f"for a {model.model_type}, which has two stacks of layers, {_NOT_YET}deepspeed")
+    if model is not None and model.program.layers_share:
+        refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {_NOT_YET}deepspeed")
     if model is not None and model.program.untrained:
         refuse(
             "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {_NOT_YET}deepspeed"

@@ -77,6 +77,8 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "jamba": ("memcalc.families.jamba", "Jamba"),
     "falcon_h1": ("memcalc.families.falcon_h1", "FalconH1"),
     "bamba": ("memcalc.families.bamba", "Bamba"),
+    "zamba2": ("memcalc.families.zamba2", "Zamba2"),
+    "recurrent_gemma": ("memcalc.families.recurrent_gemma", "RecurrentGemma"),
     "falcon_mamba": ("memcalc.families.falcon_mamba", "FalconMamba"),
     "gpt_oss": ("memcalc.families.gpt_oss", "GptOss"),
     "glm4_moe": ("memcalc.families.glm4_moe", "Glm4Moe"),

@@ -191,7 +191,7 @@ def rotary_angles(m: Module, positions: Tensor, kind: str, prefix: str = "") -> 
     """position_ids * inv_freq, in fp32."""
     if kind == "longrope":
         longrope_frequency_update(m, prefix)
-    inv_freq = m.run.buffers[f"{m.path}.{prefix}inv_freq"]
+    inv_freq = m.buffer(f"{prefix}inv_freq")
     return mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
 
 
@@ -207,7 +207,7 @@ def rotary_buffers(path: str, width: Dim, kind: str, *, prefix: str = "") -> Ite
 
 def longrope_frequency_update(m: Module, prefix: str = "") -> None:
     """Picks the long or the short set, then copies it into `inv_freq`."""
-    _picked = like(m.run.buffers[f"{m.path}.{prefix}long_inv_freq"], "picked inv_freq")
+    _picked = like(m.buffer(f"{prefix}long_inv_freq"), "picked inv_freq")
 
 
 @replaceable

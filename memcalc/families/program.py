@@ -28,7 +28,9 @@ class Program:
     attention_kinds: tuple[str, ...] = ("sdpa", "eager")
     """What transformers offers for it, its default first."""
     recomputes: bool = True
-    """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`)."""
+    """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`), as is written out."""
+    not_recomputed: str = "transformers does not offer it"
+    """Why not, where it does not recompute."""
     routed: tuple[int, int] = (1, 1)
     """Experts that a token is sent to, and routed experts."""
     embedding: str = "model.embed_tokens"
@@ -45,6 +47,8 @@ class Program:
     """Whether its masks and positions are written out for a batch with a padding mask."""
     one_stack: bool = True
     """Whether all layers are one stack, so that a number says which one is meant."""
+    layers_share: bool = False
+    """Whether a layer uses weights of another one."""
     autocasts: bool = True
     """Whether its ops are on autocast's lists as torch has them."""
     loss_dtype: DType | None = fp32

@@ -232,6 +232,23 @@ def _rsqrt_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [of_two(scaled, cubed, "rsqrt gradient")]
 
 
+def bounded_sqrt(a: Tensor) -> Tensor:
+    """SqrtBoundDerivative (models/recurrent_gemma/modeling_recurrent_gemma.py): sqrt(a); saves a."""
+    node = Node(a.memory, _bounded_sqrt_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, "sqrt")
+    out.node = node
+    return out
+
+
+def _bounded_sqrt_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (x,) = node.unpack()
+    quadruple = like(x, "sqrt gradient")
+    clipped_x_times_4 = like(quadruple, "sqrt gradient")
+    del quadruple
+    root = like(clipped_x_times_4, "sqrt gradient")
+    return [of_two(grads[0], root, "sqrt gradient")]
+
+
 def activation(a: Tensor, name: str) -> Tensor:
     """silu, gelu, relu, mish … as one kernel: saves its input (relu its result); backward is one kernel."""
     if name == "relu":

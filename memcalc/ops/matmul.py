@@ -118,6 +118,21 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return grads_of_factors
 
 
+@autocast("baddbmm")
+def biased_baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
+    """bias + (a @ b), all of which want gradients: saves both factors."""
+    node = Node(a.memory, _biased_baddbmm_backward, (bias, a, b), (a, b)) if recording(bias, a, b) else None
+    out = new_tensor(a.memory, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def _biased_baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    grad = grads[0]
+    gradients = [new_tensor(t.memory, t.shape, t.dtype, "baddbmm gradient") for t in node.unpack()]
+    return [grad, *gradients]
+
+
 @autocast("matmul")
 def matmul(a: Tensor, b: Tensor, name: str) -> Tensor:
     """torch.matmul of (..., m, k) and (..., k, n): expand, reshape to three dims, bmm, view."""

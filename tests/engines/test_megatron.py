@@ -235,9 +235,9 @@ def test_bytes_per_parameter() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are not modelled; allowed: a divisor of 32"),
+        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are not modelled"),
         ({"pp": 3, "gpus": 3}, "--pp 3: llama-7b has 32 layers, not a multiple of 3 stages"),
-        ({"tp": 2, "gpus": 2, "zero": 3}, "--zero 3: with tp, pp, cp or ep above 1 is not modelled by this version; allowed: 0, 1"),
+        ({"tp": 2, "gpus": 2, "zero": 3}, "--zero 3: with tp, pp, cp or ep above 1 is not modelled"),
         ({"tp": 2, "gpus": 2, "zero": 3, "engine": "fsdp2"}, "--tp 2: with engine fsdp2 is not modelled"),
         ({"schedule": "gpipe"}, "--schedule gpipe: is a pipeline's, which needs --pp 2 or more; allowed: 1f1b"),
         ({"tp": 2, "gpus": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: megatron"),
@@ -245,7 +245,7 @@ def test_bytes_per_parameter() -> None:
         ({"tp": 2, "gpus": 2, "optimizer_implementation": "foreach"}, "--optimizer-implementation foreach: Megatron's Adam"),
         ({"tp": 2, "gpus": 2, "zero": 2, "engine": "megatron"}, "--zero 2: Megatron's distributed optimizer is ZeRO-1"),
         ({"tp": 2, "gpus": 2, "seq_len": 33}, "--seq-len 33: sequence parallelism needs a multiple of tp 2"),
-        ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved; allowed: 2 or more"),
+        ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved"),
         ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: with engine megatron is not modelled"),
         ({"tp": 2, "gpus": 2, "kernels": "hf"}, "--kernels hf: engine megatron has its own; allowed: megatron"),
         ({"tp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: with engine megatron is not modelled"),

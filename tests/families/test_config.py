@@ -26,6 +26,7 @@ DERIVED = {
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
     "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
     "time_step_rank", "mamba_dt_rank", "mamba_d_head", "num_decoder_layers", "attention_multiplier",
+    "block_types", "lru_width",
     "attention_hidden_size", "intermediate_size", "layers_block_type", "full_attn_idxs",
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
 }  # fmt: skip
@@ -44,6 +45,7 @@ ELSEWHERE: dict[str, Any] = {
 """What transformers reads from a config.json although its class has no such field."""
 
 ELSEWHERE_OF: dict[str, dict[str, Any]] = {
+    "zamba2": dict.fromkeys(("attention_head_dim", "attention_hidden_size", "hybrid_layer_ids", "mamba_headdim")),
     "modernbert": {"global_attn_every_n_layers": 3},
     "axk1": {"first_k_dense_replace": 1, "moe_layer_freq": 1},
     "dbrx": {"rope_theta": None},
@@ -288,6 +290,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "minimax", "num_key_value_heads": None}, "num_key_value_heads None"),
     ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset 8"),
     ({"model_type": "jamba", "head_dim": None}, "head_dim null"),
+    ({"model_type": "zamba2", "num_hidden_layers": 6}, "layers_block_type has 54 entries"),
+    ({"model_type": "zamba2", "mamba_headdim": 64}, "mamba_headdim 64 has to be 640"),
+    ({"model_type": "zamba2", "tie_word_embeddings": False}, "tie_word_embeddings false"),
+    (
+        {"model_type": "zamba2", "use_shared_attention_adapter": True, "num_key_value_heads": 8},
+        "use_shared_attention_adapter",
+    ),
+    ({"model_type": "recurrent_gemma", "lru_width": 2561}, "lru_width 2561"),
+    ({"model_type": "recurrent_gemma", "block_types": []}, "block_types has 0 entries"),
+    ({"model_type": "recurrent_gemma", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
     ({"model_type": "bamba", "z_loss_coefficient": 0.1}, "z_loss_coefficient 0.1"),
     ({"model_type": "bamba", "mamba_d_head": 63}, "mamba_d_head 63"),
     ({"model_type": "falcon_h1", "mamba_n_heads": 100}, "mamba_n_heads 100"),
@@ -312,6 +324,7 @@ def test_upcast_attention_of_gpt2_is_not_offered() -> None:
     ("fields", "why"),
     [
         ({"model_type": "t5"}, "two stacks"),
+        ({"model_type": "zamba2"}, "share weights"),
         ({"model_type": "bert", "tie_word_embeddings": False}, "no gradient"),
     ],
 )
@@ -319,6 +332,13 @@ def test_fsdp2_is_refused_where_it_is_not_written_out(fields: dict[str, Any], wh
     assert memcalc.estimate(fields, gpus=2, zero=3, seq_len=16).peak
     with pytest.raises(memcalc.InputError, match=f"--engine fsdp2: .*{why}.*allowed: deepspeed"):
         memcalc.estimate(fields, gpus=2, zero=3, engine="fsdp2", seq_len=16)
+
+
+def test_recomputing_is_refused_where_it_is_not_written_out() -> None:
+    fields = {**TINY, "model_type": "recurrent_gemma"}
+    assert memcalc.estimate(fields, recompute="none", seq_len=16).peak
+    with pytest.raises(memcalc.InputError, match=r"--recompute full: it is not modelled .* for recurrent_gemma"):
+        memcalc.estimate(fields, recompute="full", seq_len=16)
 
 
 def test_recomputing_is_refused_where_transformers_does_not_offer_it() -> None:

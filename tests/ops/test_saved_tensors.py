@@ -11,6 +11,7 @@ import torch
 from cuda_autocast import cuda_lists_on_the_cpu
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
 from memcalc.autograd import Node, backward
 from memcalc.dims import ONE_DIM, Dim, numel
@@ -280,6 +281,12 @@ OPS: dict[str, Op] = {
         lambda bias, a, b: torch.baddbmm(bias, a, b, alpha=0.5),
         [dense(TWO, FOUR, EIGHT, grad=False), dense(TWO, FOUR, SIX), dense(TWO, SIX, EIGHT)],
     ),
+    "baddbmm-bias": Op(
+        lambda bias, a, b: matmul.biased_baddbmm(bias, a, b, "product"),
+        torch.baddbmm,
+        [dense(TWO, ONE_DIM, EIGHT), dense(TWO, FOUR, SIX), dense(TWO, SIX, EIGHT)],
+    ),
+    "bounded sqrt": Op(elementwise.bounded_sqrt, lambda a: SqrtBoundDerivative.apply(a), [dense(FOUR, SIX)]),
     "layer_norm": Op(
         norm.layer_norm, lambda x, w, b: F.layer_norm(x, (6,), w, b), [dense(FOUR, SIX), dense(SIX), dense(SIX)]
     ),

@@ -1,0 +1,313 @@
+"""RecurrentGemma (models/recurrent_gemma/modeling_recurrent_gemma.py): Griffin, whose layers have a gated linear recurrence,
+or attention to a window, half of each head rotated.
+
+The recurrence is a Python loop over the sequence, each of whose steps keeps the state before it for backward. A recurrent
+layer keeps its last state until its next forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from memcalc.dims import ONE_DIM, Dim, merge, plus
+from memcalc.dtypes import boolean, fp32
+from memcalc.families.blocks import QKV, act, position_ids, rotary_buffers, rotary_embedding
+from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.gemma import gemma_rms_norm
+from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.masks import causal_mask
+from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.ops.axes import assign_place, narrow, permute, select
+from memcalc.ops.convolution import depthwise_conv1d
+from memcalc.ops.elementwise import bounded_sqrt, cast, like, one_minus, scale, sigmoid, tanh
+from memcalc.ops.exponential import exp, softplus
+from memcalc.ops.matmul import biased_baddbmm
+from memcalc.ops.scan import Block, earlier_steps
+from memcalc.ops.shape import cat, part, reshape, rotate_half, transpose, unsqueeze
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+BlockType = Literal["recurrent", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentGemmaConfig(RotaryConfig):
+    """models/recurrent_gemma/configuration_recurrent_gemma.py"""
+
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "sliding_window": "attention_window_size",
+        "layer_types": "layers_block_type",
+    }
+    computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type")
+    rotates_part: ClassVar[bool] = True
+
+    num_hidden_layers: Layers = 26
+    vocab_size: Count = 256000
+    pad_token_id: int | None = 0
+    hidden_size: Count = 2560
+    intermediate_size: Count = 7680
+    num_attention_heads: Count = 10
+    num_key_value_heads: Count | None = None
+    lru_width: Count | None = None
+    attention_window_size: Count = 2048
+    conv1d_width: Count = 4
+    logits_soft_cap: float = 30.0
+    hidden_activation: Activation = "gelu_pytorch_tanh"
+    block_types: list[BlockType] | tuple[BlockType, ...] = ("recurrent", "recurrent", "attention")
+    attention_dropout: Probability = 0.0
+    attention_bias: bool = False
+    tie_word_embeddings: bool = True
+
+    @property
+    def default_rotary_factor(self) -> float:
+        return 0.5 if self.partial_rotary_factor is None else self.partial_rotary_factor
+
+    @property
+    def blocks(self) -> list[BlockType]:
+        """What each layer has: `block_types` again and again."""
+        return (list(self.block_types) * 100)[: self.num_hidden_layers]
+
+    @property
+    def width_of_recurrence(self) -> int:
+        return self.lru_width or self.hidden_size
+
+    @property
+    def sliding_window(self) -> int:
+        return self.attention_window_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """What its published models were trained with; nothing limits it."""
+        return 8192
+
+    def check(self) -> None:
+        super().check()
+        if len(self.blocks) < self.num_hidden_layers:
+            raise ValueError(
+                f"block_types has {len(self.block_types)} entries, of which a hundred times make fewer than "
+                f"num_hidden_layers {self.num_hidden_layers}"
+            )
+        if self.rope["rope_type"] != "default":
+            raise ValueError(f"rope_type {self.rope['rope_type']!r} fails in transformers; allowed: 'default'")
+        check_divides(self, "num_attention_heads", "num_key_value_heads")
+        if self.width_of_recurrence % self.num_attention_heads:
+            raise ValueError(
+                f"lru_width {self.width_of_recurrence} does not divide by num_attention_heads {self.num_attention_heads}"
+            )
+        if self.intermediate_size < 2:
+            raise ValueError("intermediate_size 1 leaves nothing to the feed-forward block, which has half of it")
+
+
+class RecurrentGemma(Llama):
+    """The program of RecurrentGemmaForCausalLM."""
+
+    autocasts = False
+    pads = False
+    recomputes = False
+    not_recomputed = "it is not modelled that recurrent layers keep what they recomputed until their next forward,"
+
+    Config = RecurrentGemmaConfig
+    final_norm = "final_norm"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.blocks: list[BlockType] = config.blocks
+        self.ffn = Dim("ffn", config.intermediate_size // 2)
+        self.block_width = Dim("lru_head_dim", config.width_of_recurrence // self.heads.size)
+        self.lru = merge(self.heads, self.block_width)
+        self.kernel = Dim("conv_kernel", config.conv1d_width)
+
+    def variant(self, i: int) -> Hashable:
+        return self.blocks[i]
+
+    def pattern(self) -> tuple[int, int] | None:
+        """Written out: a layer's state is there before the step comes to it."""
+        return None
+
+    def branch(self, batch: int, seq: int) -> Hashable:
+        return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
+
+    def left_behind(self, run: Run) -> list[Tensor]:
+        """The last states of the step before, which each layer lets go of when it comes to its own."""
+        for i, block in enumerate(self.blocks):
+            if block == "recurrent":
+                state = new_tensor(run.memory, (run.batch, self.lru), fp32, "left behind: last state")
+                run.buffers[self.state_name(i)] = state
+        return []
+
+    def state_name(self, i: int) -> str:
+        return f"model.layers.{i}.temporal_block.rg_lru.recurrent_states"
+
+    # --- weights and buffers
+
+    def layer_weights(self, i: int) -> Iterator[Weight]:
+        yield from self.norm_weights("temporal_pre_norm")
+        yield from self.recurrent_weights() if self.blocks[i] == "recurrent" else self.attention_weights()
+        yield from self.norm_weights("channel_pre_norm")
+        yield from linear_weights("mlp_block.gate_proj", self.hidden, self.ffn, "mlp", bias=True)
+        yield from linear_weights("mlp_block.up_proj", self.hidden, self.ffn, "mlp", bias=True)
+        yield from linear_weights("mlp_block.down_proj", self.ffn, self.hidden, "mlp", bias=True)
+
+    def attention_weights(self) -> Iterator[Weight]:
+        q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
+        bias = self.config.attention_bias
+        for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield from linear_weights(f"temporal_block.{name}", self.hidden, out, "attention", bias=bias)
+        yield from linear_weights("temporal_block.o_proj", q, self.hidden, "attention", bias=True)
+
+    def recurrent_weights(self) -> Iterator[Weight]:
+        path = "temporal_block"
+        yield from linear_weights(f"{path}.linear_y", self.hidden, self.lru, "mixer", bias=True)
+        yield from linear_weights(f"{path}.linear_x", self.hidden, self.lru, "mixer", bias=True)
+        yield from linear_weights(f"{path}.linear_out", self.lru, self.hidden, "mixer", bias=True)
+        yield Weight(f"{path}.conv_1d.weight", (self.lru, ONE_DIM, self.kernel), "mixer")
+        yield Weight(f"{path}.conv_1d.bias", (self.lru,), "mixer")
+        yield Weight(f"{path}.rg_lru.recurrent_param", (self.lru,), "mixer")
+        for name in ("input_gate", "recurrent_gate"):
+            yield Weight(f"{path}.rg_lru.{name}_weight", (self.heads, self.block_width, self.block_width), "mixer")
+            yield Weight(f"{path}.rg_lru.{name}_bias", (self.heads, self.block_width), "mixer")
+
+    def buffers(self) -> Iterator[Buffer]:
+        yield Buffer("model.normalizer", ())
+        yield from self.buffer_stack("model.layers")
+
+    def layer_buffers(self, i: int) -> Iterator[Buffer]:
+        if self.blocks[i] == "attention":
+            yield from rotary_buffers("temporal_block.rotary_emb", self.rotary_dim, self.rope_type)
+
+    # --- forward
+
+    def head(self, root: Module, hidden_states: Tensor) -> Tensor:
+        logits = super().head(root, hidden_states)
+        return scale(tanh(scale(logits, "div")), "mul")
+
+    def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
+        return gemma_rms_norm(m, hidden_states)
+
+    @module
+    def model(self, m: Module, ids: Tensor) -> Tensor:
+        run = m.run
+        inputs_embeds = self.embed(m, ids)
+        positions = position_ids(run)
+        mask = causal_mask(run, self.config.attention_window_size)
+        hidden_states = inputs_embeds * cast(m.buffer("normalizer"), run.dtype)
+        for i in range(self.layers):
+            run.memory.enter(run.memory.phase, i)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, positions, mask)
+        run.memory.enter(run.memory.phase, None)
+        return self.norm(m / self.final_norm, hidden_states)
+
+    @module
+    def layer(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, activations: Tensor, positions: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        assert m.layer is not None
+        raw_activations = activations
+        inputs_normalized = self.norm(m / "temporal_pre_norm", raw_activations)
+        if self.blocks[m.layer] == "recurrent":
+            hidden_states = self.recurrent_block(m / "temporal_block", inputs_normalized, positions)
+        else:
+            hidden_states, _weights = self.attention(m / "temporal_block", inputs_normalized, positions, mask)  # pyright: ignore[reportArgumentType]
+        residual = hidden_states + raw_activations
+        hidden_states = self.norm(m / "channel_pre_norm", residual)
+        hidden_states = self.mlp(m / "mlp_block", hidden_states)
+        return hidden_states + residual
+
+    def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Any) -> QKV:
+        """Each layer makes cos and sin of the positions itself."""
+        query_states, key_states, value_states = self.qkv(m, hidden_states)
+        with m:
+            cos, sin = rotary_embedding(m / "rotary_emb", rotary, self.rotary_dim, self.rope_type)
+        query_states, key_states = rotate_first_dims(query_states, key_states, cos, sin)
+        return query_states, key_states, value_states
+
+    @module
+    def mlp(self, m: Module, x: Tensor) -> Tensor:
+        gate = act((m / "gate_proj").linear(x), self.config.hidden_activation)
+        return (m / "down_proj").linear(gate * (m / "up_proj").linear(x))
+
+    @module
+    def recurrent_block(self, m: Module, input_states: Tensor, positions: Tensor) -> Tensor:
+        """RecurrentGemmaRecurrentBlock"""
+        y_branch = (m / "linear_y").linear(input_states)
+        y_branch = act(y_branch, self.config.hidden_activation)
+        x_branch = (m / "linear_x").linear(input_states)
+        x_branch = transpose(x_branch, 1, 2)
+        m.run.buffers.pop(self.state_name(m.layer or 0), None)
+        with m / "conv_1d":
+            weight, bias = (m / "conv_1d").weight(), (m / "conv_1d").weight("bias")
+            x_branch = narrow(depthwise_conv1d(x_branch, weight, bias, self.kernel.size - 1), 2, input_states.shape[1])
+        x_branch = self.rg_lru(m / "rg_lru", transpose(x_branch, 1, 2), positions)
+        hidden_states = x_branch * y_branch
+        return (m / "linear_out").linear(hidden_states)
+
+    @module
+    def rg_lru(self, m: Module, activations: Tensor, positions: Tensor) -> Tensor:
+        """RecurrentGemmaRglru"""
+        batch, seq, lru = activations.shape
+        reset = like(unsqueeze(positions, 2), "where to reset", boolean)
+        reshape_act = permute(reshape(activations, merge(batch, seq), self.heads, self.block_width), 1, 0, 2)
+
+        res = self.gate(m, "input_gate", reshape_act)
+        input_gate = sigmoid(reshape(transpose(res, 0, 1), batch, seq, lru))
+        res = self.gate(m, "recurrent_gate", reshape_act)
+        recurrent_gate = sigmoid(reshape(transpose(res, 0, 1), batch, seq, lru))
+
+        log_recurrent_gate = scale(recurrent_gate, "mul") * softplus(m.weight("recurrent_param"))
+        recurrent_gate = exp(log_recurrent_gate)
+        a_square = exp(scale(log_recurrent_gate, "mul"))
+        gated_inputs = activations * input_gate
+        multiplier = bounded_sqrt(one_minus(a_square))
+        multiplier = reset + like(reset, "where not to reset") * multiplier
+        normalized_x = gated_inputs * multiplier
+        hidden_states, recurrent_states = rnn_scan(normalized_x, recurrent_gate, reset)
+        m.run.buffers[self.state_name(m.layer or 0)] = recurrent_states
+        return hidden_states
+
+    def gate(self, m: Module, name: str, x: Tensor) -> Tensor:
+        """A product of each head with its own weight."""
+        return biased_baddbmm(unsqueeze(m.weight(f"{name}_bias"), 1), x, m.weight(f"{name}_weight"), name)
+
+
+def rotate_first_dims(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """apply_rotary_pos_emb of GPT-NeoX (models/gpt_neox/modeling_gpt_neox.py): both are rotated before they are joined with
+    what is not."""
+    cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
+    head_dim, rotary_dim = q.shape[3], cos.shape[3]
+    rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
+    q_rot, q_pass = part(q, rotary_dim), part(q, rest)
+    k_rot, k_pass = part(k, rotary_dim), part(k, rest)
+    q_embed = (q_rot * cos) + (rotate_half(q_rot) * sin)
+    k_embed = (k_rot * cos) + (rotate_half(k_rot) * sin)
+    q_embed = cat((q_embed, q_pass), head_dim)
+    k_embed = cat((k_embed, k_pass), head_dim)
+    return q_embed, k_embed
+
+
+def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+    """RecurrentGemmaRglru._rnn_scan: hidden_states and recurrent_gate (batch, seq, lru); all states and the last one. Its
+    caller holds the arguments."""
+    _arguments = (hidden_states, recurrent_gate)
+    recurrent_gate = recurrent_gate * like(reset, "where not to reset")
+    memory, dtype = hidden_states.memory, hidden_states.dtype
+    batch, seq, lru = hidden_states.shape
+    if seq.size == 1:
+        return hidden_states, cast(select(hidden_states, 1), fp32)
+    recurrent_states = new_tensor(memory, (batch, lru), fp32, "initial state")
+    contextualized_states = like(hidden_states, "states")
+    if seq.size > 2:
+        zeros, early = recurrent_states, plus(seq, -3)
+        recurrent_states = new_tensor(memory, (batch, lru), fp32, "states")
+        # What `.type(acc_dtype)` leaves alone is no copy. The first step multiplies zeros, which want no gradient.
+        gates = recurrent_gate if dtype is fp32 else Block((early, batch, lru), fp32, "gates in fp32")
+        kept = [zeros, Block((early, batch, lru), fp32, "states"), gates]
+        earlier_steps([recurrent_states, contextualized_states], (recurrent_gate, hidden_states), kept)
+        del zeros, gates, kept
+    for _ in range(min(seq.size, 2)):
+        recurrent_states = cast(select(recurrent_gate, 1), fp32) * recurrent_states
+        recurrent_states = recurrent_states + cast(select(hidden_states, 1), fp32)
+        contextualized_states = assign_place(contextualized_states, 1, cast(recurrent_states, dtype))
+    return contextualized_states, recurrent_states
