@@ -20,6 +20,7 @@ AUTO_CLASSES = {
     "t5": "AutoModelForSeq2SeqLM",
     "bart": "AutoModelForSeq2SeqLM",
     "whisper": "AutoModelForSpeechSeq2Seq",
+    "resnet": "AutoModelForImageClassification",
 }
 """transformers' auto class of a model type that is not trained as a causal language model."""
 

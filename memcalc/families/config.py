@@ -33,6 +33,9 @@ Count = Annotated[int, Bounds(ge=1, le=10**7)]
 SeveralStates = Annotated[int, Bounds(ge=2, le=10**7)]
 """The states of a channel of Mamba 2: with one, torch.einsum takes another way that is not written out."""
 
+Labels = Annotated[int, Bounds(ge=2, le=10**7)]
+"""Labels of a classifier. One is a regression, which has another loss."""
+
 Layers = Annotated[int, Bounds(ge=1, le=10**4)]
 Probability = Annotated[float, Bounds(ge=0, lt=1)]
 

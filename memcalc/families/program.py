@@ -45,6 +45,8 @@ class Program:
     """Whether its masks and positions are written out for a batch with a padding mask."""
     one_stack: bool = True
     """Whether all layers are one stack, so that a number says which one is meant."""
+    has_sequence: bool = True
+    """Whether its batch is sequences, so that their length means something."""
     autocasts: bool = True
     """Whether its ops are on autocast's lists as torch has them."""
     loss_dtype: DType | None = fp32
