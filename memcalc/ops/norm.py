@@ -32,9 +32,13 @@ def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
-    """native_batch_norm of a training step over (batch, channels, ...). The running statistics change in place."""
+    """native_batch_norm of a training step over (batch, channels, ...). The running statistics change in place.
+
+    Its own statistics have the weight's dtype, which is wider than the input's under autocast (batch_norm_cpu in
+    aten/src/ATen/native/Normalization.cpp).
+    """
     out = new_tensor(x.memory, x.shape, x.dtype, "batch norm")
-    statistics = [new_tensor(x.memory, weight.shape, x.dtype, f"batch norm {s}") for s in ("mean", "invstd")]
+    statistics = [new_tensor(x.memory, weight.shape, weight.dtype, f"batch norm {s}") for s in ("mean", "invstd")]
     if recording(x, weight, bias):
         saved = [x, weight, running_mean, running_var, *statistics]
         out.node = Node(x.memory, _batch_norm_backward, (x, weight, bias), saved)

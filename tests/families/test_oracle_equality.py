@@ -79,7 +79,7 @@ def check(case: Case, precision: str, attention: str, recompute: bool) -> None:
         dtype=DTYPES[dtype],
         autocast=DTYPES[autocast] if autocast else None,
         balanced=case.balanced,
-        real=case.balanced or (routed and dtype is fp32),
+        real=case.real or case.balanced or (routed and dtype is fp32),
         **run,
         **workload,
     )
