@@ -295,7 +295,8 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
     if model is not None and model.program.source:
         refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {_NOT_YET}deepspeed")
     if model is not None and not model.program.one_stack:
-        refuse("engine", "fsdp2", f"for a {model.model_type}, which has two stacks of layers, {_NOT_YET}deepspeed")
+        stacks = "which has more than one stack of layers"
+        refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {_NOT_YET}deepspeed")
     if model is not None and model.program.layers_share:
         refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {_NOT_YET}deepspeed")
     if model is not None and model.program.untrained:
@@ -380,6 +381,8 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
 
 def _seq_len(options: Options, model: Model) -> int:
     program = model.program
+    if options.seq_len is not None and not program.has_sequence:
+        refuse("seq_len", options.seq_len, f"a {model.model_type} is trained on images; allowed: leave it out")
     if options.seq_len is None:
         return min(2048, program.max_seq_len or 2048)
     if program.positions_limit is not None and options.seq_len > program.positions_limit:

@@ -3,6 +3,7 @@
 - `parameters`: configurations whose weights and buffers are compared by name, order and shape, the type's defaults
   among them unless `default` is false: transformers cannot build a model of some types' own defaults;
 - `balanced`: true where the bytes depend on which experts are chosen: the trace is of real tensors, with balanced routing;
+- `real`: true where fake tensors have other dtypes than real ones: the trace is of real tensors;
 - `steps`: a configuration and a workload each, whose saved bytes and peaks are compared. `dtypes` (default bf16) says in
   which dtypes. Where paper and trace differ, `differs` has both numbers, [paper, trace], by run ("bf16-sdpa-none") and
   quantity ("saved", "forward", "backward"), and `why` the reason.
@@ -20,6 +21,7 @@ AUTO_CLASSES = {
     "t5": "AutoModelForSeq2SeqLM",
     "bart": "AutoModelForSeq2SeqLM",
     "whisper": "AutoModelForSpeechSeq2Seq",
+    "resnet": "AutoModelForImageClassification",
 }
 """transformers' auto class of a model type that is not trained as a causal language model."""
 
@@ -48,6 +50,7 @@ class Case(NamedTuple):
     differs: dict[str, dict[str, list[int]]]
     why: str
     balanced: bool
+    real: bool
 
     @property
     def id(self) -> str:
@@ -82,6 +85,7 @@ def step_cases(model_type: str) -> list[Case]:
             step.get("differs", {}),
             step.get("why", ""),
             read(model_type).get("balanced", False),
+            read(model_type).get("real", False),
         )
         for step in read(model_type)["steps"]
     ]

@@ -274,11 +274,14 @@ def training_step(
 
 
 def batch_for(config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What the model is trained on, zeros: tokens that are their own labels, or speech with its transcript."""
+    """What the model is trained on, zeros: tokens that are their own labels, speech with its transcript, or labelled images."""
     ids = torch.zeros((batch, seq), dtype=torch.int64)
     if config.model_type == "whisper":
         features = torch.zeros((batch, config.num_mel_bins, 2 * config.max_source_positions), dtype=dtype)
         return {"input_features": features, "labels": ids}
+    if config.model_type == "resnet":
+        pixels = torch.zeros((batch, config.num_channels, 224, 224), dtype=dtype)
+        return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.int64)}
     return {"input_ids": ids, "labels": ids}
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
@@ -37,6 +38,7 @@ AUTO_CLASSES = {
     "t5": AutoModelForSeq2SeqLM,
     "bart": AutoModelForSeq2SeqLM,
     "whisper": AutoModelForSpeechSeq2Seq,
+    "resnet": AutoModelForImageClassification,
 }
 
 # Published config.json files still use the names that transformers 5 folds into
@@ -182,7 +184,7 @@ def test_name_is_plain(path):
 def test_config_has_no_field_transformers_does_not_know(path):
     given = load_spec(path)["config"]
     config = as_config(given)
-    fields = set(type(config).__dataclass_fields__) | set(type(config).attribute_map) | {"model_type"}
+    fields = set(type(config).__dataclass_fields__) | set(type(config).attribute_map) | {"model_type", "num_labels"}
     if hasattr(config, "rope_parameters"):
         fields |= set(LEGACY_ROPE_NAMES)
     # Some are read by name only: `getattr(config, "head_dim", ...)`, `kwargs.pop("sliding_window_pattern", ...)`.

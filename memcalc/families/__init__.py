@@ -108,6 +108,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "t5": ("memcalc.families.t5", "T5"),
     "bart": ("memcalc.families.bart", "Bart"),
     "whisper": ("memcalc.families.whisper", "Whisper"),
+    "resnet": ("memcalc.families.resnet", "ResNet"),
     "lfm2": ("memcalc.families.lfm2", "Lfm2"),
     "lfm2_moe": ("memcalc.families.lfm2_moe", "Lfm2Moe"),
     "qwen3_next": ("memcalc.families.qwen3_next", "Qwen3Next"),

@@ -37,6 +37,9 @@ Several = Annotated[int, Bounds(ge=2, le=10**7)]
 CountOrNone = Annotated[int, Bounds(ge=0, le=10**7)]
 """A dim that 0 stands for the lack of."""
 
+Labels = Annotated[int, Bounds(ge=2, le=10**7)]
+"""Labels of a classifier. One is a regression, which has another loss."""
+
 Layers = Annotated[int, Bounds(ge=1, le=10**4)]
 Probability = Annotated[float, Bounds(ge=0, lt=1)]
 Fraction = Annotated[float, Bounds(gt=0, le=1)]

@@ -49,6 +49,8 @@ class Program:
     """Whether all layers are one stack, so that a number says which one is meant."""
     layers_share: bool = False
     """Whether a layer uses weights of another one."""
+    has_sequence: bool = True
+    """Whether its batch is sequences, so that their length means something."""
     autocasts: bool = True
     """Whether its ops are on autocast's lists as torch has them."""
     loss_dtype: DType | None = fp32

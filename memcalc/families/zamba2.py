@@ -21,7 +21,7 @@ from memcalc.families.config import (
     Layers,
     Probability,
     RotaryConfig,
-    SeveralStates,
+    Several,
 )
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
@@ -53,7 +53,7 @@ class Zamba2Config(RotaryConfig):
     num_hidden_layers: Layers = 54
     layers_block_type: list[Block] | None = None
     hybrid_layer_ids: list[int] | None = None
-    mamba_d_state: SeveralStates = 64
+    mamba_d_state: Several = 64
     mamba_d_conv: Count = 4
     mamba_expand: Count = 2
     mamba_ngroups: Count = 1

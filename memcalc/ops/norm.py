@@ -1,4 +1,8 @@
-"""Layer norm as one kernel: saves its input, the weight, and mean and rstd per token."""
+"""Norms as one kernel each.
+
+Layer norm saves its input, weight and bias, and mean and rstd per token. Batch norm saves its input, its weight, the running
+statistics, and mean and inverse deviation per channel (tools/autograd/derivatives.yaml, native_batch_norm).
+"""
 
 from __future__ import annotations
 
@@ -25,3 +29,22 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()
     return [new_tensor(t.memory, t.shape, t.dtype, "layer norm gradient") for t in saved[: len(node.edges)]]
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+    """native_batch_norm of a training step over (batch, channels, ...). The running statistics change in place.
+
+    Its own statistics have the weight's dtype, which is wider than the input's under autocast (batch_norm_cpu in
+    aten/src/ATen/native/Normalization.cpp).
+    """
+    out = new_tensor(x.memory, x.shape, x.dtype, "batch norm")
+    statistics = [new_tensor(x.memory, weight.shape, weight.dtype, f"batch norm {s}") for s in ("mean", "invstd")]
+    if recording(x, weight, bias):
+        saved = [x, weight, running_mean, running_var, *statistics]
+        out.node = Node(x.memory, _batch_norm_backward, (x, weight, bias), saved)
+    return out
+
+
+def _batch_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    x, weight, *_ = node.unpack()
+    return [new_tensor(t.memory, t.shape, t.dtype, "batch norm gradient") for t in (x, weight, weight)]

@@ -60,8 +60,11 @@ def _title(report: Report) -> Text:
     parts += _layout(report)
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
     if s.seq_len is not None:
-        parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
-        parts.append(f"{s.attention} attention")
+        if model.program.has_sequence:
+            parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
+            parts.append(f"{s.attention} attention")
+        else:
+            parts.append(f"micro-batch {s.micro_batch_size}")
         if s.recompute != "none":
             parts.append(f"recompute {s.recompute}")
         if s.kernels != "hf":

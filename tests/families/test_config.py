@@ -24,7 +24,7 @@ def family_of(model_type: str) -> Any:
 DERIVED = {
     "ffn_act_fn", "head_dim", "layer_types", "mlp_layer_types", "mlp_only_layers", "moe_layer_end_index", "moe_layers",
     "no_rope_layers", "num_key_value_heads", "rope_parameters", "sliding_window", "word_embed_proj_dim",
-    "attn_config", "attention_types", "num_kv_heads", "ffn_hidden_size",
+    "attn_config", "attention_types", "hidden_sizes", "num_kv_heads", "ffn_hidden_size",
     "time_step_rank", "mamba_dt_rank", "mamba_d_head", "num_decoder_layers", "attention_multiplier",
     "block_types", "lru_width",
     "attention_hidden_size", "intermediate_size", "layers_block_type", "full_attn_idxs",
@@ -184,6 +184,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model_type": "whisper", "d_model": 45, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
         "d_model 45",
     ),
+    ({"model_type": "resnet", "num_labels": 1}, "num_labels"),
+    ({"model_type": "resnet", "num_labels": 3, "id2label": {"0": "a", "1": "b"}}, "num_labels 3"),
+    ({"model_type": "resnet", "depths": [1, 1]}, "depths has 2 entries"),
+    ({"model_type": "resnet", "depths": [1, 1, 1, 1, 1], "hidden_sizes": [4, 4, 4, 4, 3]}, "hidden_sizes 3"),
+    ({"model_type": "resnet", "depths": [1] * 7, "hidden_sizes": [8] * 7}, "one pixel"),
+    ({"model_type": "resnet", "problem_type": "regression"}, "problem_type 'regression'"),
     ({"model_type": "biogpt", "layerdrop": 0.1}, "layerdrop 0.1"),
     ({"model_type": "xglm", "attention_heads": 7}, "attention_heads 7"),
     ({"model_type": "openai-gpt", "afn": "gelu_new"}, "afn"),
@@ -323,7 +329,7 @@ def test_upcast_attention_of_gpt2_is_not_offered() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"model_type": "t5"}, "two stacks"),
+        ({"model_type": "t5"}, "more than one stack"),
         ({"model_type": "zamba2"}, "share weights"),
         ({"model_type": "bert", "tie_word_embeddings": False}, "no gradient"),
     ],
@@ -346,6 +352,13 @@ def test_recomputing_is_refused_where_transformers_does_not_offer_it() -> None:
     assert memcalc.estimate(fields, recompute="none").peak
     with pytest.raises(memcalc.InputError, match="--recompute full: transformers does not offer it for openai-gpt"):
         memcalc.estimate(fields, recompute="full")
+
+
+def test_a_sequence_of_images_is_refused() -> None:
+    fields = {"model_type": "resnet"}
+    assert memcalc.estimate(fields, micro_batch_size=2).setup.seq_len == 1
+    with pytest.raises(memcalc.InputError, match="--seq-len 8: a resnet is trained on images; allowed: leave it out"):
+        memcalc.estimate(fields, seq_len=8)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def check(case: Case, precision: str, attention: str, recompute: bool) -> None:
         dtype=DTYPES[dtype],
         autocast=DTYPES[autocast] if autocast else None,
         balanced=case.balanced,
-        real=case.balanced,
+        real=case.real or case.balanced,
         **run,
         **workload,
     )

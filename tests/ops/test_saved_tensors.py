@@ -30,6 +30,7 @@ from memcalc.ops import (
     loss,
     matmul,
     norm,
+    pooling,
     routing,
     scan,
     shape,
@@ -287,6 +288,19 @@ OPS: dict[str, Op] = {
         [dense(TWO, ONE_DIM, EIGHT), dense(TWO, FOUR, SIX), dense(TWO, SIX, EIGHT)],
     ),
     "bounded sqrt": Op(elementwise.bounded_sqrt, lambda a: SqrtBoundDerivative.apply(a), [dense(FOUR, SIX)]),
+    "batch_norm": Op(
+        norm.batch_norm,
+        lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b, training=True),
+        [dense(TWO, SIX, FOUR, EIGHT), dense(SIX), dense(SIX), dense(SIX, grad=False), dense(SIX, grad=False)],
+    ),
+    "max_pool2d": Op(
+        lambda x: pooling.max_pool2d(x, THREE, FOUR),
+        lambda x: F.max_pool2d(x, kernel_size=3, stride=2, padding=1),
+        [dense(TWO, FOUR, SIX, EIGHT)],
+    ),
+    "adaptive_avg_pool2d": Op(
+        pooling.adaptive_avg_pool2d, lambda x: F.adaptive_avg_pool2d(x, (1, 1)), [dense(TWO, FOUR, SIX, EIGHT)]
+    ),
     "layer_norm": Op(
         norm.layer_norm, lambda x, w, b: F.layer_norm(x, (6,), w, b), [dense(FOUR, SIX), dense(SIX), dense(SIX)]
     ),

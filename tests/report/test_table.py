@@ -105,6 +105,13 @@ def test_what_the_report_says() -> None:
         assert text in " ".join(shown.split())
 
 
+def test_a_batch_of_images_has_no_tokens() -> None:
+    shown = table("resnet-50", {"micro_batch_size": 4}, io.StringIO())
+    assert "micro-batch 4" in " ".join(shown.split())
+    assert "tokens" not in shown
+    assert "attention" not in shown
+
+
 def test_advice_is_what_the_change_gives() -> None:
     options: dict[str, Any] = {"gpus": 8, "zero": 1, "micro_batch_size": 2}
     shown = table("llama-7b", options, io.StringIO())
