@@ -64,6 +64,7 @@ class WhisperConfig(FamilyConfig):
     activation_dropout: Probability = 0.0
     max_source_positions: Count = 1500
     max_target_positions: Count = 448
+    decoder_start_token_id: int = 50257
     tie_word_embeddings: bool = True
 
     def check(self) -> None:

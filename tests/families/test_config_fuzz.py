@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import step_cases
+from cases import AUTO_CLASSES, step_cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -70,13 +70,14 @@ def mutated(draw: st.DrawFn, family: str) -> dict[str, Any]:
 
 def transformers_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]] | Exception:
     """Names and shapes as transformers builds them, or what it raises."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     kept = deepcopy(config)
+    auto = getattr(transformers, AUTO_CLASSES.get(kept["model_type"], "AutoModelForCausalLM"))
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kept.pop("model_type"), **kept))
+            model = auto.from_config(transformers.AutoConfig.for_model(kept.pop("model_type"), **kept))
     except Exception as error:
         return error
     return [(name, tuple(p.shape)) for name, p in model.named_parameters()]
