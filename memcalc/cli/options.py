@@ -46,10 +46,14 @@ ShardGroup = Annotated[
 ]
 SequenceParallel = Annotated[
     bool | None,
-    _option("Shard activations along the sequence.", _PARALLEL, "--sequence-parallel/--no-sequence-parallel"),
+    _option(
+        "Shard activations along the sequence. (default: with tp > 1)",
+        _PARALLEL,
+        "--sequence-parallel/--no-sequence-parallel",
+    ),
 ]
 Schedule = Annotated[
-    str | None, _option("gpipe, 1f1b, interleaved, zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule")
+    str | None, _option("gpipe, 1f1b, interleaved; zero-bubble: not yet. (default: 1f1b)", _PARALLEL, "--schedule")
 ]
 VirtualStages = Annotated[
     int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
@@ -86,12 +90,16 @@ Optimizer = Annotated[
 OptimizerImplementation = Annotated[
     str | None,
     _option(
-        "foreach, fused, for-loop. (default: foreach, with deepspeed fused)", _METHOD, "--optimizer-implementation"
+        "foreach, fused, for-loop. (default: foreach; deepspeed, megatron: fused)",
+        _METHOD,
+        "--optimizer-implementation",
     ),
 ]
-Recompute = Annotated[str | None, _option("none, selective, op, full. (default: none)", _METHOD, "--recompute")]
+Recompute = Annotated[
+    str | None, _option("none, selective (megatron), full; op: not yet. (default: none)", _METHOD, "--recompute")
+]
 Attention = Annotated[
-    str | None, _option("eager, sdpa, flash. (default: sdpa where transformers has it)", _METHOD, "--attention")
+    str | None, _option("eager, sdpa; flash: not yet. (default: sdpa where there is one)", _METHOD, "--attention")
 ]
 CrossEntropy = Annotated[
     str | None,
@@ -99,6 +107,10 @@ CrossEntropy = Annotated[
 ]
 Kernels = Annotated[
     str | None,
-    _option("hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf)", _METHOD, "--kernels"),
+    _option(
+        "hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf; megatron with its engine)",
+        _METHOD,
+        "--kernels",
+    ),
 ]
 Gpu = Annotated[str | None, _option("A name of `memcalc gpus`: gives a verdict.", "Output", "--gpu")]
