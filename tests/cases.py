@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 AUTO_CLASSES = {
     "modernbert": "AutoModelForMaskedLM",
+    "deberta-v2": "AutoModelForMaskedLM",
     "t5": "AutoModelForSeq2SeqLM",
     "bart": "AutoModelForSeq2SeqLM",
     "whisper": "AutoModelForSpeechSeq2Seq",

@@ -105,6 +105,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "deepseek_v3": ("memcalc.families.deepseek_v3", "DeepseekV3"),
     "qwen2_moe": ("memcalc.families.qwen2_moe", "Qwen2Moe"),
     "modernbert": ("memcalc.families.modernbert", "ModernBert"),
+    "deberta-v2": ("memcalc.families.deberta_v2", "DebertaV2"),
     "t5": ("memcalc.families.t5", "T5"),
     "bart": ("memcalc.families.bart", "Bart"),
     "whisper": ("memcalc.families.whisper", "Whisper"),

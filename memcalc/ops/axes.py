@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim, Shape, divided
-from memcalc.ops.elementwise import like, recording
-from memcalc.ops.shape import clone, expand, unsqueeze, view
+from memcalc.dims import ONE_DIM, Dim, Shape, divided, merge
+from memcalc.ops.elementwise import like, record, recording
+from memcalc.ops.shape import clone, expand, reshape, unsqueeze, view
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
@@ -163,6 +163,20 @@ def repeat_interleave(a: Tensor, i: int, dim: Dim) -> Tensor:
     repeats = Dim(f"{dim.name}/{a.shape[i].name}", dim.size // a.shape[i].size)
     repeated = clone(expand(unsqueeze(a, i + 1), *with_dim(a.shape, i, a.shape[i], repeats)))
     return view(repeated, *with_dim(a.shape, i, dim))
+
+
+def repeat(a: Tensor, times: Dim) -> Tensor:
+    """a.repeat(times, 1, ...): a copy of the whole of `a`, so many times over; backward sums the repetitions up."""
+    out = new_tensor(a.memory, (merge(times, a.shape[0]), *a.shape[1:]), a.dtype, "repeated")
+    return record(out, _repeat_backward, (a,), context=times)
+
+
+def _repeat_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    grad, times, (shape, _) = grads[0], node.context, node.metadata[0]
+    if times.size == 1:
+        return [reshape(grad, *shape)]
+    _repetitions = reshape(grad, times, *shape)
+    return [new_tensor(node.memory, shape, grad.dtype, "sum over the repetitions")]
 
 
 def assign_place(a: Tensor, i: int, value: Tensor) -> Tensor:

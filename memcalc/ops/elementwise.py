@@ -142,6 +142,19 @@ def _mul_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [of_two(grads[0], b, "mul gradient")]
 
 
+def over(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, `b` without a gradient: saves b."""
+    node = Node(a.memory, _over_backward, (a,), (b,)) if recording(a) else None
+    out = of_two(a, b, "quotient")
+    out.node = node
+    return out
+
+
+def _over_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (b,) = node.unpack()
+    return [of_two(grads[0], b, "quotient gradient")]
+
+
 def mul_view_(a: Tensor, b: Tensor) -> Tensor:
     """view *= b for a view of all of `a`, shaped as `b`: as `mul_`, through the view (CopySlices)."""
     node = Node(a.memory, _mul_view_backward, (a,), (b,)) if recording(a) else None
@@ -319,6 +332,12 @@ def where_else(condition: Tensor, a: Tensor, name: str) -> Tensor:
 def _where_else_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     _condition = node.unpack()
     return [like(grads[0], "where gradient")]
+
+
+def masked_fill_(a: Tensor, mask: Tensor) -> Tensor:
+    """a.masked_fill_(mask, number): saves the mask; the result has a's storage."""
+    node = Node(a.memory, _where_else_backward, (a,), (mask,)) if recording(a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
 
 def where_of_two(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -371,6 +371,12 @@ OPS: dict[str, Op] = {
         lambda a, b: (a * 1.0).mul_(b),
         [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
     ),
+    "over": Op(elementwise.over, torch.div, [dense(FOUR, SIX), dense(grad=False)]),
+    "masked_fill_": Op(
+        lambda a, m: elementwise.masked_fill_(a * 1.0, m),
+        lambda a, m: (a * 1.0).masked_fill_(m, 0.0),
+        [dense(FOUR, SIX), dense(FOUR, SIX, dtype=boolean)],
+    ),
     "mul_view_": Op(
         lambda a, b: elementwise.mul_view_(a * 1.0, b),
         torch_mul_view_,
@@ -408,6 +414,8 @@ OPS: dict[str, Op] = {
     ),
     "absolute_norm": Op(routing.absolute_norm, lambda a: torch.norm(a, p=1, dim=-1, keepdim=True), [dense(FOUR, SIX)]),
     "repeat_rows": Op(lambda a: routing.repeat_rows(a, THREE), lambda a: a.repeat(3, 1), [dense(FOUR, SIX)]),
+    "repeat": Op(lambda a: axes.repeat(a, THREE), lambda a: a.repeat(3, 1, 1), [dense(FOUR, SIX, EIGHT)]),
+    "repeat-once": Op(lambda a: axes.repeat(a, ONE_DIM), lambda a: a.repeat(1, 1, 1), [dense(FOUR, SIX, EIGHT)]),
     "sum_first": Op(routing.sum_first, lambda a: a.sum(0), [dense(FOUR, TWO, SIX)]),
     "complex": Op(
         lambda a, b: complex.view_as_real(complex.turn(complex.view_as_complex(a), complex.view_as_complex(b))),
