@@ -30,13 +30,18 @@ PRECISIONS: dict[str, tuple[DType, DType | None]] = {
 """The weights' dtype and autocast's."""
 
 
-def choices(case: Case) -> Iterator[tuple[str, bool]]:
-    """Attention kinds and whether to recompute, as far as transformers offers them."""
+def choices(case: Case, precision: str) -> Iterator[tuple[str, bool]]:
+    """Attention kinds and whether to recompute, as far as transformers offers them: all in the case's first precision, in
+    others the first kind without and the last with recomputation."""
     program = paper.program_of(case.fields)
-    for attention in program.attention_kinds:
-        yield attention, False
+    kinds = program.attention_kinds
+    recomputes = (False, True) if program.recomputes else (False,)
+    if precision == case.dtypes[0]:
+        yield from ((attention, recompute) for attention in kinds for recompute in recomputes)
+    else:
+        yield kinds[0], False
         if program.recomputes:
-            yield attention, True
+            yield kinds[-1], True
 
 
 def precisions(case: Case) -> tuple[str, ...]:
@@ -49,7 +54,7 @@ RUNS = [
     pytest.param(case, precision, attention, recompute, id=f"{case.id}-{precision}-{attention}-{RECOMPUTES[recompute]}")
     for case in CASES
     for precision in precisions(case)
-    for attention, recompute in choices(case)
+    for attention, recompute in choices(case, precision)
 ]
 
 
