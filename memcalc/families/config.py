@@ -304,6 +304,9 @@ class RotaryConfig(FamilyConfig):
             width = f"{self.rotary_width} rotated dims of a head (head_dim {self.width_of_head})"
             raise ValueError(f"{width} are not an even number, which fails in transformers' forward")
 
+    rotation_is_optional: ClassVar[bool] = False
+    """Whether a `rope_theta` of null leaves the rotation out."""
+
     def check_rope(self, rope: Mapping[str, Any]) -> None:
         """What has to hold in one set of rotary parameters."""
         kind, factor = rope["rope_type"], rope["partial_rotary_factor"]
@@ -317,7 +320,9 @@ class RotaryConfig(FamilyConfig):
             raise ValueError(f"partial_rotary_factor {factor!r} is not a number above 0 and up to 1")
         if factor != 1 and kind != "default" and not self.rotates_part:
             raise ValueError(f"partial_rotary_factor {factor!r} fails with rope_type {kind!r}; allowed: 1.0")
-        theta = rope.get("rope_theta", self.rope_theta)
+        theta: Any = rope.get("rope_theta", self.rope_theta)
+        if theta is None and self.rotation_is_optional:
+            return
         if not _is_number(theta) or not theta > 1:
             raise ValueError(f"rope_theta {quoted(theta)} is not a number above 1")
         width = self.rotary_width

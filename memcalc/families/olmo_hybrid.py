@@ -35,6 +35,7 @@ class OlmoHybridConfig(DecoderConfig, LinearOrFullConfig):
     """models/olmo_hybrid/configuration_olmo_hybrid.py"""
 
     null_head_dim: ClassVar[bool] = False
+    rotation_is_optional: ClassVar[bool] = True
 
     vocab_size: Count = 100352
     pad_token_id: int | None = 100277
