@@ -321,9 +321,8 @@ class RotaryConfig(FamilyConfig):
         if factor != 1 and kind != "default" and not self.rotates_part:
             raise ValueError(f"partial_rotary_factor {factor!r} fails with rope_type {kind!r}; allowed: 1.0")
         theta: Any = rope.get("rope_theta", self.rope_theta)
-        if theta is None and self.rotation_is_optional:
-            return
-        if not _is_number(theta) or not theta > 1:
+        left_out = self.rotation_is_optional and theta is None
+        if not left_out and (not _is_number(theta) or not theta > 1):
             raise ValueError(f"rope_theta {quoted(theta)} is not a number above 1")
         width = self.rotary_width
         if width < 2 or (width % 2 and width == self.width_of_head):  # an odd part of a head is built, but cannot run
