@@ -320,8 +320,8 @@ class RotaryConfig(FamilyConfig):
             raise ValueError(f"partial_rotary_factor {factor!r} is not a number above 0 and up to 1")
         if factor != 1 and kind != "default" and not self.rotates_part:
             raise ValueError(f"partial_rotary_factor {factor!r} fails with rope_type {kind!r}; allowed: 1.0")
-        theta: Any = rope.get("rope_theta", self.rope_theta)
-        left_out = self.rotation_is_optional and theta is None
+        theta = rope.get("rope_theta", self.rope_theta)
+        left_out = self.rotation_is_optional and "rope_theta" in rope and rope["rope_theta"] is None
         if not left_out and (not _is_number(theta) or not theta > 1):
             raise ValueError(f"rope_theta {quoted(theta)} is not a number above 1")
         width = self.rotary_width
