@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.inputs",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device"),
     ("memcalc.engines",),
-    ("memcalc.sizing",),
+    ("memcalc.sizing", "memcalc.ranks"),
     ("memcalc.estimation",),
     ("memcalc",),
     ("memcalc.report",),

@@ -73,7 +73,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     else:
         always += state_rows(setup, parameters, dtype)
         step += step_temporaries(setup, parameters, dtype, dtype)
-    always += input_rows(model, fp32)
+    always += input_rows(model, fp32, setup.compute_dtype)
     accumulated = gradients if setup.micro_batches > 1 else ()
     reduced = largest_group(model)
     copy = _block(
@@ -98,7 +98,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     padding = flat_elements(model, ranks) - total
     if padding:
         always.append(_block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
-    always += [*_partitioned_states(setup, partition), *input_rows(model, fp32)]
+    always += [*_partitioned_states(setup, partition), *input_rows(model, fp32, setup.compute_dtype)]
     bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", REDUCE_BUCKET, dtype, "backward", STAGE_12)
     owned = _owned_gradients(model, setup, partition)
     step = _step_1_2(model, setup, partition)
@@ -195,7 +195,12 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     ]
     partition = sum(numel(row.shape)[0] * row.copies for row in always)
     bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", REDUCE_BUCKET, dtype, "always", STAGE_3)
-    always += [*gradients, *_partitioned_states(setup, partition), bucket, *input_rows(model, fp32)]
+    always += [
+        *gradients,
+        *_partitioned_states(setup, partition),
+        bucket,
+        *input_rows(model, fp32, setup.compute_dtype),
+    ]
     small, large, largest = _by_persistence(model)
     gathered: list[Row] = []
     if ranks > 1 and small:

@@ -21,6 +21,8 @@ from memcalc.rows import Row
 from memcalc.setup import DTYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.setup import Setup
@@ -39,7 +41,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     gradients = tuple(_rows(model, setup, "gradients", "backward to step", model.trained))
     always = _rows(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
-    always += input_rows(model, sharded)
+    always += input_rows(model, sharded, setup.compute_dtype)
     accumulating = setup.micro_batches > 1
     earlier = gradients if accumulating else ()
     step = step_temporaries(setup, parameters, sharded, sharded)
@@ -58,11 +60,11 @@ def _sharded(setup: Setup) -> DType:
     return fp32 if setup.has_master_weights else setup.compute_dtype
 
 
-def _rows(model: Model, setup: Setup, component: str, life: str, copies: object) -> list[Row]:
+def _rows(model: Model, setup: Setup, component: str, life: str, copies: Callable[[Weight], int]) -> list[Row]:
     return [
         Row(component, w.name, _shard(w.shape, setup.shards), _sharded(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
         for w in model.weight_classes
-        if (n := copies(w))  # type: ignore[operator]
+        if (n := copies(w))
     ]
 
 

@@ -79,15 +79,15 @@ def weight_rows(
     ]
 
 
-def input_rows(model: Model, dtype: DType) -> list[Row]:
-    """What the caller and the modules hold: the batch, the loss, the model's buffers."""
+def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> list[Row]:
+    """What the caller and the modules hold: the batch, the loss, the model's buffers; `dtype` is the modules'."""
     program = model.program
     rows = [
         Row("buffers", given.name, given.shape, given.dtype or dtype, life="the step's batch", source="the caller")
         for given in program.inputs(_BATCH, _SEQ)
     ]
     if not program.source:  # a trace has its own loss, of whatever dtype
-        loss_dtype = program.loss_dtype or dtype
+        loss_dtype = program.loss_dtype or computes_in or dtype
         rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
     kinds = Counter(buffer._replace(layer=None) for buffer in model.program.buffers())
     for buffer, copies in kinds.items():

@@ -101,7 +101,7 @@ def _states(setup: Setup, classes: Counter[Weight], total: int) -> list[Row]:
     ranks = setup.shards
     dtype = fp32
     if setup.zero:
-        unit = lcm(ranks, 128)
+        unit = lcm(ranks, 128)  # so that shards are equal and cuBLAS finds them aligned (param_and_grad_buffer.py)
         part = -(-total // unit) * unit // ranks
         shape: Shape = (Dim("⌈parameters/dp⌉", part),)
         parameters = [Parameter("flat weights of the shard", shape, 1, False)]
@@ -174,7 +174,7 @@ def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
 # --- communication
 
 
-def collectives_of(model: Model, setup: Setup, stage: Stage, profiles: list[Profile]) -> list[Collective]:
+def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[Collective]:
     """What one rank of this stage sends in a step."""
     out: list[Collective] = []
     for chunk, profile in zip(stage.chunks, profiles, strict=True):
@@ -244,10 +244,11 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _of_parameters(
-    kind: str, name: str, phase: str, dtype: DType, ranks: int, total: int, source: str, axis: str = "dp"
-) -> Collective:
+    kind: str, name: str, phase: str, dtype: DType, ranks: int, total: int, source: str, axis: str = "dp",
+    of: str = "parameters of the stage",
+) -> Collective:  # fmt: skip
     payload = total * dtype.itemsize
-    formula = f"parameters of the stage·{dtype.itemsize} B = {total}·{dtype.itemsize} B"
+    formula = f"{of}·{dtype.itemsize} B = {total}·{dtype.itemsize} B"
     return Collective(axis, kind, name, phase, dtype.name, ranks, 1, payload, formula, source=source)  # type: ignore[arg-type]
 
 
@@ -264,24 +265,13 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
     )
     if setup.tp > 1 and whole:
         name = "gradients of norms and biases" if setup.sequence_parallel else "gradients of the norms of q and k"
-        made = _of_parameters("all_reduce", name, "step", fp32, setup.tp, whole, source, "tp")
-        out.append(made._replace(formula=made.formula.replace("parameters of the stage", "replicated parameters")))
+        out.append(
+            _of_parameters("all_reduce", name, "step", fp32, setup.tp, whole, source, "tp", "replicated parameters")
+        )
     layout = stage.chunks[0].layout, stage.chunks[-1].layout
     if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
         a = stage.chunks[0].a
         table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
-        made = _of_parameters("all_reduce", "gradient of the tied embedding", "step", fp32, 2, table, source, "pp")
-        out.append(made._replace(formula=made.formula.replace("parameters of the stage", "padded vocab/tp·hidden")))
+        name, of = "gradient of the tied embedding", "padded vocab/tp·hidden"
+        out.append(_of_parameters("all_reduce", name, "step", fp32, 2, table, source, "pp", of))
     return out
-
-
-def holdings(model: Model, setup: Setup) -> Holdings:
-    return holdings_of(setup, stages(model, setup)[setup.pp_rank or 0])
-
-
-def collectives(model: Model, setup: Setup) -> list[Collective]:
-    raise NotImplementedError("a stage's collectives need its profiles: collectives_of")
-
-
-def textbook(model: Model, setup: Setup) -> list[Collective]:
-    return []

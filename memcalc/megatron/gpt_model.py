@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import Node, checkpoint
 from memcalc.dims import Dim, Shape, merge
-from memcalc.dtypes import boolean, fp32, int64
+from memcalc.dtypes import boolean, fp32
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.program import Program
 from memcalc.kernels import megatron as kernels
@@ -20,8 +20,8 @@ from memcalc.megatron.layers import (
     row_parallel,
     vocab_parallel_embedding,
 )
-from memcalc.ops.elementwise import like, recording
-from memcalc.ops.shape import contiguous, split, transpose, view
+from memcalc.ops.elementwise import dropout, like, recording
+from memcalc.ops.shape import split, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class Layout(NamedTuple):
 
     tensor_parallel: int = 1
     sequence_parallel: bool = False
-    context_parallel: int = 1
     layers: int = 1
     first: bool = True
     """Whether the stage has the embedding."""
@@ -168,7 +167,7 @@ class GPTModel(Program):
                 embeddings = _copy(embeddings, "sequence first")
             if tp.sequence_parallel and learned:
                 embeddings = _scattered(tp, embeddings, m.path)
-            return _dropout(embeddings, self.a.hidden_dropout)
+            return dropout(embeddings, self.a.hidden_dropout)
 
     def rotary(self, run: Run, tp: TensorParallel) -> Tensor | None:
         """RotaryEmbedding.forward: the angles of all positions, in fp32."""
@@ -306,12 +305,6 @@ def _scattered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, shape, dtype, "gathered gradient")]
 
 
-def _dropout(x: Tensor, p: float) -> Tensor:
-    from memcalc.ops.elementwise import dropout
-
-    return dropout(x, p)
-
-
 def _activation_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     x, *bias = node.unpack()
     grad = like(x, "activation gradient")
@@ -324,7 +317,3 @@ def _bias_dropout_add_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     grad_x = like(grad, "dropout gradient") if node.context else grad
     bias = [new_tensor(node.memory, (grad.shape[-1],), grad.dtype, "bias gradient")] if len(node.edges) == 3 else []
     return [grad_x, grad, *bias]
-
-
-__all__ = ["GPTModel", "Layout", "padded_vocab", "part"]
-_ = (contiguous, int64)

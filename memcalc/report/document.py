@@ -19,7 +19,7 @@ def document(report: Report) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "model": _model(report),
-        "setup": report.setup._asdict() | {"pp_rank": report.pp_rank},
+        "setup": report.setup._asdict() | {"pp_rank": report.rank.number},
         "memory": _memory(report),
         "communication": _communication(report),
         "fit": _fit(report),
@@ -51,7 +51,7 @@ def _memory(report: Report) -> dict[str, Any]:
         "reserved": report.reserved,
         "device": report.device,
         "at_peak": at_peak,
-        "rank": {"pp": report.pp_rank},
+        "rank": {"pp": report.rank.number},
         "ranks": [{"pp": rank, "peak": peak} for rank, peak in report.rank_peaks.items()],
         "items": [_item(item) for item in [*report.items, *report.overheads]],
     }

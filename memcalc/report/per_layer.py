@@ -29,13 +29,13 @@ class Share(NamedTuple):
 
 def shares(report: Report) -> list[Share]:
     """A layer's part of everything that layers send."""
-    layers, micro = report.layers_of_rank, report.setup.micro_batches
+    rank, micro = report.rank, report.setup.micro_batches
     out: list[Share] = []
     for c in report.collectives:
         if c.layer is not None:
-            out.append(Share(c, c.calls / (layers * micro), c.payload // (layers * micro), c.each))
+            out.append(Share(c, c.calls / (rank.layers * micro), c.payload // (rank.layers * micro), c.each))
         elif c.by_layer:
-            layer, whole = report.layer_share
+            layer, whole = rank.layer_parameters, rank.parameters
             share = f"layer·{c.payload // whole} B" if c.payload % whole == 0 else "its part"
             out.append(Share(c, c.calls * layer / whole, c.payload * layer // whole, share))
     return out

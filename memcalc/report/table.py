@@ -95,13 +95,13 @@ def _pipeline_lines(report: Report) -> list[Text]:
     shown = report.rank_peaks
     if len(shown) > _MOST_RANKS:
         least = min(shown, key=lambda rank: shown[rank])
-        shown = {rank: shown[rank] for rank in sorted({0, report.pp_rank, least, s.pp - 1})}
+        shown = {rank: shown[rank] for rank in sorted({0, report.rank.number, least, s.pp - 1})}
     peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in shown.items())
     chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
     share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
     return [
-        Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.pp_rank}"),
+        Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time"),
     ]
 

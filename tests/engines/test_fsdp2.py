@@ -96,6 +96,7 @@ OTHERS = (
     "opt",
     "olmo2",
     "deepseek_v3",
+    "deberta-v2",  # its loss is 16 bits
 )
 
 

@@ -166,9 +166,8 @@ def test_megatrons_recorded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         config, gpus=8, tp=4, zero=1, sequence_parallel=False, seq_len=8192, micro_batch_size=2, global_batch_size=8,
         gpu="h100-80gb",
     )  # fmt: skip
-    assert report.phases["step"] == pytest.approx(
-        19.24 * GIB, rel=0.01
-    )  # workspaces of cuBLAS and TE are in the record
+    # the record, to two digits, has workspaces of cuBLAS and Transformer Engine besides: some 0.2 GiB
+    assert report.phases["step"] == pytest.approx(19.24 * GIB, rel=0.01)
     assert report.allocated == pytest.approx(53.22 * GIB, rel=0.005)
 
 

@@ -1,0 +1,159 @@
+"""What one GPU of each kind holds and runs: with pipeline stages one for every stage, else just one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from memcalc.collectives import Collective
+from memcalc.dims import Poly, numel
+from memcalc.engines import load_engine
+from memcalc.engines.holdings import ATTENTION_MASK, Holdings
+from memcalc.inputs.model import Model
+from memcalc.kernels import Kernels, choose
+from memcalc.kernels import held as kept_by_kernels
+from memcalc.megatron.schedules import State
+from memcalc.profile import Choices, Profile, profile
+from memcalc.rows import Row
+from memcalc.setup import Setup
+
+
+class Sums(NamedTuple):
+    """What an engine holds, added up: polynomials in batch and seq."""
+
+    always: Poly
+    forward: Poly
+    backward: Poly
+    step: Poly
+    flush: Poly
+    after_backward: tuple[Poly, ...]
+
+
+class Rank(NamedTuple):
+    """One pipeline rank; without pipelining the only one."""
+
+    number: int
+    held: Holdings
+    sums: Sums
+    profiles: tuple[Profile, ...]
+    """Of each model chunk that it has; none for a bare number of parameters."""
+    states: tuple[State, ...]
+    """What can be the case in a step: a chunk's forward or backward, and what other micro-batches have saved."""
+    layers: int
+    """Transformer layers that it runs."""
+    layer_parameters: int
+    """Parameters of one of them, the mean of all."""
+    parameters: int
+    collectives: Callable[[], list[Collective]]
+    """What it sends in one optimizer step, as the engine really does it."""
+    textbook: Callable[[], list[Collective]]
+    """The same step as the papers count it; empty where the engine does just that."""
+
+
+_ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
+
+
+def ranks(model: Any, setup: Setup) -> list[Rank]:
+    """The rank that was asked for, or all."""
+    if not isinstance(model, Model):
+        held, sums = _held(model, setup)
+        return [Rank(0, held, sums, (), (), 0, 0, model.num_parameters, list[Collective], list[Collective])]
+    if setup.engine == "megatron":
+        return _pipeline_ranks(model, setup)
+    held, sums = _held(model, setup)
+    made = _profile(model, setup, held)
+    if model.program.source:  # which weights get a gradient the trace has shown
+        held, sums = _held(model, setup)
+    layers = sum(numel(w.shape)[0] * model.copies(w) for w in model.weight_classes if w.layer is not None)
+    each = layers // model.layers
+    engine = load_engine(setup.engine)
+    sends, textbook = partial(engine.collectives, model, setup), partial(engine.textbook, model, setup)
+    return [Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook)]
+
+
+def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
+    from memcalc.engines import megatron
+    from memcalc.megatron.schedules import states
+
+    assert setup.attention is not None
+    kernels = Kernels((), megatron.SOURCE, "modelled")
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", True, kernels=kernels)
+    out: list[Rank] = []
+    for stage in megatron.stages(model, setup):
+        if setup.pp_rank not in (None, stage.rank):
+            continue
+        profiles: list[Profile] = []
+        for chunk in stage.chunks:
+            key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.rows))
+            if key not in model.profiles:
+                model.profiles[key] = profile(chunk, choices, setup.micro_batch_size, setup.rows)
+            profiles.append(model.profiles[key])
+        held = megatron.holdings_of(setup, stage)
+        order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        sizes = [(w, numel(w.shape)[0] * n) for w, n in megatron.weights_of(stage).items()]
+        layers = sum(chunk.layers for chunk in stage.chunks)
+        each = sum(size for w, size in sizes if "*" in w.name) // layers
+        sends = partial(megatron.collectives_of, setup, stage, profiles)
+        total = sum(size for _, size in sizes)
+        rank = Rank(
+            stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective]
+        )  # fmt: skip
+        out.append(rank)
+    return out
+
+
+def _sum(rows: Iterable[Row]) -> Poly:
+    total = [0] * 6
+    for row in rows:
+        for i, c in enumerate(numel(row.shape)[1]):
+            if c:
+                total[i] += c * row.copies * row.dtype.itemsize
+    return tuple(total)  # type: ignore[return-value]
+
+
+def _sums(holdings: Holdings) -> Sums:
+    return Sums(
+        _sum(holdings.always),
+        _sum(holdings.forward),
+        _sum(holdings.backward),
+        _sum(holdings.step),
+        _sum(holdings.flush.rows if holdings.flush else ()),
+        tuple(_sum(rows) for rows in holdings.after_backward),
+    )
+
+
+def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
+    key = (
+        "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
+        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
+        isinstance(model, Model) and bool(model.program.idle),
+    )  # fmt: skip
+    if key not in model.profiles:
+        if isinstance(model, Model):
+            holdings = load_engine(setup.engine).holdings(model, setup)
+            kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
+            masks = (ATTENTION_MASK,) if setup.padded else ()
+            holdings = holdings._replace(always=(*holdings.always, *kept, *masks))
+        else:
+            holdings = model.holdings(setup)
+        model.profiles[key] = (holdings, _sums(holdings))
+    return model.profiles[key]
+
+
+def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
+    assert setup.attention is not None and setup.seq_len is not None
+    program: Any = model.program
+    assert setup.cross_entropy is not None
+    kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=setup.recompute == "selective")
+    recompute = setup.recompute == "full"
+    choices = Choices(
+        setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
+        holdings.hooks,
+    )  # fmt: skip
+    tokens = setup.micro_batch_size * setup.seq_len
+    chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
+    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len), chunks)
+    if key not in model.profiles:
+        model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)
+    return model.profiles[key]
