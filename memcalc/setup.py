@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
-from memcalc.errors import InputError, one_line
-from memcalc.inputs.options import Options, option_name
+from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
 if TYPE_CHECKING:
@@ -57,7 +55,12 @@ class Setup(NamedTuple):
     @property
     def rows(self) -> int:
         """Tokens of a sequence that a tensor between two layers has on one rank."""
-        return (self.seq_len or 1) // (self.tp if self.sequence_parallel else 1)
+        return (self.seq_len or 1) // (self.cp * (self.tp if self.sequence_parallel else 1))
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks of a pipeline stage that have the same experts."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     @property
     def shards(self) -> int:
@@ -83,12 +86,6 @@ class Setup(NamedTuple):
 DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, "fp8": bf16}
 
 
-def refuse(field: str, value: object, allowed: str) -> NoReturn:
-    """InputError in the one form that all options have."""
-    shown = "on" if value is True else one_line(value)
-    raise InputError(f"{option_name(field)} {shown}: {allowed}")
-
-
 def resolve(options: Options, model: Model | None) -> Setup:
     """The setup that `options` mean for `model` (None: for a bare number of parameters)."""
     dp = _data_parallel_degree(options)
@@ -98,7 +95,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     seq_len = None if model is None else _seq_len(options, model)
     global_batch_size = _global_batch_size(options, dp)
     if engine == "megatron":
-        _check_megatron(options, seq_len, global_batch_size // (dp * options.micro_batch_size), model)
+        _check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     kernels = _kernels(options, precision, engine, model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
@@ -147,15 +144,11 @@ def _data_parallel_degree(options: Options) -> int:
     return dp
 
 
-_NOT_YET: Final = "is not modelled by this version; allowed: "
-
-
 def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | None) -> None:
-    split = () if engine == "megatron" else ("tp", "pp", "virtual_stages")
-    for name in (*split, "cp", "ep", "etp"):
+    for name in () if engine == "megatron" else ("tp", "pp", "virtual_stages", "cp", "ep", "etp"):
         degree: int | None = getattr(options, name)
-        if degree is not None and degree > 1 and not (name == "etp" and degree == options.tp):
-            refuse(name, degree, (f"with engine {engine} " if name in split else "") + _NOT_YET + "1")
+        if degree is not None and degree > 1:
+            refuse(name, degree, f"with engine {engine} {NOT_YET}1")
     if options.pp == 1 and options.schedule != "1f1b":
         refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
@@ -163,12 +156,12 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
     if model is None:
         return
     if options.padded and not model.program.pads:
-        refuse("padded", "on", f"for a {model.model_type} " + _NOT_YET + "off")
+        refuse("padded", "on", f"for a {model.model_type} " + NOT_YET + "off")
     if "autocast" in str(options.precision) and not model.program.autocasts:
         refuse(
             "precision",
             options.precision,
-            f"for a {model.model_type} " + _NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
+            f"for a {model.model_type} " + NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
     only: tuple[tuple[str, tuple[object, ...]], ...] = (
         (
@@ -179,7 +172,7 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
     for name, values in only:
         value = getattr(options, name)
         if value not in values:
-            refuse(name, value, _NOT_YET + ", ".join(str(v) for v in values))
+            refuse(name, value, NOT_YET + ", ".join(str(v) for v in values))
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"{model.program.not_recomputed} for {model.model_type}; allowed: none")
 
@@ -190,53 +183,17 @@ def _sequence_parallel(options: Options, engine: str) -> bool:
     return options.sequence_parallel
 
 
-def _check_megatron(options: Options, seq_len: int | None, micro_batches: int, model: Model | None) -> None:
-    """What Megatron's own arguments.py and transformer_config.py ask for."""
-    if options.zero > 1:
-        refuse("zero", options.zero, "Megatron's distributed optimizer is ZeRO-1; allowed: 0, 1")
-    if options.optimizer not in ("adamw", "adam"):
-        refuse("optimizer", options.optimizer, f"with engine megatron {_NOT_YET}adamw, adam")
-    if options.schedule == "zero-bubble":
-        refuse("schedule", "zero-bubble", f"with engine megatron {_NOT_YET}gpipe, 1f1b, interleaved")
-    if (options.schedule == "interleaved") != (options.virtual_stages > 1):
-        allowed = "2 or more with schedule interleaved, 1 with the others"
-        refuse(
-            "virtual_stages",
-            options.virtual_stages,
-            f"does not go with schedule {options.schedule}; allowed: {allowed}",
-        )
-    if options.schedule == "interleaved" and micro_batches % options.pp:
-        why = f"interleaved needs a multiple of pp {options.pp} micro-batches per step, not {micro_batches}"
-        refuse("schedule", "interleaved", f"{why}; allowed: another --global-batch-size")
-    if options.optimizer_implementation not in (None, "fused"):
-        refuse("optimizer_implementation", options.optimizer_implementation, "Megatron's Adam is fused; allowed: fused")
-    if model is None:
-        return
-    if options.padded:
-        refuse("padded", "on", f"with engine megatron {_NOT_YET}off")
-    from memcalc.megatron.architecture import ARCHITECTURES, unfit
+def _check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:
+    from memcalc.megatron.checks import check_model, check_step
 
-    if model.model_type not in ARCHITECTURES:
-        types = ", ".join(ARCHITECTURES)
-        refuse("engine", "megatron", f"for a {model.model_type} is not modelled by this version, only for {types}")
-    why = unfit(model.model_type, model.program.config)
-    if why is not None:
-        refuse("engine", "megatron", f"{model.name} has {why}, which GPTModel has not; allowed: another engine")
-    a = ARCHITECTURES[model.model_type](model.program.config)
-    sizes = {"attention heads": a.heads, "key/value heads": a.kv_heads, "ffn": a.ffn}
-    for what, size in sizes.items():
-        if size % options.tp:
-            why = f"{model.name} has {size} {what}, and parts that are not equal are not modelled"
-            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
-    stages = options.pp * options.virtual_stages
-    if a.layers % stages:
+    check_step(options, micro_batches)
+    if model is not None and seq_len is not None:
+        name = model.name or f"this {model.model_type}"
+        check_model(options, dp, seq_len, name, model.model_type, model.program.config)
+    elif options.ep > 1 or options.etp not in (None, options.tp):
         refuse(
-            "pp",
-            options.pp,
-            f"{model.name} has {a.layers} layers, not a multiple of {stages} stages; allowed: a divisor of {a.layers}",
+            "ep", options.ep, "which weights are experts' a number of parameters does not tell; allowed: 1, or --model"
         )
-    if _sequence_parallel(options, "megatron") and seq_len is not None and seq_len % options.tp:
-        refuse("seq_len", seq_len, f"sequence parallelism needs a multiple of tp {options.tp}")
 
 
 def _pp_rank(options: Options) -> int | None:
@@ -253,7 +210,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             engine = "none"
         elif parallel:
             if options.zero > 1:
-                refuse("zero", options.zero, f"with tp, pp, cp or ep above 1 {_NOT_YET}0, 1 (engine megatron)")
+                refuse("zero", options.zero, f"with tp, pp, cp or ep above 1 {NOT_YET}0, 1 (engine megatron)")
             engine = "megatron"
         else:
             engine = "deepspeed" if options.zero else "ddp"
@@ -270,7 +227,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         refuse(
             "optimizer",
             "muon",
-            "needs whole matrices, and deepspeed's partitions are flat; " + _NOT_YET + "another one",
+            "needs whole matrices, and deepspeed's partitions are flat; " + NOT_YET + "another one",
         )
     if options.zero and options.optimizer == "sgd" and engine != "fsdp2":
         refuse(
@@ -293,34 +250,34 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
             "zero", 1, "fsdp2 shards weights, gradients and states; allowed: 3 (reshards after forward), 2 (does not)"
         )
     if model is not None and model.program.source:
-        refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {_NOT_YET}deepspeed")
+        refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {NOT_YET}deepspeed")
     if model is not None and not model.program.one_stack:
         stacks = "which has more than one stack of layers"
-        refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {_NOT_YET}deepspeed")
+        refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {NOT_YET}deepspeed")
     if model is not None and model.program.layers_share:
-        refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {_NOT_YET}deepspeed")
+        refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {NOT_YET}deepspeed")
     if model is not None and model.program.untrained:
         refuse(
-            "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {_NOT_YET}deepspeed"
+            "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
         )
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
-        refuse("optimizer", options.optimizer, f"over fsdp2's shards {_NOT_YET}{', '.join(elementwise)}")
+        refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
 
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
     precision = options.precision
     if engine == "megatron" and precision != "bf16-mixed":
-        refuse("precision", precision, f"with engine megatron {_NOT_YET}bf16-mixed")
+        refuse("precision", precision, f"with engine megatron {NOT_YET}bf16-mixed")
     if model is None:
         return precision
     allowed = "fp32, bf16-mixed, fp16-mixed"
     if engine != "deepspeed":
         allowed = "fp32, bf16, fp16, bf16-mixed, fp16-mixed, bf16-autocast, fp16-autocast"
     if precision == "fp8-mixed":
-        refuse("precision", precision, f"{_NOT_YET}{allowed} (all of them with --params)")
+        refuse("precision", precision, f"{NOT_YET}{allowed} (all of them with --params)")
     if engine == "deepspeed" and precision.endswith("-autocast"):
-        refuse("precision", precision, f"deepspeed's own torch_autocast {_NOT_YET}{allowed}")
+        refuse("precision", precision, f"deepspeed's own torch_autocast {NOT_YET}{allowed}")
     if engine == "deepspeed" and precision in ("bf16", "fp16"):
         refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: {allowed}")
     return precision
@@ -375,7 +332,7 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
         refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
     if engine != "fsdp2":
-        refuse("shard_group", group, f"with engine {engine} {_NOT_YET}{ranks} (all of dp·cp)")
+        refuse("shard_group", group, f"with engine {engine} {NOT_YET}{ranks} (all of dp·cp)")
     return group
 
 
@@ -427,7 +384,7 @@ def _attention(options: Options, model: Model) -> str:
         return kinds[0]
     if options.attention not in kinds:
         why = (
-            _NOT_YET
+            NOT_YET
             if options.attention == "flash"
             else f"transformers does not offer it for {model.model_type}; allowed: "
         )
@@ -442,14 +399,14 @@ def _kernels(options: Options, precision: str, engine: str, model: Model | None)
     if model is None:
         return kernels
     program = model.program
-    why = refusal(kernels, model.model_type, program.config)
+    why = None if engine == "megatron" else refusal(kernels, model.model_type, program.config)
     if why is not None:
         refuse("kernels", kernels, why)
     if kernels != "hf" and precision.endswith("-autocast"):
-        refuse("kernels", kernels, f"under autocast (precision {precision}) {_NOT_YET}hf")
+        refuse("kernels", kernels, f"under autocast (precision {precision}) {NOT_YET}hf")
     if kernels == "megatron":
         if options.padded:
-            refuse("kernels", kernels, f"with a padding mask {_NOT_YET}hf, fused")
+            refuse("kernels", kernels, f"with a padding mask {NOT_YET}hf, fused")
         if precision == "fp32":
             refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
         if options.attention == "eager":
@@ -477,7 +434,7 @@ def _cross_entropy(options: Options, kernels: str, precision: str, model: Model)
         return DEFAULT_LOSS[kernels]
     allowed = losses(kernels, model.model_type)
     if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
-        refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {_NOT_YET}{allowed[0]}")
+        refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {NOT_YET}{allowed[0]}")
     if options.cross_entropy not in allowed:
         why = f"not with kernels {kernels} for {model.model_type}; allowed: {', '.join(allowed)}"
         refuse("cross_entropy", options.cross_entropy, why)

@@ -12,9 +12,10 @@ from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.holdings import Holdings, state_rows
 from memcalc.errors import InputError, quoted
+from memcalc.inputs.options import refuse
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
-from memcalc.setup import DTYPES, Setup, refuse
+from memcalc.setup import DTYPES, Setup
 from memcalc.units import parse_count
 
 _MOST: Final = 10**15

@@ -27,10 +27,22 @@ from memcalc.megatron.architecture import Architecture
 Calls = Counter[tuple[str, str, int]]
 """(phase, collective, bytes of the full tensor) -> calls."""
 
-_NAMES = {"allreduce_": "all_reduce", "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter"}
+_NAMES = {
+    "allreduce_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+}
 
 
-class _Mode(LiveBytes):
+def _bytes(argument: Any) -> int:
+    leaves = torch.utils._pytree.tree_leaves(argument)
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+class Mode(LiveBytes):
     def __init__(self) -> None:
         super().__init__()
         self.phase = ""
@@ -39,8 +51,7 @@ class _Mode(LiveBytes):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             kind = _NAMES[func._schema.name.removeprefix("c10d::")]
-            tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-            self.calls[self.phase, kind, max(t.nbytes for t in tensors)] += 1
+            self.calls[self.phase, kind, max(map(_bytes, args[:2]))] += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -55,7 +66,7 @@ class _Norm(torch.nn.Module):
         return RMSNorm.apply(x, self.weight) if self.bias is None else LayerNorm.apply(x, self.weight, self.bias)
 
 
-class _NoRandomStates:
+class NoRandomStates:
     def fork(self, *_: Any) -> Any:
         return contextlib.nullcontext()
 
@@ -72,7 +83,7 @@ def _one_rank(tensor_parallel: int) -> Iterator[None]:
             mock.patch("torch.cuda.current_device", lambda: torch.device("cpu")),
             mock.patch.object(random, "_get_cuda_rng_state", lambda *_, **__: None),
             mock.patch.object(random, "_set_cuda_rng_state", lambda *_, **__: None),
-            *(mock.patch.object(module, "get_cuda_rng_tracker", lambda *_: _NoRandomStates()) for module in named),
+            *(mock.patch.object(module, "get_cuda_rng_tracker", lambda *_: NoRandomStates()) for module in named),
         ):
             stack.enter_context(patched)
         state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel, create_gloo_process_groups=False)
@@ -132,7 +143,7 @@ def gpt_model(
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
-    mode = _Mode()
+    mode = Mode()
     with _one_rank(tensor_parallel), mock.patch.object(block, "LayerNormImpl", _Norm):
         spec = get_gpt_layer_local_spec(normalization="RMSNorm" if a.rms_norm else None, qk_layernorm=a.qk_norm)
         spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _Norm
@@ -155,7 +166,7 @@ def gpt_model(
                 return _step(mode, model, ids, mask)
 
 
-def _step(mode: _Mode, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> Ran:
+def _step(mode: Mode, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> Ran:
     saved = 0
     for _ in range(2):
         gc.collect()

@@ -122,6 +122,92 @@ class VocabParallelCrossEntropy(Function):
         return softmax.mul_(grad.unsqueeze(-1)), None
 
 
+class Permuted(Function):
+    """A row for each copy of a token, by expert (transformer_engine/pytorch/permutation.py, _moe_permute_mask_map)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor, rows: int) -> Any:
+        row_id_map = torch.empty((x.shape[0], 2 * routing_map.shape[1] + 1), dtype=torch.int32)
+        ctx.save_for_backward(row_id_map)
+        ctx.like = x.shape, probs.shape
+        return torch.empty((rows, x.shape[1]), dtype=x.dtype), torch.empty(rows, dtype=probs.dtype), row_id_map
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, grad_probs: torch.Tensor, _: Any) -> Any:
+        _row_id_map = ctx.saved_tensors
+        tokens, probs = ctx.like
+        return torch.empty(tokens, dtype=grad.dtype), torch.empty(probs, dtype=grad_probs.dtype), None, None
+
+
+class Unpermuted(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, row_id_map: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        ctx.save_for_backward(row_id_map)
+        ctx.rows = rows.shape
+        return torch.empty(shape, dtype=rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        _row_id_map = ctx.saved_tensors
+        return torch.empty(ctx.rows, dtype=grad.dtype), None, None
+
+
+class SortedChunks(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, probs: torch.Tensor | None) -> Any:
+        ctx.save_for_backward(torch.empty(rows.shape[0], dtype=torch.int32))
+        return torch.empty_like(rows), None if probs is None else torch.empty_like(probs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, grad_probs: torch.Tensor | None) -> Any:
+        _row_id_map = ctx.saved_tensors
+        return torch.empty_like(grad), None if grad_probs is None else torch.empty_like(grad_probs)
+
+
+class GroupedProduct(Function):
+    """GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py): weight gradients go into the main gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, width: int, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, *weights)
+        return torch.empty((x.shape[0], width), dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, *weights = ctx.saved_tensors
+        return torch.empty_like(x), None, *(None for _ in weights)
+
+
+class WeightedSwiGLU(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weights)
+        return torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weights = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weights)
+
+
+class TopK(Function):
+    """torch.topk, with every expert chosen equally often."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, k: int) -> Any:
+        tokens, experts = x.shape
+        indices = (torch.arange(tokens * k) % experts).view(tokens, k)
+        ctx.save_for_backward(indices)
+        ctx.mark_non_differentiable(indices)
+        ctx.like = x.shape
+        return torch.empty((tokens, k), dtype=x.dtype), indices
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        _indices = ctx.saved_tensors
+        return torch.empty(ctx.like, dtype=grad.dtype), None
+
+
 class FusedCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

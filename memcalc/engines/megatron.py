@@ -12,16 +12,18 @@ from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.collectives import Collective
-from memcalc.dims import Dim, Poly, Shape, evaluate, formula, numel
-from memcalc.dtypes import DType, fp32, int64
+from memcalc.dims import Dim, Shape, evaluate, formula, numel
+from memcalc.dtypes import DType, boolean, fp32, int64
 from memcalc.engines.holdings import Holdings, state_rows
 from memcalc.megatron.architecture import ARCHITECTURES, Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
-from memcalc.megatron.schedules import layers_of
+from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.profile import Profile
@@ -52,29 +54,27 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     """All pipeline ranks, first to last."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
-    out: list[Stage] = []
-    for rank, layers in enumerate(layers_of(a.layers, setup.pp, chunks)):
-        out.append(
-            Stage(
-                rank,
-                tuple(
-                    GPTModel(
-                        a,
-                        Layout(
-                            tensor_parallel=setup.tp,
-                            sequence_parallel=setup.sequence_parallel,
-                            layers=count,
-                            first=rank == 0 and i == 0,
-                            last=rank == setup.pp - 1 and i == chunks - 1,
-                            selective=setup.recompute == "selective",
-                            fused_loss=setup.cross_entropy == "fused",
-                        ),
-                    )
-                    for i, count in enumerate(layers)
-                ),
-            )
-        )
-    return out
+    return [
+        Stage(rank, tuple(GPTModel(a, _layout(setup, a, span)) for span in spans))
+        for rank, spans in enumerate(spans_of(a.layers, setup.pp, chunks))
+    ]
+
+
+def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
+    return Layout(
+        tensor_parallel=setup.tp,
+        sequence_parallel=setup.sequence_parallel,
+        context_parallel=setup.cp,
+        expert_parallel=setup.ep,
+        expert_tensor_parallel=setup.etp,
+        expert_imbalance=setup.expert_imbalance,
+        layers=span.layers,
+        routed=a.routed(span.start, span.layers),
+        first=span.first,
+        last=span.last,
+        selective=setup.recompute == "selective",
+        fused_loss=setup.cross_entropy == "fused",
+    )
 
 
 def weights_of(stage: Stage) -> Counter[Weight]:
@@ -82,39 +82,71 @@ def weights_of(stage: Stage) -> Counter[Weight]:
     return Counter(weight._replace(layer=None) for chunk in stage.chunks for weight in chunk.weights())
 
 
+class Buffer(NamedTuple):
+    """Weights whose gradients are reduced together: those of the experts have a data-parallel group of their own."""
+
+    name: str
+    divisor: str
+    """The name of the group's size."""
+    weights: Mapping[Weight, int]
+    data_ranks: int
+    """Ranks that have the same weights."""
+    ranks: int
+    """Ranks that share their optimizer states."""
+
+    @property
+    def elements(self) -> int:
+        return sum(numel(w.shape)[0] * n for w, n in self.weights.items())
+
+
+def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
+    """core/distributed/distributed_data_parallel.py: dense and expert-parallel parameters apart."""
+    classes = weights_of(stage)
+    dense = {w: n for w, n in classes.items() if w.component != "experts"}
+    experts = {w: n for w, n in classes.items() if w.component == "experts"}
+    divisor = "dp" if setup.cp == 1 else "(dp·cp)"
+    out = [Buffer("weights", divisor, dense, setup.dp * setup.cp, setup.shards)]
+    if experts:
+        ranks = setup.expert_dp
+        out.append(Buffer("experts", "expert dp", experts, ranks, ranks if setup.zero else 1))
+    return out
+
+
 def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     """What is there all the time; the activations of its chunks come from their profiles."""
     dtype = setup.compute_dtype
     classes = weights_of(stage)
-    total = sum(numel(w.shape)[0] * n for w, n in classes.items())
     always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
     always += [
         Row("gradients", f"{w.name}: main gradient", w.shape, fp32, n, "always", "modelled", _BUFFER)
         for w, n in classes.items()
     ]
-    always += _states(setup, classes, total)
+    for buffer in buffers_of(setup, stage):
+        always += _states(setup, buffer)
     always += _buffers(setup, stage)
     return Holdings(tuple(always), keeps_gradients=False, accumulates=True)
 
 
-def _states(setup: Setup, classes: Counter[Weight], total: int) -> list[Row]:
-    ranks = setup.shards
+def _states(setup: Setup, buffer: Buffer) -> list[Row]:
     dtype = fp32
     if setup.zero:
-        unit = lcm(ranks, 128)  # so that shards are equal and cuBLAS finds them aligned (param_and_grad_buffer.py)
-        part = -(-total // unit) * unit // ranks
-        shape: Shape = (Dim("⌈parameters/dp⌉", part),)
-        parameters = [Parameter("flat weights of the shard", shape, 1, False)]
+        unit = lcm(
+            buffer.ranks, 128
+        )  # so that shards are equal and cuBLAS finds them aligned (param_and_grad_buffer.py)
+        part = -(-buffer.elements // unit) * unit // buffer.ranks
+        shape: Shape = (Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", part),)
+        parameters = [Parameter(f"flat {buffer.name} of the shard", shape, 1, False)]
         master = [
             Row(
-                "optimizer_states", "fp32 main weights of the shard", shape, fp32, 1, "always", "modelled", _DISTRIBUTED
+                "optimizer_states", f"fp32 main {buffer.name} of the shard", shape, fp32, 1, "always", "modelled",
+                _DISTRIBUTED,
             )
-        ]
+        ]  # fmt: skip
     else:
-        parameters = [Parameter(w.name, w.shape, n, False) for w, n in classes.items()]
+        parameters = [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
         master = [
             Row("optimizer_states", f"{w.name}: fp32 main weight", w.shape, fp32, n, "always", "modelled", _OPTIMIZER)
-            for w, n in classes.items()
+            for w, n in buffer.weights.items()
         ]
     states = [row for row in state_rows(setup, parameters, dtype) if row.shape]
     return [*(master if setup.has_master_weights else []), *states]
@@ -132,12 +164,18 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
         rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
         rows.append(Row("buffers", "loss mask", (batch, whole), fp32, life="the step's batch", source="the caller"))
     rows += _global_buffer(setup, stage.chunks[0], batch, whole)
-    shapes = {w.shape for w in weights_of(stage) if len(w.shape) == 2 and "embedding" not in w.name}
-    if last and stage.chunks[0].a.tied:  # the head's
+    shapes = {w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1}
+    if last:
         shapes.add((stage.chunks[0].vocab, hidden))
     for shape in sorted(shapes, key=lambda s: -numel(s)[0]):
         source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
         rows.append(Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source))
+    routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
+    if routed:
+        per_token = (batch, shard, stage.chunks[0].moe.count)
+        for name, kind in (("routing probabilities", dtype), ("map of tokens to experts", boolean)):
+            life, source = "until the next micro-batch", "megatron/core/transformer/moe/token_dispatcher.py"
+            rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
     if setup.pp > 1:
         copies = 2 * len(stage.chunks)
         rows.append(
@@ -163,12 +201,10 @@ def _global_buffer(setup: Setup, chunk: GPTModel, batch: Dim, whole: Dim) -> lis
 
 
 def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
-    """batch, the whole sequence and the shard between layers, as polynomials in batch and the shard."""
-    one: Poly = (0, 1, 0, 0, 0, 0)
-    batch = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
-    if not setup.sequence_parallel:
-        return batch, Dim("seq", 1, one), Dim("seq", 1, one)
-    return batch, Dim("seq", 1, (0, setup.tp, 0, 0, 0, 0)), Dim("seq/tp", 1, one)
+    """batch, the sequence inside attention and the shard between layers, as polynomials in batch and the shard."""
+    layout = Layout(setup.tp, setup.sequence_parallel, setup.cp)
+    tp = layout.group(Dim("seq", 1, (0, 1, 0, 0, 0, 0)))
+    return Dim("batch", 1, (0, 0, 0, 1, 0, 0)), tp.whole, tp.shard
 
 
 # --- communication
@@ -178,13 +214,14 @@ def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[
     """What one rank of this stage sends in a step."""
     out: list[Collective] = []
     for chunk, profile in zip(stage.chunks, profiles, strict=True):
-        out += _tensor_parallel(setup, chunk, profile)
+        out += _within_layers(setup, chunk, profile)
     out += _pipeline(setup, stage)
     return [*out, *_data_parallel(setup, stage), *_replicated(setup, stage)]
 
 
-def _tensor_parallel(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Collective]:
+def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Collective]:
     batch, rows = setup.micro_batch_size, setup.rows
+    sizes = {"tp": setup.tp, "cp": setup.cp, "ep": setup.ep, "etp": setup.etp}
     calls: Counter[Sent] = Counter()
     run = profile.run
     for sent in run.sent:
@@ -196,7 +233,8 @@ def _tensor_parallel(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Co
         count = n * setup.micro_batches
         out.append(
             Collective(
-                sent.axis, sent.kind, sent.name, sent.phase, sent.dtype.name, setup.tp, count, count * each,  # type: ignore[arg-type]
+                sent.axis.removeprefix("e") if sent.axis == "etp" else sent.axis,
+                sent.kind, sent.name, sent.phase, sent.dtype.name, sizes[sent.axis], count, count * each,  # type: ignore[arg-type]
                 f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
                 "decoder.layers.*" if sent.layer is not None else None, source=_LAYERS,
                 each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B",
@@ -212,7 +250,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
     each = setup.micro_batch_size * setup.rows * stage.chunks[0].hidden.size * dtype.itemsize
     forwards = sum(not chunk.layout.last for chunk in stage.chunks)
     backwards = sum(not chunk.layout.first for chunk in stage.chunks)
-    name = "seq/tp" if setup.sequence_parallel else "seq"
+    name = sequence_dims(setup)[2].name
 
     def one(what: str, phase: str, boundaries: int) -> Collective:
         calls = boundaries * micro
@@ -226,21 +264,22 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
-    if setup.dp == 1:
-        return []
-    total = sum(numel(w.shape)[0] * n for w, n in weights_of(stage).items())
-    dtype = setup.compute_dtype
-    if not setup.zero:
-        return [
-            _of_parameters("all_reduce", "main gradients", "backward", fp32, setup.dp, total, _BUFFER)._replace(
-                by_layer=True
-            )
-        ]
-    both = [
-        _of_parameters("reduce_scatter", "main gradients", "backward", fp32, setup.dp, total, _BUFFER),
-        _of_parameters("all_gather", "updated weights", "step", dtype, setup.dp, total, _DISTRIBUTED),
-    ]
-    return [c._replace(by_layer=True) for c in both]
+    out: list[Collective] = []
+    for buffer in buffers_of(setup, stage):
+        ranks, total = buffer.data_ranks, buffer.elements
+        of = "parameters of the stage" if buffer.name == "weights" else "parameters of its experts"
+        name = "main gradients" if buffer.name == "weights" else "main gradients of experts"
+        if ranks == 1:
+            continue
+        if not setup.zero:
+            out.append(_of_parameters("all_reduce", name, "backward", fp32, ranks, total, _BUFFER, of=of))
+            continue
+        out.append(_of_parameters("reduce_scatter", name, "backward", fp32, ranks, total, _BUFFER, of=of))
+        updated = f"updated {buffer.name}"
+        out.append(
+            _of_parameters("all_gather", updated, "step", setup.compute_dtype, ranks, total, _DISTRIBUTED, of=of)
+        )
+    return [c._replace(by_layer=True) for c in out]
 
 
 def _of_parameters(
@@ -256,7 +295,7 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
     """finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first and the last stage."""
     out: list[Collective] = []
     source = "megatron/core/distributed/finalize_model_grads.py"
-    replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias")
+    replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias", "router.weight", "gate_weight")
     always = ("q_layernorm.weight", "k_layernorm.weight")
     whole = sum(
         numel(w.shape)[0] * n

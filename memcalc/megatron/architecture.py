@@ -10,6 +10,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """What a layer has in the place of its MLP (megatron/core/transformer/moe)."""
+
+    count: int
+    per_token: int
+    ffn: int
+    shared_ffn: int = 0
+    """`--moe-shared-expert-intermediate-size`; 0 without shared experts."""
+    shared_gate: bool = False
+    normalised: bool = True
+    """Whether the softmax is over the chosen experts alone (without `--moe-router-pre-softmax`)."""
+    dense: frozenset[int] = frozenset()
+    """The layers that have an MLP (`--moe-layer-freq`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """The fields of TransformerConfig and GPTModel that sizes depend on."""
 
@@ -32,9 +48,17 @@ class Architecture:
     tied: bool
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    experts: Experts | None = None
+
+    def routed(self, start: int, layers: int) -> tuple[bool, ...]:
+        """Which of `layers` layers from `start` on have experts; () where the model has none."""
+        experts = self.experts
+        return () if experts is None else tuple(i not in experts.dense for i in range(start, start + layers))
 
 
-def _llama_like(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None) -> Architecture:
+def _llama_like(
+    config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None, experts: Experts | None = None
+) -> Architecture:
     bias = bool(getattr(config, "attention_bias", False))
     return Architecture(
         layers=config.num_hidden_layers,
@@ -51,7 +75,31 @@ def _llama_like(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = N
         qk_norm=qk_norm,
         positions=None,
         tied=config.tie_word_embeddings,
+        experts=experts,
     )
+
+
+def _mixtral(config: Any) -> Architecture:
+    experts = Experts(
+        count=config.num_local_experts, per_token=config.num_experts_per_tok, ffn=config.intermediate_size
+    )
+    return _llama_like(config, experts=experts)
+
+
+def _qwen_moe(config: Any, **kinds: bool) -> Architecture:
+    dense: list[int] = config.mlp_only_layers or []
+    sparse_step = config.decoder_sparse_step
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    experts = Experts(
+        count=getattr(config, "num_experts", None) or config.num_local_experts,
+        per_token=config.num_experts_per_tok,
+        ffn=config.moe_intermediate_size,
+        shared_ffn=shared,
+        shared_gate=bool(shared),
+        normalised=config.norm_topk_prob,
+        dense=frozenset(i for i in range(config.num_hidden_layers) if i in dense or (i + 1) % sparse_step),
+    )
+    return _llama_like(config, experts=experts, **kinds)
 
 
 def _gpt2(config: Any) -> Architecture:
@@ -79,7 +127,7 @@ def unfit(model_type: str, config: Any) -> str | None:
     """What a model has that no GPTModel has: biases of some linear layers and not of the others."""
     if getattr(config, "mlp_bias", False):
         return "mlp_bias"
-    if model_type != "qwen2" and getattr(config, "attention_bias", False):
+    if model_type not in ("qwen2", "qwen2_moe") and getattr(config, "attention_bias", False):
         return "attention_bias (one of o_proj among them)"
     return None
 
@@ -89,6 +137,16 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Any], Architecture]]] = {
     "mistral": _llama_like,
     "qwen2": lambda config: _llama_like(config, qkv_bias=True),
     "qwen3": lambda config: _llama_like(config, qk_norm=True),
+    "mixtral": _mixtral,
+    "qwen2_moe": lambda config: _qwen_moe(config, qkv_bias=config.qkv_bias),
+    "qwen3_moe": lambda config: _qwen_moe(config, qk_norm=True),
     "gpt2": _gpt2,
 }
 """`model_type` -> its architecture."""
+
+_SILU: Final = ("silu", "swish")
+ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(ARCHITECTURES, _SILU),
+    "gpt2": ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
+}
+"""`model_type` -> the activations of its configuration that the fused kernels compute."""

@@ -6,20 +6,23 @@ Megatron's fused kernels (`memcalc.kernels.megatron`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import Node, checkpoint
-from memcalc.dims import Dim, Shape, merge
+from memcalc.dims import ONE_DIM, Dim, Shape, merge
 from memcalc.dtypes import boolean, fp32
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.program import Program
 from memcalc.kernels import megatron as kernels
+from memcalc.megatron.context_parallel import ring_attention
 from memcalc.megatron.layers import (
     TensorParallel,
     column_parallel,
     row_parallel,
     vocab_parallel_embedding,
 )
+from memcalc.megatron.moe import MoELayer
 from memcalc.ops.elementwise import dropout, like, recording
 from memcalc.ops.shape import split, transpose, view
 from memcalc.tensor import Tensor, new_tensor
@@ -36,13 +39,29 @@ class Layout(NamedTuple):
 
     tensor_parallel: int = 1
     sequence_parallel: bool = False
+    context_parallel: int = 1
+    expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
+    expert_imbalance: float = 1.0
     layers: int = 1
+    routed: tuple[bool, ...] = ()
+    """Of each layer, whether it has experts; empty where none has."""
     first: bool = True
     """Whether the stage has the embedding."""
     last: bool = True
     """Whether it has the head and the loss."""
     selective: bool = False
     fused_loss: bool = False
+
+    def group(self, shard: Dim) -> TensorParallel:
+        """The tensor-parallel group, where a tensor between two layers has `shard` tokens of a sequence."""
+        tp, poly = self.tensor_parallel, shard.poly
+        name = "seq" if self.context_parallel == 1 else "seq/cp"
+        if not self.sequence_parallel:
+            whole = Dim(name, shard.size, poly)
+            return TensorParallel(tp, False, whole, whole)
+        whole = Dim(name, tp * shard.size, tuple(tp * c for c in poly))  # type: ignore[arg-type]
+        return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly))
 
 
 def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:
@@ -73,8 +92,12 @@ class GPTModel(Program):
         qkv = "(heads+2·kv_heads)·head_dim"
         self.qkv = Dim(qkv if tp == 1 else f"{qkv}/tp", self.q.size + 2 * self.kv.size)
         self.ffn = part("ffn", a.ffn, tp)
-        self.fc1 = Dim(f"2·{self.ffn.name}", 2 * self.ffn.size) if a.gated else self.ffn
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
+        self.polynomial = layout.expert_imbalance == 1
+        if a.experts is not None:
+            ranks = layout.expert_parallel, layout.expert_tensor_parallel
+            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance)
+            self.shared_ffn = part("shared_ffn", a.experts.shared_ffn, tp)
 
     # --- parameters
 
@@ -104,12 +127,31 @@ class GPTModel(Program):
             yield from self.norm_weights("self_attention.q_layernorm", self.head_dim)
             yield from self.norm_weights("self_attention.k_layernorm", self.head_dim)
         yield from self.norm_weights("pre_mlp_layernorm", self.hidden)
-        yield Weight("mlp.linear_fc1.weight", (self.fc1, self.hidden), "mlp")
-        if a.linear_bias:
-            yield Weight("mlp.linear_fc1.bias", (self.fc1,), "mlp")
-        yield Weight("mlp.linear_fc2.weight", (self.hidden, self.ffn), "mlp")
-        if a.linear_bias:
-            yield Weight("mlp.linear_fc2.bias", (self.hidden,), "mlp")
+        if not self.is_routed(i):
+            yield from self.mlp_weights("mlp", self.ffn)
+            return
+        yield from self.moe.weights("mlp")
+        assert a.experts is not None
+        if a.experts.shared_gate:
+            yield Weight("mlp.shared_experts.gate_weight", (ONE_DIM, self.hidden), "mlp")
+        if a.experts.shared_ffn:
+            yield from self.mlp_weights("mlp.shared_experts", self.shared_ffn)
+
+    def mlp_weights(self, path: str, ffn: Dim) -> Iterator[Weight]:
+        fc1 = Dim(f"2·{ffn.name}", 2 * ffn.size) if self.a.gated else ffn
+        yield Weight(f"{path}.linear_fc1.weight", (fc1, self.hidden), "mlp")
+        if self.a.linear_bias:
+            yield Weight(f"{path}.linear_fc1.bias", (fc1,), "mlp")
+        yield Weight(f"{path}.linear_fc2.weight", (self.hidden, ffn), "mlp")
+        if self.a.linear_bias:
+            yield Weight(f"{path}.linear_fc2.bias", (self.hidden,), "mlp")
+
+    def is_routed(self, i: int) -> bool:
+        """Whether the stage's layer `i` has experts."""
+        return bool(self.layout.routed) and self.layout.routed[i]
+
+    def variant(self, i: int) -> Hashable:
+        return self.is_routed(i)
 
     def norm_weights(self, name: str, width: Dim) -> Iterator[Weight]:
         yield Weight(f"{name}.weight", (width,), "norm")
@@ -121,19 +163,13 @@ class GPTModel(Program):
             yield Buffer("rotary_pos_emb.inv_freq", (Dim("head_dim/2", self.a.head_dim // 2),), fp32)
 
     def branch(self, batch: int, seq: int) -> Hashable:
-        return batch == 1, seq == 1
+        return (batch == 1, seq == 1) if self.polynomial else (batch, seq)
 
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         root = Module(run, "")
-        ranks = self.layout.tensor_parallel
-        seq = run.seq
-        tp = TensorParallel(ranks, False, seq, seq)
-        if self.layout.sequence_parallel:
-            c = seq.poly
-            whole = Dim("seq", ranks * seq.size, tuple(ranks * x for x in c))  # type: ignore[arg-type]
-            tp = TensorParallel(ranks, True, whole, Dim("seq/tp", seq.size, c))
+        tp = self.layout.group(run.seq)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
         hidden_states = self.embed(root / "embedding", tp, labels) if self.layout.first else self.received(run, tp)
         angles = self.rotary(run, tp)
@@ -198,8 +234,14 @@ class GPTModel(Program):
         hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
         residual = hidden_states
         pre_mlp_layernorm_output = self.norm(m / "pre_mlp_layernorm", hidden_states)
-        mlp_output = self.mlp(m / "mlp", pre_mlp_layernorm_output, tp)
+        if self.is_routed(m.layer or 0):
+            mlp_output = self.moe.forward(m / "mlp", pre_mlp_layernorm_output, partial(self.shared_mlp, tp))
+        else:
+            mlp_output = self.mlp(m / "mlp", pre_mlp_layernorm_output, tp, self.ffn)
         return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, residual)
+
+    def shared_mlp(self, tp: TensorParallel, m: Module, hidden_states: Tensor) -> Tensor:
+        return self.mlp(m, hidden_states, tp, self.shared_ffn)
 
     def norm(self, m: Module, x: Tensor) -> Tensor:
         if self.a.rms_norm:
@@ -234,20 +276,20 @@ class GPTModel(Program):
                 if self.layout.selective:
                     return checkpoint(memory, kernels.dot_product_attention, q, k, v, p)
                 return kernels.dot_product_attention(q, k, v, p)
-            if self.layout.selective:
-                return checkpoint(memory, kernels.te_fused_attention, q, k, v)
-            return kernels.te_fused_attention(q, k, v)
+            ranks = self.layout.context_parallel
+            fused = kernels.te_fused_attention if ranks == 1 else partial(ring_attention, ranks=ranks)
+            return checkpoint(memory, fused, q, k, v) if self.layout.selective else fused(q, k, v)
 
     @module
-    def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel) -> Tensor:
+    def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:
         fc1, fc2 = m / "linear_fc1", m / "linear_fc2"
         intermediate_parallel = column_parallel(fc1, tp, hidden_states, fc1.weight())
-        intermediate_parallel = self.activation(intermediate_parallel, fc1.optional("bias"))
+        intermediate_parallel = self.activation(intermediate_parallel, fc1.optional("bias"), ffn)
         return row_parallel(fc2, tp, intermediate_parallel, fc2.weight())
 
-    def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def activation(self, x: Tensor, bias: Tensor | None, ffn: Dim) -> Tensor:
         """bias_swiglu_impl, bias_gelu_impl: saves its input (and the bias)."""
-        out = new_tensor(x.memory, (*x.shape[:-1], self.ffn), x.dtype, "gated" if self.a.gated else "gelu")
+        out = new_tensor(x.memory, (*x.shape[:-1], ffn), x.dtype, "gated" if self.a.gated else "gelu")
         inputs = (x,) if bias is None else (x, bias)
         if recording(*inputs):
             out.node = Node(x.memory, _activation_backward, inputs, inputs)

@@ -60,8 +60,38 @@ def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> fl
     return (ranks - 1) / (micro_batches * (chunks if schedule == "interleaved" else 1))
 
 
-def layers_of(layers: int, ranks: int, chunks: int = 1) -> list[list[int]]:
-    """Layers of each rank's chunks: an equal number each. ValueError where they do not divide."""
-    if layers % (ranks * chunks):
-        raise ValueError(f"{layers} layers do not divide by {ranks * chunks}")
-    return [[layers // (ranks * chunks)] * chunks for _ in range(ranks)]
+class Span(NamedTuple):
+    """The layers of one chunk of the model."""
+
+    start: int
+    layers: int
+    first: bool
+    """Whether it has the embedding."""
+    last: bool
+    """Whether it has the head."""
+
+
+_COUNTED = ((0, 0), (1, 1), (0, 1), (1, 0))
+
+
+def layers_of_chunks(layers: int, chunks: int) -> list[int]:
+    """Layers of each chunk in the model's order. ValueError where no split is known.
+
+    An equal number each; where that does not come out, the embedding and the head count as a layer each, or one of them
+    does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`).
+    """
+    for embedding, head in _COUNTED:
+        each, rest = divmod(layers + embedding + head, chunks)
+        if not rest and each > max(embedding, head):
+            counts = [each] * chunks
+            counts[0] -= embedding
+            counts[-1] -= head
+            return counts
+    raise ValueError(f"{layers} layers, with the embedding and the head or without, do not divide by {chunks}")
+
+
+def spans_of(layers: int, ranks: int, chunks: int = 1) -> list[list[Span]]:
+    """The chunks of each rank: chunk i of rank r is the model's chunk i·ranks + r."""
+    counts = layers_of_chunks(layers, ranks * chunks)
+    spans = [Span(sum(counts[:i]), count, i == 0, i == ranks * chunks - 1) for i, count in enumerate(counts)]
+    return [spans[rank::ranks] for rank in range(ranks)]

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.megatron.schedules import bubble
+from memcalc.megatron.schedules import bubble, layers_of_chunks
 from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count
@@ -81,9 +81,11 @@ def _title(report: Report) -> Text:
 def _layout(report: Report) -> list[str]:
     """The parallel degrees, where there is more than data parallelism."""
     s = report.setup
-    if s.tp == s.pp == 1:
+    if s.tp == s.pp == s.cp == s.ep == 1:
         return []
-    degrees = " · ".join(f"{name} {degree}" for name, degree in (("tp", s.tp), ("pp", s.pp), ("dp", s.dp)))
+    axes = [("tp", s.tp), ("pp", s.pp), ("cp", s.cp), ("ep", s.ep), ("etp", s.etp)]
+    shown = [(name, degree) for name, degree in axes if degree > 1 and (name != "etp" or s.ep > 1)]
+    degrees = " · ".join(f"{name} {degree}" for name, degree in [*shown, ("dp", s.dp)])
     return [degrees, *(["sequence parallel"] if s.sequence_parallel else [])]
 
 
@@ -99,11 +101,27 @@ def _pipeline_lines(report: Report) -> list[Text]:
     peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in shown.items())
     chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
+    counts = layers_of_chunks(report.model.layers, s.pp * s.virtual_stages)
+    uneven = len(set(counts)) > 1
     share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time"),
+        *([Text(_uneven_line(counts))] if uneven else []),
     ]
+
+
+def _uneven_line(counts: list[int]) -> str:
+    """Megatron's options that spread the layers so."""
+    usual = max(counts)
+    flags = [
+        f"--account-for-{what}-in-pipeline-split"
+        for what, count in (("embedding", counts[0]), ("loss", counts[-1]))
+        if count < usual
+    ]
+    return (
+        f"layers: {counts[0]} in the first stage, {counts[-1]} in the last, {usual} in the others ({', '.join(flags)})"
+    )
 
 
 def _trace_lines(report: Report) -> list[Text]:

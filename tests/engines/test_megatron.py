@@ -235,7 +235,12 @@ def test_bytes_per_parameter() -> None:
     ("options", "line"),
     [
         ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are not modelled"),
-        ({"pp": 3, "gpus": 3}, "--pp 3: llama-7b has 32 layers, not a multiple of 3 stages"),
+        ({"pp": 5, "gpus": 5}, "--pp 5: llama-7b has 32 layers: neither they nor they and the embedding and the head make 5"),
+        ({"ep": 2, "gpus": 2}, "--ep 2: llama-7b has no experts; allowed: 1"),
+        ({"etp": 2, "tp": 4, "gpus": 4}, "--etp 2: llama-7b has no experts; allowed: 1"),
+        ({"cp": 2, "gpus": 2, "seq_len": 34}, "--seq-len 34: context parallelism needs a multiple of 2·cp = 4"),
+        ({"cp": 2, "gpus": 2, "attention": "eager"}, "--attention eager: Megatron's own attention has no context parallelism"),
+        ({"cp": 2, "gpus": 2, "engine": "ddp"}, "--cp 2: with engine ddp is not modelled"),
         ({"tp": 2, "gpus": 2, "zero": 3}, "--zero 3: with tp, pp, cp or ep above 1 is not modelled"),
         ({"tp": 2, "gpus": 2, "zero": 3, "engine": "fsdp2"}, "--tp 2: with engine fsdp2 is not modelled"),
         ({"schedule": "gpipe"}, "--schedule gpipe: is a pipeline's, which needs --pp 2 or more; allowed: 1f1b"),
@@ -261,9 +266,9 @@ def test_refused_by_name(options: dict[str, Any], line: str) -> None:
 
 def test_a_type_without_an_architecture_is_refused() -> None:
     with pytest.raises(
-        memcalc.InputError, match="--engine megatron: for a mixtral is not modelled by this version, only for llama"
+        memcalc.InputError, match="--engine megatron: for a gemma is not modelled by this version, only for llama"
     ):
-        memcalc.estimate("mixtral-8x7b", gpus=8, tp=2)
+        memcalc.estimate("gemma-2b", gpus=8, tp=2)
 
 
 def test_full_recomputation_runs_the_whole_layer_again() -> None:
@@ -312,3 +317,89 @@ def test_fewer_micro_batches_never_need_more() -> None:
     options: dict[str, Any] = {"gpus": 4, "pp": 4, "schedule": "interleaved", "virtual_stages": 2, "seq_len": 128}
     few, many = (memcalc.estimate("llama-7b", global_batch_size=n, **options) for n in (4, 8))
     assert all(few.rank_peaks[rank] <= many.rank_peaks[rank] for rank in range(4))
+
+
+# --- experts and context parallelism
+
+
+def parameters(report: memcalc.Report) -> int:
+    return sum(item.nbytes // 2 for item in report.items if item.component == "parameters")
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"])
+def test_routed_models_have_all_their_parameters(name: str) -> None:
+    """On one rank, and over ep, etp and pp: each expert is somewhere, everything else on every rank of its stage."""
+    model = memcalc.load_model(name)
+    vocab = next(w.shape[0].size for w in model.weight_classes if w.component == "embedding")
+    padding = 2 * (padded_vocab(vocab, 1) - vocab) * model.program.hidden.size
+    whole = memcalc.estimate(model, engine="megatron", gpus=1, seq_len=64)
+    assert parameters(whole) == model.num_parameters + padding
+    experts = sum(
+        i.nbytes // 2
+        for i in whole.items
+        if i.component == "parameters" and "experts.linear" in i.name and "shared" not in i.name
+    )
+    one = memcalc.estimate(model, gpus=4, ep=4, seq_len=64)
+    assert parameters(one) == parameters(whole) - experts + experts // 4
+    stages = [memcalc.estimate(model, gpus=8, ep=4, pp=2, pp_rank=rank, seq_len=64) for rank in (0, 1)]
+    assert sum(map(parameters, stages)) == parameters(one)
+
+
+def test_experts_have_a_data_parallel_group_of_their_own() -> None:
+    """Megatron-Core: dp·cp ranks have the same dense weights, tp·cp·dp/(ep·etp) the same experts."""
+    report = memcalc.estimate("mixtral-8x7b", gpus=32, tp=4, etp=2, ep=4, zero=1, seq_len=128)
+    groups = {(c.name, c.collective): c.group_size for c in report.collectives if c.axis == "dp"}
+    assert groups == {
+        ("main gradients", "reduce_scatter"): 8,
+        ("updated weights", "all_gather"): 8,
+        ("main gradients of experts", "reduce_scatter"): 4,
+        ("updated experts", "all_gather"): 4,
+    }
+    weights = parameters(report)
+    states = sum(i.nbytes for i in report.items if i.component == "optimizer_states")
+    experts = sum(i.nbytes // 2 for i in report.items if i.component == "parameters" and "mlp.experts" in i.name)
+    assert states == pytest.approx(12 * ((weights - experts) / 8 + experts / 4), rel=1e-6)  # to 128 elements
+
+
+def test_tokens_of_experts() -> None:
+    """4(E-1)/E·b·s·k·h elements over the wire for a layer of E ranks: dispatch and combine, there and back."""
+    report = memcalc.estimate("mixtral-8x7b", gpus=8, ep=8, seq_len=1024)
+    sent = sum(c.wire for c in report.collectives if c.collective == "all_to_all" and "weights" not in c.name)
+    assert sent == 32 * 4 * 7 * 1024 * 2 * 4096 * 2 // 8
+
+
+def test_the_busiest_expert() -> None:
+    """One of a rank's two experts has twice its share: rows of experts are half as many again; degree 1 changes nothing."""
+    options: dict[str, Any] = {"gpus": 4, "ep": 4, "seq_len": 1024}
+    even, uneven = (memcalc.estimate("mixtral-8x7b", expert_imbalance=x, **options) for x in (1.0, 2.0))
+    rows = [
+        sum(i.nbytes for i in r.items if "experts: g" in i.name and i.component == "saved_activations")
+        for r in (even, uneven)
+    ]
+    assert rows[1] == 1.5 * rows[0] > 0
+
+
+def test_a_ring_halves_the_sequence() -> None:
+    """cp ranks of s/cp tokens each: what is saved is a part of the whole; keys and values go round, and again with gradients."""
+    whole = memcalc.estimate("llama-7b", engine="megatron", seq_len=4096)
+    part = memcalc.estimate("llama-7b", gpus=4, cp=4, seq_len=4096)
+    assert part.total("saved_activations") == pytest.approx(
+        whole.total("saved_activations") / 4, rel=1e-4
+    )  # cos and sin
+    keys_and_values = 2 * 1024 * 4096 * 2
+    sent = {
+        p: sum(c.payload for c in part.collectives if c.axis == "cp" and c.phase == p) for p in ("forward", "backward")
+    }
+    assert sent == {"forward": 32 * 3 * keys_and_values, "backward": 32 * 6 * keys_and_values}
+    reduced = next(c for c in part.collectives if c.name == "main gradients")
+    assert (reduced.group_size, reduced.collective) == (4, "all_reduce")
+
+
+def test_llama_3_405b() -> None:
+    """Dubey et al. 2024 (arXiv 2407.21783), table 4: 126 layers on 16 stages; the last row's dp is misprinted as 4."""
+    first = memcalc.estimate("llama-3.1-405b", gpus=8192, tp=8, pp=16, zero=1, seq_len=8192, pp_rank=0)
+    long = memcalc.estimate("llama-3.1-405b", gpus=16384, tp=8, cp=16, pp=16, zero=1, seq_len=131072, pp_rank=15)
+    assert (first.setup.dp, long.setup.dp) == (64, 8)
+    assert (first.rank.layers, long.rank.layers) == (7, 7)
+    with pytest.raises(memcalc.InputError, match="--dp 4: 16384 GPUs over tp·pp·cp = 2048 leave dp = 8; allowed: 8"):
+        memcalc.estimate("llama-3.1-405b", gpus=16384, tp=8, cp=16, pp=16, dp=4, seq_len=131072)

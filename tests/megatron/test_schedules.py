@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.megatron.schedules import _order, bubble, layers_of, states
+from memcalc.megatron.schedules import _order, bubble, layers_of_chunks, spans_of, states
 
 
 @given(ranks=st.integers(1, 8), micro_batches=st.integers(1, 20))
@@ -49,6 +49,15 @@ def test_bubbles() -> None:
 
 
 def test_layers_are_spread_evenly_or_not_at_all() -> None:
-    assert layers_of(12, 2, 3) == [[2, 2, 2], [2, 2, 2]]
-    with pytest.raises(ValueError, match="12 layers do not divide by 8"):
-        layers_of(12, 8)
+    assert layers_of_chunks(12, 6) == [2] * 6
+    assert layers_of_chunks(126, 16) == [7, *[8] * 14, 7]  # Llama 3 405B, with the embedding and the head
+    assert layers_of_chunks(31, 4) == [8, 8, 8, 7]
+    with pytest.raises(ValueError, match=r"12 layers, .* do not divide by 8"):
+        layers_of_chunks(12, 8)
+
+
+def test_chunks_go_round() -> None:
+    spans = spans_of(12, 2, 3)
+    assert [[span.start for span in of_rank] for of_rank in spans] == [[0, 4, 8], [2, 6, 10]]
+    assert [span.first for of_rank in spans for span in of_rank] == [True, *[False] * 5]
+    assert [span.last for of_rank in spans for span in of_rank] == [*[False] * 5, True]

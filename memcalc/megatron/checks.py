@@ -1,0 +1,116 @@
+"""What Megatron asks of a setup (megatron/training/arguments.py, core/transformer/transformer_config.py), and what of it is
+modelled. Each refusal is an InputError of one line."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING
+
+from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.megatron.architecture import ACTIVATIONS, ARCHITECTURES, unfit
+from memcalc.megatron.schedules import layers_of_chunks
+
+if TYPE_CHECKING:
+    from memcalc.inputs.options import Options
+    from memcalc.megatron.architecture import Architecture
+
+
+def check_step(options: Options, micro_batches: int) -> None:
+    """Optimizer and schedule, which need no model."""
+    if options.zero > 1:
+        refuse("zero", options.zero, "Megatron's distributed optimizer is ZeRO-1; allowed: 0, 1")
+    if options.optimizer not in ("adamw", "adam"):
+        refuse("optimizer", options.optimizer, f"with engine megatron {NOT_YET}adamw, adam")
+    if options.optimizer_implementation not in (None, "fused"):
+        refuse("optimizer_implementation", options.optimizer_implementation, "Megatron's Adam is fused; allowed: fused")
+    if options.schedule == "zero-bubble":
+        refuse("schedule", "zero-bubble", f"with engine megatron {NOT_YET}gpipe, 1f1b, interleaved")
+    if (options.schedule == "interleaved") != (options.virtual_stages > 1):
+        why = f"does not go with schedule {options.schedule}"
+        allowed = "2 or more with schedule interleaved, 1 with the others"
+        refuse("virtual_stages", options.virtual_stages, f"{why}; allowed: {allowed}")
+    if options.schedule == "interleaved" and micro_batches % options.pp:
+        why = f"interleaved needs a multiple of pp {options.pp} micro-batches per step, not {micro_batches}"
+        refuse("schedule", "interleaved", f"{why}; allowed: another --global-batch-size")
+
+
+def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: str, config: object) -> None:
+    """The model, and whether its dims divide as the layout asks."""
+    if options.padded:
+        refuse("padded", "on", f"with engine megatron {NOT_YET}off")
+    if model_type not in ARCHITECTURES:
+        types = ", ".join(ARCHITECTURES)
+        refuse("engine", "megatron", f"for a {model_type} is not modelled by this version, only for {types}")
+    why = unfit(model_type, config)
+    if why is not None:
+        refuse("engine", "megatron", f"{name} has {why}, which GPTModel has not; allowed: another engine")
+    field = "activation_function" if model_type == "gpt2" else "hidden_act"
+    activation, allowed = getattr(config, field), ACTIVATIONS[model_type]
+    if activation not in allowed:
+        why = f"its fused kernels compute {' or '.join(allowed)}, the activation of {name} is {activation}"
+        refuse("engine", "megatron", f"{why}; allowed: another engine")
+    a = ARCHITECTURES[model_type](config)
+    _check_tensor_parallel(options, name, a)
+    _check_experts(options, dp, name, a)
+    _check_stages(options, name, a)
+    _check_sequence(options, seq_len)
+
+
+def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None:
+    sizes = {"attention heads": a.heads, "key/value heads": a.kv_heads, "ffn": a.ffn}
+    if a.experts is not None and a.experts.shared_ffn:
+        sizes["ffn of the shared experts"] = a.experts.shared_ffn
+    for what, size in sizes.items():
+        if size % options.tp:
+            why = f"{name} has {size} {what}, and parts that are not equal are not modelled"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+
+
+def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> None:
+    experts, etp = a.experts, options.etp or options.tp
+    if experts is None:
+        for field in ("ep", "etp"):
+            degree = getattr(options, field)
+            if degree not in (None, 1) and not (field == "etp" and degree == options.tp):
+                refuse(field, degree, f"{name} has no experts; allowed: 1")
+        return
+    if experts.count % options.ep:
+        refuse("ep", options.ep, f"{name} has {experts.count} experts; allowed: a divisor of {experts.count}")
+    if experts.ffn % etp:
+        refuse("etp", etp, f"{name}'s experts have an ffn of {experts.ffn}; allowed: a divisor of {experts.ffn}")
+    ranks = options.tp * options.cp * dp
+    if ranks % (options.ep * etp):
+        why = f"ep {options.ep} · etp {etp} = {options.ep * etp} does not divide tp {options.tp} · cp {options.cp} · dp {dp}"
+        refuse(
+            "ep",
+            options.ep,
+            f"{why} = {ranks}, the GPUs of a pipeline stage; allowed: a divisor of {ranks // etp or 1}",
+        )
+    if options.tp > 1 and options.sequence_parallel is False:
+        refuse("sequence_parallel", "off", "Megatron trains experts under tp > 1 with it only; allowed: on")
+
+
+def _check_stages(options: Options, name: str, a: Architecture) -> None:
+    stages = options.pp * options.virtual_stages
+    try:
+        layers_of_chunks(a.layers, stages)
+    except ValueError:
+        why = f"{name} has {a.layers} layers: neither they nor they and the embedding and the head make {stages} equal stages"
+        refuse("pp", options.pp, f"{why}; allowed: a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}")
+
+
+def _check_sequence(options: Options, seq_len: int) -> None:
+    sequence_parallel = options.tp > 1 if options.sequence_parallel is None else options.sequence_parallel
+    unit = (options.tp if sequence_parallel else 1) * options.cp
+    if options.cp > 1 and options.attention == "eager":
+        refuse(
+            "attention",
+            "eager",
+            f"Megatron's own attention has no context parallelism (cp {options.cp}); allowed: sdpa",
+        )
+    if options.cp > 1 and seq_len % (2 * options.cp):
+        refuse("seq_len", seq_len, f"context parallelism needs a multiple of 2·cp = {2 * options.cp}")
+    if seq_len % unit:
+        refuse(
+            "seq_len", seq_len, f"sequence parallelism needs a multiple of tp {options.tp} · cp {options.cp} = {unit}"
+        )

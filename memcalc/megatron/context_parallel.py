@@ -1,0 +1,73 @@
+"""Attention over a sequence that several ranks share, keys and values going round (`--cp-comm-type p2p`).
+
+Written after transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py (AttnFuncWithCPAndKVP2P) for
+a causal mask on the last rank of the ring, whose queries attend to something of every rank's: no rank has more alive.
+Corrections are fused kernels there (torch.compile), without temporaries.
+"""
+
+from __future__ import annotations
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim, Shape
+from memcalc.dtypes import fp32
+from memcalc.kernels.liger import alias
+from memcalc.ops.attention import heads_inside
+from memcalc.ops.elementwise import like, recording
+from memcalc.ops.shape import transpose
+from memcalc.tensor import Sent, Tensor, new_tensor
+
+_PAIR = Dim("2", 2)
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
+    """q (batch, heads, seq/cp, head_dim), k and v alike with their heads -> (batch, seq/cp, heads, head_dim).
+
+    Saves q, the keys and values that came last, the output and one fp32 logsumexp per query and head.
+    """
+    memory, pair = q.memory, (_PAIR, *k.shape)
+    received: list[Tensor] = []
+    outputs: list[Tensor] = []
+    sums: list[Tensor] = []
+    for step in range(ranks):
+        if step == 0:
+            received.append(new_tensor(memory, pair, k.dtype, "keys and values"))
+        if step < ranks - 1:
+            received.append(like(received[step], "keys and values of the next rank"))
+            _send("keys and values", pair, k)
+        outputs.append(_laid_out(q, "attention output of a step"))
+        sums.append(new_tensor(memory, q.shape[:3], fp32, "attention logsumexp of a step"))
+    logsumexp = like(sums[0], "attention logsumexp")
+    out = _laid_out(q, "attention output")
+    if recording(q, k, v):
+        out.node = Node(memory, _ring_backward, (q, k, v), (q, received[-1], alias(out), logsumexp), ranks)
+    return transpose(out, 1, 2)
+
+
+def _laid_out(q: Tensor, name: str) -> Tensor:
+    return new_tensor(q.memory, q.shape, q.dtype, name, heads_inside(q.shape))
+
+
+def _send(name: str, shape: Shape, of: Tensor) -> None:
+    memory = of.memory
+    memory.sent.append(Sent("cp", "send", name, memory.phase, memory.layer, shape, of.dtype))
+
+
+def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    q, kv, _out, _logsumexp = node.unpack()
+    ranks: int = node.context
+    memory, k_shape = node.memory, node.metadata[1][0]
+    query_gradient = _laid_out(q, "query gradient")
+    buffers = [new_tensor(memory, (_PAIR, *kv.shape), kv.dtype, "keys, values and their gradients") for _ in range(2)]
+    _step: list[Tensor] = []
+    for step in range(ranks):
+        ends = step in (0, ranks - 1)
+        name = ("keys and values, again" if step == 0 else "their gradients") if ends else "keys, values and gradients"
+        _send(name, kv.shape if ends else (_PAIR, *kv.shape), kv)
+        _step = [_laid_out(q, "query gradient of a step"), new_tensor(memory, k_shape, kv.dtype, "gradients of a step")]
+        if step == ranks - 1:  # before, they are of the first half of the keys and values
+            _step.append(new_tensor(memory, k_shape, kv.dtype, "gradients of a step"))
+    _step.clear()
+    received = buffers[ranks % 2]
+    buffers.clear()
+    gradients = [Tensor(received.storage, k_shape, heads_inside(k_shape), kv.dtype) for _ in "kv"]
+    return [query_gradient, *gradients]

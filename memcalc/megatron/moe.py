@@ -1,0 +1,296 @@
+"""MoELayer (megatron/core/transformer/moe) on one rank: router, all-to-all dispatcher, grouped experts, shared experts.
+
+Modelled are `--moe-token-dispatcher-type alltoall`, `--moe-grouped-gemm` (TEGroupedMLP) and `--moe-permute-fusion`
+(transformer_engine/pytorch/permutation.py), without an auxiliary loss and without dropped tokens. Each rank sends every
+token to `per_token` experts, and each expert gets its share of all tokens, the busiest one `imbalance` times that. Counts
+of tokens, a few numbers per expert, are left out of the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import ceil
+from typing import TYPE_CHECKING
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim, merge
+from memcalc.dtypes import boolean, fp32, int32, int64
+from memcalc.families.module import Module, Weight, module
+from memcalc.ops.elementwise import cast, like, recording, sigmoid, softmax
+from memcalc.ops.matmul import linear
+from memcalc.ops.routing import topk
+from memcalc.ops.shape import view
+from memcalc.tensor import Sent, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memcalc.collectives import Kind
+    from memcalc.megatron.architecture import Experts
+    from memcalc.tensor import Memory
+
+
+@dataclass(frozen=True)
+class MoELayer:
+    """The routed layers of a model on one rank of `expert_parallel` times `tensor_parallel` ranks that share the experts."""
+
+    experts: Experts
+    hidden: Dim
+    expert_parallel: int
+    tensor_parallel: int
+    """Of the experts' matrices, `--etp`."""
+    imbalance: float
+
+    @cached_property
+    def count(self) -> Dim:
+        return Dim("experts", self.experts.count)
+
+    @cached_property
+    def local(self) -> Dim:
+        """The experts that the rank has."""
+        name = "experts" if self.expert_parallel == 1 else "experts/ep"
+        return Dim(name, self.experts.count // self.expert_parallel)
+
+    @cached_property
+    def ffn(self) -> Dim:
+        name = "expert_ffn" if self.tensor_parallel == 1 else "expert_ffn/etp"
+        return Dim(name, self.experts.ffn // self.tensor_parallel)
+
+    @cached_property
+    def fc1(self) -> Dim:
+        return Dim(f"2·{self.ffn.name}", 2 * self.ffn.size)
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        """TEGroupedMLP has a weight for every expert: here they are one, of equal bytes."""
+        yield Weight(f"{path}.router.weight", (self.count, self.hidden), "router")
+        yield Weight(f"{path}.experts.linear_fc1.weight", (self.local, self.fc1, self.hidden), "experts")
+        yield Weight(f"{path}.experts.linear_fc2.weight", (self.local, self.hidden, self.ffn), "experts")
+
+    @cached_property
+    def per_token(self) -> Dim:
+        return Dim("experts_per_token", self.experts.per_token)
+
+    @cached_property
+    def map_width(self) -> Dim:
+        """Columns of the map from tokens to rows (transformer_engine/common/triton/permutation.py)."""
+        return Dim("2·experts+1", 2 * self.experts.count + 1)
+
+    @cached_property
+    def counts(self) -> Dim:
+        """How many tokens each rank has for each expert."""
+        return Dim("ep·etp·experts", self.expert_parallel * self.tensor_parallel * self.experts.count)
+
+    def received(self, copies: Dim) -> Dim:
+        """Rows that come to the rank's experts, when every rank sends `copies` rows."""
+        return copies if self.imbalance == 1 else _busiest(copies, self.local.size, self.imbalance)
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor, shared: Callable[[Module, Tensor], Tensor]) -> Tensor:
+        """MoELayer.forward; `shared` is the MLP of the shared experts."""
+        batch, seq, hidden = hidden_states.shape
+        shared_expert_output = self.shared_experts(m / "shared_experts", hidden_states, shared)
+        with m:
+            routed = self.route(m / "router", view(hidden_states, merge(batch, seq), hidden))
+            hidden_states, probs, row_id_map = self.permute(hidden_states, *routed)
+            del routed  # the dispatcher's, in the place of the last micro-batch's
+            m.run.buffers[f"{m.path}.row_id_map.{m.layer}"] = row_id_map  # the dispatcher's, until the next micro-batch
+            dispatched_input, probs = self.dispatch(hidden_states, probs)
+            output = self.routed_experts(m / "experts", dispatched_input, probs, merge(batch, seq))
+            output = self.all_to_all(output, "expert outputs", merge(batch, seq, self.per_token))
+            output = unpermute(output, row_id_map, (merge(batch, seq), hidden))
+            output = view(output, batch, seq, hidden)
+            return output if shared_expert_output is None else output + shared_expert_output
+
+    @module
+    def shared_experts(
+        self, m: Module, hidden_states: Tensor, shared: Callable[[Module, Tensor], Tensor]
+    ) -> Tensor | None:
+        """SharedExpertMLP"""
+        if not self.experts.shared_ffn:
+            return None
+        output = shared(m, hidden_states)
+        if self.experts.shared_gate:
+            with m:
+                logits = linear(hidden_states, m.weight("gate_weight"))
+                output = output * sigmoid(logits)
+        return output
+
+    @module
+    def route(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """TopKRouter: the weight of every expert for every token, zero for most, and which experts a token goes to."""
+        logits = _gating(hidden_states, m.weight())
+        if self.experts.normalised:
+            scores, top_indices = topk(logits, self.per_token)
+            probs = cast(softmax(cast(scores, fp32)), logits.dtype)
+        else:
+            scores = cast(softmax(cast(logits, fp32)), logits.dtype)
+            probs, top_indices = topk(scores, self.per_token)
+        routing_probs = _scattered(like(logits, "zeros"), top_indices, probs)
+        routing_map = like(like(logits, "map of tokens to experts", int32), "map of tokens to experts", boolean)
+        return routing_probs, routing_map
+
+    def permute(self, hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A row for each copy of a token, sorted by expert, its weight, and where it came from."""
+        memory = hidden_states.memory
+        batch, seq, hidden = hidden_states.shape
+        tokens, copies = merge(batch, seq), merge(batch, seq, self.per_token)
+        row_id_map = new_tensor(memory, (tokens, self.map_width), int32, "row_id_map")
+        rows = new_tensor(memory, (copies, hidden), hidden_states.dtype, "rows by expert")
+        weights = new_tensor(memory, (copies,), probs.dtype, "weights by expert")
+        del routing_map
+        if recording(hidden_states, probs):
+            node = Node(memory, _permute_backward, (hidden_states, probs), (row_id_map,), outputs=2)
+            rows.node = weights.node = node
+            weights.output = 1
+        return rows, weights, row_id_map
+
+    def dispatch(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """To the ranks that have the experts; counts of tokens go first."""
+        ranks = self.expert_parallel * self.tensor_parallel
+        axis = "ep" if self.expert_parallel > 1 else "etp"
+        _send(rows.memory, axis, ranks, "all_gather", "tokens per expert", (self.counts,), int64)
+        received = self.received(rows.shape[0])
+        return self.all_to_all(rows, "rows", received), self.all_to_all(weights, "weights of rows", received)
+
+    def all_to_all(self, x: Tensor, name: str, rows: Dim) -> Tensor:
+        """tensor_parallel/mappings.py, _AllToAll: with one rank its input."""
+        return _exchanged("ep", self.expert_parallel, "all_to_all", x, name, rows)
+
+    def routed_experts(self, m: Module, hidden_states: Tensor, probs: Tensor, tokens: Dim) -> Tensor:
+        """dispatch_postprocess, TEGroupedMLP, combine_preprocess. The arguments stay in the caller's frame throughout."""
+        sent = hidden_states.shape[0]
+        whole = _times(self.tensor_parallel, sent)
+        dispatched_input = _exchanged("etp", self.tensor_parallel, "all_gather", hidden_states, "rows", whole)
+        permuted_probs = _exchanged("etp", self.tensor_parallel, "all_gather", probs, "weights of rows", whole)
+        if self.local.size > 1:
+            dispatched_input, permuted_probs = _sorted(dispatched_input, permuted_probs)
+        expert_output = self.grouped_mlp(m, dispatched_input, permuted_probs)
+        output = expert_output
+        if self.local.size > 1:
+            (output,) = _sorted(output)
+        return _exchanged("etp", self.tensor_parallel, "reduce_scatter", output, "expert outputs", sent)
+
+    @module
+    def grouped_mlp(self, m: Module, x: Tensor, probs: Tensor) -> Tensor:
+        fc1_output = _grouped_linear(x, (m / "linear_fc1").weight())
+        bias_act_output = _weighted_swiglu(fc1_output, probs, self.ffn)
+        return _grouped_linear(bias_act_output, (m / "linear_fc2").weight())
+
+
+@lru_cache(maxsize=1024)
+def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
+    """Of its `local` experts one has `imbalance` times its share."""
+    return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
+
+
+def _send(memory: Memory, axis: str, ranks: int, kind: Kind, name: str, shape: tuple[Dim, ...], dtype: object) -> None:
+    if ranks > 1:
+        memory.sent.append(Sent(axis, kind, name, memory.phase, memory.layer, shape, dtype))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def _times(ranks: int, dim: Dim) -> Dim:
+    if ranks == 1:
+        return dim
+    return Dim(f"etp·{dim.name}", ranks * dim.size, tuple(ranks * c for c in dim.poly))  # type: ignore[arg-type]
+
+
+_BACK: dict[str, Kind] = {"all_to_all": "all_to_all", "all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
+
+
+def _exchanged(axis: str, ranks: int, kind: Kind, x: Tensor, name: str, rows: Dim) -> Tensor:
+    """The tensor with `rows` rows that a collective makes of `x`; a group of one returns its input."""
+    if ranks == 1:
+        return x
+    out = new_tensor(x.memory, (rows, *x.shape[1:]), x.dtype, f"{name} exchanged")
+    _send(x.memory, axis, ranks, kind, name, _larger(x.shape, out.shape), x.dtype)
+    if recording(x):
+        out.node = Node(x.memory, _exchanged_backward, (x,), (), (axis, ranks, _BACK[kind], name))
+    return out
+
+
+def _larger(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return a if a[0].size > b[0].size else b
+
+
+def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    axis, ranks, kind, name = node.context
+    shape, dtype = node.metadata[0]
+    _send(node.memory, axis, ranks, kind, f"gradient of {name}", _larger(shape, grads[0].shape), dtype)
+    return [new_tensor(node.memory, shape, dtype, f"gradient of {name} exchanged")]
+
+
+def _gating(x: Tensor, weight: Tensor) -> Tensor:
+    """RouterGatingLinearFunction without `--moe-router-dtype`: saves its input and the weight."""
+    out = new_tensor(x.memory, (x.shape[0], weight.shape[0]), x.dtype, "router logits")
+    if recording(x, weight):
+        out.node = Node(x.memory, _gating_backward, (x, weight), (x, weight))
+    return out
+
+
+def _gating_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [like(t, "router gradient") for t in node.unpack()]
+
+
+def _scattered(zeros: Tensor, where: Tensor, source: Tensor) -> Tensor:
+    """zeros.scatter(1, where, source): saves the indices."""
+    out = like(zeros, "routing probabilities")
+    if recording(source):
+        out.node = Node(out.memory, _scattered_backward, (source,), (where,))
+    return out
+
+
+def _scattered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (where,) = node.unpack()
+    return [like(where, "gradient of the chosen", grads[0].dtype)]
+
+
+def _permute_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _row_id_map = node.unpack()
+    return [new_tensor(node.memory, shape, dtype, "permuted gradient") for shape, dtype in node.metadata]
+
+
+def unpermute(rows: Tensor, row_id_map: Tensor, shape: tuple[Dim, ...]) -> Tensor:
+    """The rows of a token added up: saves the map."""
+    out = new_tensor(rows.memory, shape, rows.dtype, "tokens")
+    if recording(rows):
+        out.node = Node(rows.memory, _permute_backward, (rows,), (row_id_map,))
+    return out
+
+
+def _sorted(rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Chunks of rows in another order (by expert, or back): saves a map of one number for each row."""
+    inputs = (rows, *weights)
+    row_id_map = new_tensor(rows.memory, (rows.shape[0],), int32, "row_id_map of chunks")
+    outs = tuple(like(t, "sorted chunks") for t in inputs)
+    if recording(*inputs):
+        node = Node(rows.memory, _permute_backward, inputs, (row_id_map,), outputs=len(inputs))
+        for i, out in enumerate(outs):
+            out.node, out.output = node, i
+    return outs
+
+
+def _grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py): saves its input; weight gradients are added in."""
+    out = new_tensor(x.memory, (x.shape[0], weight.shape[1]), x.dtype, "grouped output")
+    if recording(x, weight):
+        out.node = Node(x.memory, _grouped_linear_backward, (x, weight), (x, weight))
+    return out
+
+
+def _grouped_linear_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    x, _weight = node.unpack()
+    return [like(x, "input gradient"), None]
+
+
+def _weighted_swiglu(x: Tensor, weights: Tensor, ffn: Dim) -> Tensor:
+    """WeightedSwiGLUFunction (megatron/core/fusions/fused_bias_swiglu.py): saves gate and up, and the weights of the rows."""
+    out = new_tensor(x.memory, (x.shape[0], ffn), x.dtype, "gated")
+    if recording(x, weights):
+        out.node = Node(x.memory, _weighted_swiglu_backward, (x, weights), (x, weights))
+    return out
+
+
+def _weighted_swiglu_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [like(t, "gated gradient") for t in node.unpack()]
