@@ -15,6 +15,7 @@ from memcalc.inputs.model import from_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from cases import AUTO_CLASSES, Case, parameter_cases, step_cases
+from published_runs import PUBLISHED_RUNS
 
 HEAD = """# Accuracy
 
@@ -85,4 +86,22 @@ def page() -> str:
     ]
     for family in FAMILIES:
         lines += [line(case, i == 0) for i, case in enumerate(step_cases(family))]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *published()]) + "\n"
+
+
+def published() -> list[str]:
+    """Runs that others have measured, and what is estimated for them."""
+    lines = [
+        "## Runs measured elsewhere",
+        "",
+        "Peak of the allocated memory in GiB. None of them was measured for memcalc; what their sources leave open is said in",
+        "tests/published_runs.py and tests/engines/test_megatron.py. No run on a GPU of its own is recorded yet.",
+        "",
+        "| run | published | memcalc | error | source |",
+        "|---|---|---|---|---|",
+    ]
+    for run in PUBLISHED_RUNS:
+        ours = run.estimate().allocated / 2**30
+        error = 100 * (ours / run.allocated - 1)
+        lines.append(f"| {run.name} | {run.allocated:.2f} | {ours:.2f} | {error:+.2f} % | {run.source} |")
+    return lines

@@ -34,7 +34,10 @@ _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
 _OPTIMIZER: Final = "megatron/core/optimizer/optimizer.py"
 _DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
 _LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
+_CACHED_POSITIONS: Final = 4096
+"""original_max_position_embeddings of MLATransformerConfig"""
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
+TWO: Final = Dim("2", 2)
 _PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
 
 
@@ -176,6 +179,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
         for name, kind in (("routing probabilities", dtype), ("map of tokens to experts", boolean)):
             life, source = "until the next micro-batch", "megatron/core/transformer/moe/token_dispatcher.py"
             rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
+    rows += _of_layers(setup, stage)
     if setup.pp > 1:
         copies = 2 * len(stage.chunks)
         rows.append(
@@ -184,6 +188,24 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
                 "modelled", _PIPELINE,
             )
         )  # fmt: skip
+    return rows
+
+
+def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
+    """Buffers that every layer has of its own."""
+    a, rows = stage.chunks[0].a, list[Row]()
+    routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
+    if routed and a.experts is not None and a.experts.sigmoid:
+        source = "megatron/core/transformer/moe/router.py"
+        rows.append(
+            Row("buffers", "bias and counts of experts", (TWO, stage.chunks[0].moe.count), fp32, routed, source=source)
+        )
+    if a.latent is not None:
+        positions = Dim("positions", max(_CACHED_POSITIONS, setup.seq_len or 0))
+        shape = (TWO, positions, Dim("qk_rope_head_dim", a.latent.rope_dim))
+        layers = sum(chunk.layers for chunk in stage.chunks)
+        source = "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py"
+        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, layers, source=source))
     return rows
 
 
@@ -295,7 +317,8 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
     """finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first and the last stage."""
     out: list[Collective] = []
     source = "megatron/core/distributed/finalize_model_grads.py"
-    replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias", "router.weight", "gate_weight")
+    replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias", "router.weight", "gate_weight",
+                  "q_down_proj.weight", "kv_down_proj.weight")  # fmt: skip
     always = ("q_layernorm.weight", "k_layernorm.weight")
     whole = sum(
         numel(w.shape)[0] * n

@@ -21,8 +21,25 @@ class Experts:
     shared_gate: bool = False
     normalised: bool = True
     """Whether the softmax is over the chosen experts alone (without `--moe-router-pre-softmax`)."""
+    sigmoid: bool = False
+    """`--moe-router-score-function sigmoid`, with a bias that balances the experts."""
+    grouped: bool = False
+    """Whether a few groups of experts are chosen first."""
+    scaled: bool = False
+    """`--moe-router-topk-scaling-factor`"""
     dense: frozenset[int] = frozenset()
     """The layers that have an MLP (`--moe-layer-freq`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """`--multi-latent-attention` (MLATransformerConfig)."""
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +66,7 @@ class Architecture:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     experts: Experts | None = None
+    latent: Latent | None = None
 
     def routed(self, start: int, layers: int) -> tuple[bool, ...]:
         """Which of `layers` layers from `start` on have experts; () where the model has none."""
@@ -57,7 +75,12 @@ class Architecture:
 
 
 def _llama_like(
-    config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None, experts: Experts | None = None
+    config: Any,
+    *,
+    qk_norm: bool = False,
+    qkv_bias: bool | None = None,
+    experts: Experts | None = None,
+    latent: Latent | None = None,
 ) -> Architecture:
     bias = bool(getattr(config, "attention_bias", False))
     return Architecture(
@@ -76,6 +99,7 @@ def _llama_like(
         positions=None,
         tied=config.tie_word_embeddings,
         experts=experts,
+        latent=latent,
     )
 
 
@@ -86,7 +110,7 @@ def _mixtral(config: Any) -> Architecture:
     return _llama_like(config, experts=experts)
 
 
-def _qwen_moe(config: Any, **kinds: bool) -> Architecture:
+def _qwen_moe(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None) -> Architecture:
     dense: list[int] = config.mlp_only_layers or []
     sparse_step = config.decoder_sparse_step
     shared = getattr(config, "shared_expert_intermediate_size", 0)
@@ -99,7 +123,29 @@ def _qwen_moe(config: Any, **kinds: bool) -> Architecture:
         normalised=config.norm_topk_prob,
         dense=frozenset(i for i in range(config.num_hidden_layers) if i in dense or (i + 1) % sparse_step),
     )
-    return _llama_like(config, experts=experts, **kinds)
+    return _llama_like(config, experts=experts, qk_norm=qk_norm, qkv_bias=qkv_bias)
+
+
+def _deepseek(config: Any, *, sigmoid: bool) -> Architecture:
+    experts = Experts(
+        count=config.n_routed_experts,
+        per_token=config.num_experts_per_tok,
+        ffn=config.moe_intermediate_size,
+        shared_ffn=config.n_shared_experts * config.moe_intermediate_size,
+        normalised=False,
+        sigmoid=sigmoid,
+        grouped=sigmoid or config.topk_method == "group_limited_greedy",
+        scaled=True,
+        dense=frozenset(range(config.first_k_dense_replace)),
+    )
+    latent = Latent(
+        q_rank=config.q_lora_rank,
+        kv_rank=config.kv_lora_rank,
+        nope_dim=config.qk_nope_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+        v_dim=config.v_head_dim,
+    )
+    return _llama_like(config, experts=experts, latent=latent)
 
 
 def _gpt2(config: Any) -> Architecture:
@@ -140,6 +186,8 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Any], Architecture]]] = {
     "mixtral": _mixtral,
     "qwen2_moe": lambda config: _qwen_moe(config, qkv_bias=config.qkv_bias),
     "qwen3_moe": lambda config: _qwen_moe(config, qk_norm=True),
+    "deepseek_v2": lambda config: _deepseek(config, sigmoid=False),
+    "deepseek_v3": lambda config: _deepseek(config, sigmoid=True),
     "gpt2": _gpt2,
 }
 """`model_type` -> its architecture."""

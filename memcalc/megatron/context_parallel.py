@@ -7,6 +7,8 @@ Corrections are fused kernels there (torch.compile), without temporaries.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from memcalc.autograd import Node
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import fp32
@@ -24,7 +26,9 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
 
     Saves q, the keys and values that came last, the output and one fp32 logsumexp per query and head.
     """
-    memory, pair = q.memory, (_PAIR, *k.shape)
+    memory = q.memory
+    pair = (*k.shape[:3], _joined(k.shape[3], v.shape[3]))
+    out_shape = (*q.shape[:3], v.shape[3])
     received: list[Tensor] = []
     outputs: list[Tensor] = []
     sums: list[Tensor] = []
@@ -34,17 +38,22 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
         if step < ranks - 1:
             received.append(like(received[step], "keys and values of the next rank"))
             _send("keys and values", pair, k)
-        outputs.append(_laid_out(q, "attention output of a step"))
+        outputs.append(_laid_out(out_shape, q, "attention output of a step"))
         sums.append(new_tensor(memory, q.shape[:3], fp32, "attention logsumexp of a step"))
     logsumexp = like(sums[0], "attention logsumexp")
-    out = _laid_out(q, "attention output")
+    out = _laid_out(out_shape, q, "attention output")
     if recording(q, k, v):
         out.node = Node(memory, _ring_backward, (q, k, v), (q, received[-1], alias(out), logsumexp), ranks)
     return transpose(out, 1, 2)
 
 
-def _laid_out(q: Tensor, name: str) -> Tensor:
-    return new_tensor(q.memory, q.shape, q.dtype, name, heads_inside(q.shape))
+@lru_cache(maxsize=64)
+def _joined(k: Dim, v: Dim) -> Dim:
+    return Dim(f"2·{k.name}" if k is v else f"({k.name}+{v.name})", k.size + v.size)
+
+
+def _laid_out(shape: Shape, q: Tensor, name: str) -> Tensor:
+    return new_tensor(q.memory, shape, q.dtype, name, heads_inside(shape))
 
 
 def _send(name: str, shape: Shape, of: Tensor) -> None:
@@ -55,19 +64,21 @@ def _send(name: str, shape: Shape, of: Tensor) -> None:
 def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, kv, _out, _logsumexp = node.unpack()
     ranks: int = node.context
-    memory, k_shape = node.memory, node.metadata[1][0]
-    query_gradient = _laid_out(q, "query gradient")
+    memory, shapes = node.memory, [shape for shape, _ in node.metadata[1:]]
+    query_gradient = _laid_out(q.shape, q, "query gradient")
     buffers = [new_tensor(memory, (_PAIR, *kv.shape), kv.dtype, "keys, values and their gradients") for _ in range(2)]
     _step: list[Tensor] = []
     for step in range(ranks):
         ends = step in (0, ranks - 1)
         name = ("keys and values, again" if step == 0 else "their gradients") if ends else "keys, values and gradients"
         _send(name, kv.shape if ends else (_PAIR, *kv.shape), kv)
-        _step = [_laid_out(q, "query gradient of a step"), new_tensor(memory, k_shape, kv.dtype, "gradients of a step")]
-        if step == ranks - 1:  # before, they are of the first half of the keys and values
-            _step.append(new_tensor(memory, k_shape, kv.dtype, "gradients of a step"))
+        whole = step == ranks - 1  # before, gradients are of the first half of the keys and values
+        _step = [
+            _laid_out(q.shape, q, "query gradient of a step"),
+            *(new_tensor(memory, shape, kv.dtype, "gradient of a step") for shape in (shapes if whole else shapes[:1])),
+        ]
     _step.clear()
     received = buffers[ranks % 2]
     buffers.clear()
-    gradients = [Tensor(received.storage, k_shape, heads_inside(k_shape), kv.dtype) for _ in "kv"]
+    gradients = [Tensor(received.storage, shape, heads_inside(shape), kv.dtype) for shape in shapes]
     return [query_gradient, *gradients]

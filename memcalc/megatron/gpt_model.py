@@ -16,6 +16,7 @@ from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.program import Program
 from memcalc.kernels import megatron as kernels
 from memcalc.megatron.context_parallel import ring_attention
+from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
     TensorParallel,
     column_parallel,
@@ -91,6 +92,7 @@ class GPTModel(Program):
         self.q, self.kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
         qkv = "(heads+2·kv_heads)·head_dim"
         self.qkv = Dim(qkv if tp == 1 else f"{qkv}/tp", self.q.size + 2 * self.kv.size)
+        self.latent = None if a.latent is None else LatentAttention(a.latent, self.hidden, self.heads)
         self.ffn = part("ffn", a.ffn, tp)
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
         self.polynomial = layout.expert_imbalance == 1
@@ -117,15 +119,10 @@ class GPTModel(Program):
     def layer_weights(self, i: int) -> Iterator[Weight]:
         a = self.a
         yield from self.norm_weights("input_layernorm", self.hidden)
-        yield Weight("self_attention.linear_proj.weight", (self.hidden, self.q), "attention")
-        if a.linear_bias:
-            yield Weight("self_attention.linear_proj.bias", (self.hidden,), "attention")
-        yield Weight("self_attention.linear_qkv.weight", (self.qkv, self.hidden), "attention")
-        if a.qkv_bias:
-            yield Weight("self_attention.linear_qkv.bias", (self.qkv,), "attention")
-        if a.qk_norm:
-            yield from self.norm_weights("self_attention.q_layernorm", self.head_dim)
-            yield from self.norm_weights("self_attention.k_layernorm", self.head_dim)
+        if self.latent is None:
+            yield from self.attention_weights()
+        else:
+            yield from self.latent.weights("self_attention")
         yield from self.norm_weights("pre_mlp_layernorm", self.hidden)
         if not self.is_routed(i):
             yield from self.mlp_weights("mlp", self.ffn)
@@ -136,6 +133,18 @@ class GPTModel(Program):
             yield Weight("mlp.shared_experts.gate_weight", (ONE_DIM, self.hidden), "mlp")
         if a.experts.shared_ffn:
             yield from self.mlp_weights("mlp.shared_experts", self.shared_ffn)
+
+    def attention_weights(self) -> Iterator[Weight]:
+        a = self.a
+        yield Weight("self_attention.linear_proj.weight", (self.hidden, self.q), "attention")
+        if a.linear_bias:
+            yield Weight("self_attention.linear_proj.bias", (self.hidden,), "attention")
+        yield Weight("self_attention.linear_qkv.weight", (self.qkv, self.hidden), "attention")
+        if a.qkv_bias:
+            yield Weight("self_attention.linear_qkv.bias", (self.qkv,), "attention")
+        if a.qk_norm:
+            yield from self.norm_weights("self_attention.q_layernorm", self.head_dim)
+            yield from self.norm_weights("self_attention.k_layernorm", self.head_dim)
 
     def mlp_weights(self, path: str, ffn: Dim) -> Iterator[Weight]:
         fc1 = Dim(f"2·{ffn.name}", 2 * ffn.size) if self.a.gated else ffn
@@ -207,7 +216,7 @@ class GPTModel(Program):
 
     def rotary(self, run: Run, tp: TensorParallel) -> Tensor | None:
         """RotaryEmbedding.forward: the angles of all positions, in fp32."""
-        if self.a.positions is not None:
+        if self.a.positions is not None or self.latent is not None:
             return None
         return new_tensor(run.memory, (tp.whole, self.head_dim), fp32, "rotary angles")
 
@@ -230,7 +239,11 @@ class GPTModel(Program):
     def layer(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
         residual = hidden_states
         input_layernorm_output = self.norm(m / "input_layernorm", hidden_states)
-        attention_output = self.self_attention(m / "self_attention", input_layernorm_output, tp, angles)
+        attention = m / "self_attention"
+        if self.latent is None:
+            attention_output = self.self_attention(attention, input_layernorm_output, tp, angles)
+        else:
+            attention_output = self.latent.forward(attention, input_layernorm_output, tp, self.core_attention)
         hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
         residual = hidden_states
         pre_mlp_layernorm_output = self.norm(m / "pre_mlp_layernorm", hidden_states)

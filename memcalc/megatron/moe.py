@@ -17,9 +17,9 @@ from memcalc.autograd import Node
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import boolean, fp32, int32, int64
 from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import cast, like, recording, sigmoid, softmax
+from memcalc.ops.elementwise import cast, like, recording, scale, sigmoid, softmax, sum_last
 from memcalc.ops.matmul import linear
-from memcalc.ops.routing import topk
+from memcalc.ops.routing import div, gather, masked_fill, topk
 from memcalc.ops.shape import view
 from memcalc.tensor import Sent, Tensor, new_tensor
 
@@ -120,15 +120,34 @@ class MoELayer:
     def route(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """TopKRouter: the weight of every expert for every token, zero for most, and which experts a token goes to."""
         logits = _gating(hidden_states, m.weight())
-        if self.experts.normalised:
+        if self.experts.sigmoid:
+            probs, top_indices = self.by_sigmoid(logits)
+        elif self.experts.normalised:
             scores, top_indices = topk(logits, self.per_token)
             probs = cast(softmax(cast(scores, fp32)), logits.dtype)
         else:
             scores = cast(softmax(cast(logits, fp32)), logits.dtype)
-            probs, top_indices = topk(scores, self.per_token)
+            probs, top_indices = self.best(scores)
+        if self.experts.scaled:
+            probs = probs * 2.0
         routing_probs = _scattered(like(logits, "zeros"), top_indices, probs)
         routing_map = like(like(logits, "map of tokens to experts", int32), "map of tokens to experts", boolean)
         return routing_probs, routing_map
+
+    def by_sigmoid(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Experts are chosen with a bias, and weighted without it."""
+        scores = cast(sigmoid(cast(logits, fp32)), logits.dtype)
+        scores_for_routing = like(scores, "scores with the bias", fp32)
+        _values, top_indices = self.best(scores_for_routing)
+        scores = gather(scores, top_indices)
+        return div(scores, scale(sum_last(scores), "add")), top_indices
+
+    def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """group_limited_topk, or topk."""
+        if self.experts.grouped:
+            score_mask = like(scores, "mask of groups", boolean)
+            scores = masked_fill(scores, score_mask)
+        return topk(scores, self.per_token)
 
     def permute(self, hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A row for each copy of a token, sorted by expert, its weight, and where it came from."""

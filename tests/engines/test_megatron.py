@@ -326,7 +326,7 @@ def parameters(report: memcalc.Report) -> int:
     return sum(item.nbytes // 2 for item in report.items if item.component == "parameters")
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"])
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite"])
 def test_routed_models_have_all_their_parameters(name: str) -> None:
     """On one rank, and over ep, etp and pp: each expert is somewhere, everything else on every rank of its stage."""
     model = memcalc.load_model(name)

@@ -1,0 +1,146 @@
+"""MLASelfAttention (megatron/core/transformer/multi_latent_attention.py) on one tensor-parallel rank.
+
+As get_gpt_layer_with_transformer_engine_spec builds it: the projections to the latents are on every rank whole and run on
+a rank's shard of the sequence, those from the latents are column-parallel behind a norm. Rotary positions are applied by
+fused kernels (core/fusions/fused_mla_yarn_rope_apply.py), to queries in place, with angles that a layer has cached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim, merge
+from memcalc.families.module import Module, Weight, module
+from memcalc.kernels import megatron as kernels
+from memcalc.kernels.liger import packed
+from memcalc.megatron.layers import TensorParallel, column_parallel, row_parallel
+from memcalc.ops.elementwise import recording
+from memcalc.ops.shape import contiguous, split, transpose, view
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memcalc.megatron.architecture import Latent
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention whose queries, keys and values come out of latents."""
+
+    latent: Latent
+    hidden: Dim
+    heads: Dim
+    """Of one rank."""
+
+    @cached_property
+    def kv_rank(self) -> Dim:
+        return Dim("kv_lora_rank", self.latent.kv_rank)
+
+    @cached_property
+    def rope(self) -> Dim:
+        return Dim("qk_rope_head_dim", self.latent.rope_dim)
+
+    @cached_property
+    def qk(self) -> Dim:
+        return Dim("(qk_nope_head_dim+qk_rope_head_dim)", self.latent.nope_dim + self.latent.rope_dim)
+
+    @cached_property
+    def v(self) -> Dim:
+        return Dim("v_head_dim", self.latent.v_dim)
+
+    @cached_property
+    def kv(self) -> Dim:
+        return Dim("(qk_nope_head_dim+v_head_dim)", self.latent.nope_dim + self.latent.v_dim)
+
+    @cached_property
+    def compressed(self) -> Dim:
+        return Dim("(kv_lora_rank+qk_rope_head_dim)", self.latent.kv_rank + self.latent.rope_dim)
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        q, kv, out = (merge(self.heads, width) for width in (self.qk, self.kv, self.v))
+        yield Weight(f"{path}.linear_proj.weight", (self.hidden, out), "attention")
+        if self.latent.q_rank is None:
+            yield Weight(f"{path}.linear_q_proj.weight", (q, self.hidden), "attention")
+        else:
+            q_rank = Dim("q_lora_rank", self.latent.q_rank)
+            yield Weight(f"{path}.linear_q_down_proj.weight", (q_rank, self.hidden), "attention")
+            yield Weight(f"{path}.linear_q_up_proj.weight", (q, q_rank), "attention")
+            yield Weight(f"{path}.q_layernorm.weight", (q_rank,), "norm")
+        yield Weight(f"{path}.linear_kv_down_proj.weight", (self.compressed, self.hidden), "attention")
+        yield Weight(f"{path}.linear_kv_up_proj.weight", (kv, self.kv_rank), "attention")
+        yield Weight(f"{path}.kv_layernorm.weight", (self.kv_rank,), "norm")
+
+    @module
+    def forward(
+        self,
+        m: Module,
+        hidden_states: Tensor,
+        tp: TensorParallel,
+        core_attention: Callable[[Module, Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        whole = TensorParallel(1, False, tp.shard, tp.shard)  # every rank has these weights
+        batch, heads = hidden_states.shape[0], self.heads
+
+        def projected(name: str, group: TensorParallel, x: Tensor) -> Tensor:
+            return column_parallel(m / name, group, x, (m / name).weight())
+
+        if self.latent.q_rank is None:
+            q = projected("linear_q_proj", tp, hidden_states)
+        else:
+            q_compressed = projected("linear_q_down_proj", whole, hidden_states)
+        kv_combined = projected("linear_kv_down_proj", whole, hidden_states)
+        kv_compressed, k_pos_emb = split(kv_combined, self.kv_rank, self.rope)
+        if tp.sequence_parallel:
+            k_pos_emb = _gathered(m, tp, k_pos_emb)
+        if self.latent.q_rank is not None:
+            q = projected("linear_q_up_proj", tp, kernels.rms_norm(m / "q_layernorm", q_compressed))  # pyright: ignore[reportPossiblyUnboundVariable]
+        kv_compressed = kernels.rms_norm(m / "kv_layernorm", contiguous(kv_compressed))
+        kv = projected("linear_kv_up_proj", tp, kv_compressed)
+        query = _rotated_in_place(view(q, batch, tp.whole, heads, self.qk))  # pyright: ignore[reportPossiblyUnboundVariable]
+        key, value = self.keys_and_values(kv, k_pos_emb, (batch, tp.whole, heads))
+        core_attn_out = core_attention(m, *(transpose(t, 1, 2) for t in (query, key, value)))
+        core_attn_out = view(core_attn_out, batch, tp.whole, merge(heads, self.v))
+        return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
+
+    def keys_and_values(self, kv: Tensor, k_pos_emb: Tensor, lead: tuple[Dim, ...]) -> tuple[Tensor, Tensor]:
+        """ApplyMLARotaryEmbKV: every head's key with the rotated positions, and its value, in tensors of their own."""
+        key = new_tensor(kv.memory, (*lead, self.qk), kv.dtype, "keys")
+        value = new_tensor(kv.memory, (*lead, self.v), kv.dtype, "values")
+        if recording(kv, k_pos_emb):
+            key.node = value.node = Node(kv.memory, _of_both, (kv, k_pos_emb), outputs=2)
+            value.output = 1
+        return key, value
+
+
+def _of_both(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _grads = [packed(grad) for grad in grads]
+    return [new_tensor(node.memory, shape, dtype, "gradient before positions") for shape, dtype in node.metadata]
+
+
+def _rotated_in_place(q: Tensor) -> Tensor:
+    node = Node(q.memory, _rotated_backward, (q,)) if recording(q) else None
+    return Tensor(q.storage, q.shape, q.strides, q.dtype, node)
+
+
+def _rotated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [packed(grads[0])]
+
+
+def _gathered(m: Module, tp: TensorParallel, x: Tensor) -> Tensor:
+    shape = (x.shape[0], tp.whole, x.shape[2])
+    tp.send(x.memory, "all_gather", "positions of the keys", shape, x.dtype)
+    out = new_tensor(x.memory, shape, x.dtype, "positions of the keys")
+    if recording(x):
+        out.node = Node(x.memory, _gathered_backward, (x,), (), tp)
+    return out
+
+
+def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    tp: TensorParallel = node.context
+    (shape, dtype), whole = node.metadata[0], grads[0].shape
+    tp.send(node.memory, "reduce_scatter", "gradient of the positions of the keys", whole, dtype)
+    return [new_tensor(node.memory, shape, dtype, "gradient of the positions of the keys")]

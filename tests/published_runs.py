@@ -1,0 +1,44 @@
+"""Runs whose allocated memory somebody else has measured and published, and the settings that they were made with."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import memcalc
+
+
+class PublishedRun(NamedTuple):
+    """`allocated` is in GiB, as printed."""
+
+    name: str
+    model: dict[str, Any]
+    options: dict[str, Any]
+    allocated: float
+    source: str
+
+    def estimate(self) -> memcalc.Report:
+        return memcalc.estimate(self.model, **self.options)
+
+
+def _of(name: str, **changes: Any) -> dict[str, Any]:
+    import json
+    from pathlib import Path
+
+    spec = json.loads((Path(__file__).resolve().parent.parent / "model_specs" / f"{name}.json").read_text())
+    return spec.get("config", spec) | changes
+
+
+_SIMUMAX = "SimuMax's published comparison: Megatron with Transformer Engine on 8 B200"
+_B200: dict[str, Any] = {"gpus": 8, "zero": 1, "seq_len": 4096, "cross_entropy": "fused"}
+
+PUBLISHED_RUNS = (
+    PublishedRun("Llama-3-70B, 12 layers, tp 2", _of("llama-3-70b", num_hidden_layers=12), {**_B200, "tp": 2}, 60.68, _SIMUMAX),
+    PublishedRun("Llama-3-70B, 12 layers, tp 8", _of("llama-3-70b", num_hidden_layers=12), {**_B200, "tp": 8}, 28.29, _SIMUMAX),
+    PublishedRun(
+        "DeepSeek-V3, 4 layers, ep 8",
+        _of("deepseek-v3", num_hidden_layers=4, first_k_dense_replace=1),  # three routed layers: four would be 112 GiB
+        {**_B200, "ep": 8},
+        104.30,
+        _SIMUMAX,
+    ),
+)  # fmt: skip
