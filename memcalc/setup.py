@@ -31,6 +31,8 @@ class Setup(NamedTuple):
     sequence_parallel: bool
     schedule: str
     virtual_stages: int
+    first_stage_layers: int | None
+    last_stage_layers: int | None
     micro_batch_size: int
     seq_len: int | None
     global_batch_size: int
@@ -39,6 +41,8 @@ class Setup(NamedTuple):
     optimizer: str
     optimizer_implementation: str
     recompute: str
+    recompute_layers: int | None
+    """Of each stage the first so many; None: all."""
     attention: str | None
     cross_entropy: str | None
     padded: bool
@@ -114,6 +118,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         sequence_parallel=_sequence_parallel(options, engine),
         schedule=options.schedule,
         virtual_stages=options.virtual_stages,
+        first_stage_layers=options.first_stage_layers,
+        last_stage_layers=options.last_stage_layers,
         micro_batch_size=options.micro_batch_size,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
@@ -122,6 +128,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer=options.optimizer,
         optimizer_implementation=implementation,
         recompute=options.recompute,
+        recompute_layers=options.recompute_layers,
         attention=None if model is None else _attention(options, model),
         cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
         padded=options.padded,
@@ -149,6 +156,11 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
         degree: int | None = getattr(options, name)
         if degree is not None and degree > 1:
             refuse(name, degree, f"with engine {engine} {NOT_YET}1")
+    for name in ("first_stage_layers", "last_stage_layers"):
+        if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
+            refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
+    if options.recompute_layers is not None and (engine != "megatron" or options.recompute != "full"):
+        refuse("recompute_layers", options.recompute_layers, "needs --engine megatron and --recompute full")
     if options.pp == 1 and options.schedule != "1f1b":
         refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:

@@ -15,7 +15,9 @@ from memcalc.cli.main import COMMANDS
 
 OPTIONS = (
     "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp", "--pp-rank",
-    "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule", "--virtual-stages",
+    "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
+    "--virtual-stages", "--first-stage-layers",
+    "--last-stage-layers", "--recompute-layers",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
     "--kernels", "--engine", "--gpu", "--json", "--check", "--help",
@@ -37,7 +39,8 @@ VALUES = {
 
 DEFAULTS: dict[str, Any] = {
     "gpus": 1, "gpus_per_node": 8, "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "etp": 1, "pp_rank": 0, "zero": 0,
-    "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", "virtual_stages": 1, "micro_batch_size": 1,
+    "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", 
+    "virtual_stages": 1, "first_stage_layers": None, "last_stage_layers": None,    "recompute_layers": None, "micro_batch_size": 1,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
     "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None,

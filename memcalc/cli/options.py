@@ -58,6 +58,18 @@ Schedule = Annotated[
 VirtualStages = Annotated[
     int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
 ]
+FirstStageLayers = Annotated[
+    int | None,
+    _option(
+        "Layers of the first pipeline rank. (default: as many as the others have)", _PARALLEL, "--first-stage-layers"
+    ),
+]
+LastStageLayers = Annotated[
+    int | None,
+    _option(
+        "Layers of the last pipeline rank. (default: as many as the others have)", _PARALLEL, "--last-stage-layers"
+    ),
+]
 Engine = Annotated[
     str | None, _option("none, ddp, fsdp2, deepspeed, megatron. (default: by gpus and zero)", _PARALLEL, "--engine")
 ]
@@ -97,6 +109,12 @@ OptimizerImplementation = Annotated[
 ]
 Recompute = Annotated[
     str | None, _option("none, selective (megatron), full; op: not yet. (default: none)", _METHOD, "--recompute")
+]
+RecomputeLayers = Annotated[
+    int | None,
+    _option(
+        "With recompute full: only the first so many layers of a stage. (default: all)", _METHOD, "--recompute-layers"
+    ),
 ]
 Attention = Annotated[
     str | None, _option("eager, sdpa; flash: not yet. (default: sdpa where there is one)", _METHOD, "--attention")

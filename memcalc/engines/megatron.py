@@ -57,9 +57,9 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     """All pipeline ranks, first to last."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
+    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
     return [
-        Stage(rank, tuple(GPTModel(a, _layout(setup, a, span)) for span in spans))
-        for rank, spans in enumerate(spans_of(a.layers, setup.pp, chunks))
+        Stage(rank, tuple(GPTModel(a, _layout(setup, a, span)) for span in spans)) for rank, spans in enumerate(spans)
     ]
 
 
@@ -72,6 +72,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         expert_tensor_parallel=setup.etp,
         expert_imbalance=setup.expert_imbalance,
         layers=span.layers,
+        recompute_layers=setup.recompute_layers,
         routed=a.routed(span.start, span.layers),
         first=span.first,
         last=span.last,

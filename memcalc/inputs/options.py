@@ -28,6 +28,8 @@ class Options(NamedTuple):
     sequence_parallel: bool | None = None
     schedule: str = "1f1b"
     virtual_stages: int = 1
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
     micro_batch_size: int = 1
     seq_len: int | None = None
     global_batch_size: int | None = None
@@ -36,6 +38,7 @@ class Options(NamedTuple):
     optimizer: str = "adamw"
     optimizer_implementation: str | None = None
     recompute: str = "none"
+    recompute_layers: int | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -64,6 +67,7 @@ _WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
         ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages"), _DEGREE
     ),
+    **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers"), (1, 10**6)),
     "pp_rank": (0, 10**6),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),

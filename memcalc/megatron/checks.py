@@ -81,22 +81,29 @@ def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> Non
     ranks = options.tp * options.cp * dp
     if ranks % (options.ep * etp):
         why = f"ep {options.ep} · etp {etp} = {options.ep * etp} does not divide tp {options.tp} · cp {options.cp} · dp {dp}"
-        refuse(
-            "ep",
-            options.ep,
-            f"{why} = {ranks}, the GPUs of a pipeline stage; allowed: a divisor of {ranks // etp or 1}",
-        )
+        other = "" if etp == 1 else f", or with --etp 1 of {ranks}"
+        allowed = f"a divisor of {ranks // etp or 1}{other}"
+        refuse("ep", options.ep, f"{why} = {ranks}, the GPUs of a pipeline stage; allowed: {allowed}")
     if options.tp > 1 and options.sequence_parallel is False:
         refuse("sequence_parallel", "off", "Megatron trains experts under tp > 1 with it only; allowed: on")
 
 
 def _check_stages(options: Options, name: str, a: Architecture) -> None:
-    stages = options.pp * options.virtual_stages
+    stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
     try:
-        layers_of_chunks(a.layers, stages)
-    except ValueError:
+        counts = layers_of_chunks(a.layers, stages, first, last)
+    except ValueError as error:
+        if first is not None or last is not None:
+            field = "last_stage_layers" if first is None else "first_stage_layers"
+            refuse(field, getattr(options, field), f"{name}'s {error} equal stages; allowed: what leaves equal ones")
         why = f"{name} has {a.layers} layers: neither they nor they and the embedding and the head make {stages} equal stages"
-        refuse("pp", options.pp, f"{why}; allowed: a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}")
+        allowed = (
+            f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}, or --first-stage-layers, --last-stage-layers"
+        )
+        refuse("pp", options.pp, f"{why}; allowed: {allowed}")
+    if options.recompute_layers is not None and options.recompute_layers > min(counts):
+        why = f"the smallest stage of {name} has {min(counts)} layers"
+        refuse("recompute_layers", options.recompute_layers, f"{why}; allowed: 1 to {min(counts)}")
 
 
 def _check_sequence(options: Options, seq_len: int) -> None:

@@ -45,6 +45,8 @@ class Layout(NamedTuple):
     expert_tensor_parallel: int = 1
     expert_imbalance: float = 1.0
     layers: int = 1
+    recompute_layers: int | None = None
+    """Of those the first so many, where they are recomputed; None: all."""
     routed: tuple[bool, ...] = ()
     """Of each layer, whether it has experts; empty where none has."""
     first: bool = True
@@ -160,7 +162,11 @@ class GPTModel(Program):
         return bool(self.layout.routed) and self.layout.routed[i]
 
     def variant(self, i: int) -> Hashable:
-        return self.is_routed(i)
+        return self.is_routed(i), self.is_recomputed(i)
+
+    def is_recomputed(self, i: int) -> bool:
+        """Whether the stage's layer `i` is among those that recomputation is for (`--recompute-method block`)."""
+        return self.layout.recompute_layers is None or i < self.layout.recompute_layers
 
     def norm_weights(self, name: str, width: Dim) -> Iterator[Weight]:
         yield Weight(f"{name}.weight", (width,), "norm")
@@ -231,7 +237,7 @@ class GPTModel(Program):
 
     def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Any:
         """transformer_block.py: `_checkpointed_forward`; tensor_parallel.checkpoint runs the whole layer again."""
-        if m.run.recompute:
+        if m.run.recompute and self.is_recomputed(m.layer or 0):
             return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest, early_stop=False)
         return self.layer(m, hidden_states, *rest)
 

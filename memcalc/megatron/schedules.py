@@ -74,12 +74,21 @@ class Span(NamedTuple):
 _COUNTED = ((0, 0), (1, 1), (0, 1), (1, 0))
 
 
-def layers_of_chunks(layers: int, chunks: int) -> list[int]:
+def layers_of_chunks(layers: int, chunks: int, first: int | None = None, last: int | None = None) -> list[int]:
     """Layers of each chunk in the model's order. ValueError where no split is known.
 
     An equal number each; where that does not come out, the embedding and the head count as a layer each, or one of them
-    does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`).
+    does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`). Given numbers of the first
+    and the last chunk (`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`) leave equal others.
     """
+    if first is not None or last is not None:
+        ends = [count for count in (first, last) if count is not None]
+        others = chunks - len(ends)
+        each, rest = divmod(layers - sum(ends), others) if others else (0, layers - sum(ends))
+        if rest or (others and each < 1):
+            raise ValueError(f"{layers} layers less {sum(ends)} do not divide by {others}")
+        middle = [each] * others
+        return [*([first] if first is not None else []), *middle, *([last] if last is not None else [])]
     for embedding, head in _COUNTED:
         each, rest = divmod(layers + embedding + head, chunks)
         if not rest and each > max(embedding, head):
@@ -90,8 +99,10 @@ def layers_of_chunks(layers: int, chunks: int) -> list[int]:
     raise ValueError(f"{layers} layers, with the embedding and the head or without, do not divide by {chunks}")
 
 
-def spans_of(layers: int, ranks: int, chunks: int = 1) -> list[list[Span]]:
+def spans_of(
+    layers: int, ranks: int, chunks: int = 1, first: int | None = None, last: int | None = None
+) -> list[list[Span]]:
     """The chunks of each rank: chunk i of rank r is the model's chunk i·ranks + r."""
-    counts = layers_of_chunks(layers, ranks * chunks)
+    counts = layers_of_chunks(layers, ranks * chunks, first, last)
     spans = [Span(sum(counts[:i]), count, i == 0, i == ranks * chunks - 1) for i, count in enumerate(counts)]
     return [spans[rank::ranks] for rank in range(ranks)]

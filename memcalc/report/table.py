@@ -101,27 +101,30 @@ def _pipeline_lines(report: Report) -> list[Text]:
     peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in shown.items())
     chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
-    counts = layers_of_chunks(report.model.layers, s.pp * s.virtual_stages)
+    counts = layers_of_chunks(report.model.layers, s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers)
     uneven = len(set(counts)) > 1
     share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time"),
-        *([Text(_uneven_line(counts))] if uneven else []),
+        *(
+            [Text(_uneven_line(counts, s.first_stage_layers is not None or s.last_stage_layers is not None))]
+            if uneven
+            else []
+        ),
     ]
 
 
-def _uneven_line(counts: list[int]) -> str:
-    """Megatron's options that spread the layers so."""
-    usual = max(counts)
+def _uneven_line(counts: list[int], given: bool) -> str:
+    """How the layers are spread, and Megatron's options that spread them so."""
+    usual = max(counts[1:-1], default=max(counts))
     flags = [
         f"--account-for-{what}-in-pipeline-split"
         for what, count in (("embedding", counts[0]), ("loss", counts[-1]))
-        if count < usual
+        if count != usual
     ]
-    return (
-        f"layers: {counts[0]} in the first stage, {counts[-1]} in the last, {usual} in the others ({', '.join(flags)})"
-    )
+    why = "" if given else f" ({', '.join(flags)})"
+    return f"layers: {counts[0]} in the first stage, {counts[-1]} in the last, {usual} in the others{why}"
 
 
 def _trace_lines(report: Report) -> list[Text]:

@@ -403,3 +403,21 @@ def test_llama_3_405b() -> None:
     assert (first.rank.layers, long.rank.layers) == (7, 7)
     with pytest.raises(memcalc.InputError, match="--dp 4: 16384 GPUs over tp·pp·cp = 2048 leave dp = 8; allowed: 8"):
         memcalc.estimate("llama-3.1-405b", gpus=16384, tp=8, cp=16, pp=16, dp=4, seq_len=131072)
+
+
+def test_recomputation_of_the_first_layers() -> None:
+    """`--recompute-method block`: those keep their input alone, the others everything."""
+
+    def saved(**options: Any) -> int:
+        return memcalc.estimate("llama-7b", engine="megatron", seq_len=256, **options).total("saved_activations")
+
+    nothing, everything = saved(), saved(recompute="full")
+    each = (nothing - everything) // 32
+    assert [saved(recompute="full", recompute_layers=n) for n in (1, 8, 32)] == [nothing - n * each for n in (1, 8, 32)]
+
+
+def test_deepseek_v3s_own_layout() -> None:
+    """61 layers on 16 pipeline ranks, 64-way expert parallelism: arXiv 2412.19437, section 3.2."""
+    options: dict[str, Any] = {"gpus": 2048, "pp": 16, "ep": 64, "zero": 1, "last_stage_layers": 1, "seq_len": 4096}
+    report = memcalc.estimate("deepseek-v3", pp_rank=15, **options)
+    assert (report.setup.dp, report.rank.layers, report.setup.expert_dp) == (128, 1, 2)

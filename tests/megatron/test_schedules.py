@@ -52,6 +52,10 @@ def test_layers_are_spread_evenly_or_not_at_all() -> None:
     assert layers_of_chunks(12, 6) == [2] * 6
     assert layers_of_chunks(126, 16) == [7, *[8] * 14, 7]  # Llama 3 405B, with the embedding and the head
     assert layers_of_chunks(31, 4) == [8, 8, 8, 7]
+    assert layers_of_chunks(61, 16, last=1) == [*[4] * 15, 1]
+    assert layers_of_chunks(10, 2, 4, 6) == [4, 6]
+    with pytest.raises(ValueError, match="12 layers less 5 do not divide by 2"):
+        layers_of_chunks(12, 3, first=5)
     with pytest.raises(ValueError, match=r"12 layers, .* do not divide by 8"):
         layers_of_chunks(12, 8)
 
