@@ -21,6 +21,7 @@ from memcalc.setup import Setup, resolve
 if TYPE_CHECKING:
     import os
 
+    from memcalc.cost import Cost, Unknown
     from memcalc.inputs.gpu import GPU
 
 PHASES: Final = ("forward", "backward", "step")
@@ -302,6 +303,15 @@ class Report:
     def textbook(self) -> list[Collective]:
         """The same step as the papers count it; empty where the engine does just that."""
         return self.rank.textbook()
+
+    @cached_property
+    def costs(self) -> list[Cost | Unknown]:
+        """The time of every collective, or what is not known of it; empty without a GPU."""
+        if self.gpu is None:
+            return []
+        from memcalc.cost import cost_of
+
+        return [cost_of(collective, self.setup, self.gpu) for collective in self.collectives]
 
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""

@@ -18,7 +18,7 @@ OPTIONS = (
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule", "--virtual-stages",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
-    "--kernels", "--engine", "--gpu", "--json", "--check", "--help",
+    "--kernels", "--engine", "--gpu", "--network-gbps", "--json", "--check", "--help",
 )  # fmt: skip
 
 VALUES = {
@@ -40,7 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", "virtual_stages": 1, "micro_batch_size": 1,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
-    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None,
+    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None, "network_gbps": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 
@@ -59,7 +59,12 @@ COLLECTIVE = {
 }  # fmt: skip
 FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
-ADDED = {"communication": {"textbook"}, "memory": {"ranks"}}
+ADDED = {
+    "communication": {"textbook"},
+    "memory": {"ranks"},
+    "per_step": {"seconds"},
+    "collectives": {"overlap", "link", "seconds", "seconds_formula"},
+}
 """What came after the first version."""
 
 

@@ -54,6 +54,7 @@ def estimate(
     cross_entropy: o.CrossEntropy = None,
     kernels: o.Kernels = None,
     gpu: o.Gpu = None,
+    network_gbps: o.NetworkGbps = None,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel="Output")
     ] = False,

@@ -113,4 +113,12 @@ Kernels = Annotated[
         "--kernels",
     ),
 ]
-Gpu = Annotated[str | None, _option("A name of `memcalc gpus`: gives a verdict.", "Output", "--gpu")]
+Gpu = Annotated[
+    str | None, _option("A name of `memcalc gpus`: gives a verdict, and the time of communication.", "Output", "--gpu")
+]
+NetworkGbps = Annotated[
+    float | None,
+    _option(
+        "Gbit/s of network per GPU, each direction. (default: as NVIDIA's DGX with --gpu)", "Output", "--network-gbps"
+    ),
+]

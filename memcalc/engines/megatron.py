@@ -11,7 +11,7 @@ from collections import Counter
 from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.collectives import Collective
+from memcalc.collectives import Collective, Overlap
 from memcalc.dims import Dim, Poly, Shape, evaluate, formula, numel
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.engines.holdings import Holdings, state_rows
@@ -199,10 +199,20 @@ def _tensor_parallel(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Co
                 sent.axis, sent.kind, sent.name, sent.phase, sent.dtype.name, setup.tp, count, count * each,  # type: ignore[arg-type]
                 f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
                 "decoder.layers.*" if sent.layer is not None else None, source=_LAYERS,
-                each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B",
+                each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B", overlap=_tensor_parallel_overlap(sent),
             )
         )  # fmt: skip
     return out
+
+
+def _tensor_parallel_overlap(sent: Sent) -> Overlap:
+    """Only what backward starts asynchronously hides: behind the input's and the weight's gradient of a column-parallel layer.
+
+    Those are the second gather of its input and the sum of its input's gradient
+    (LinearWithGradAccumulationAndAsyncCommunication in layers.py, Linear in transformer_engine/pytorch/module/linear.py).
+    """
+    own = sent.name.startswith("input gradient of ") or sent.name.endswith(", again")
+    return "backward" if own and sent.phase == "backward" else "exposed"
 
 
 def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
@@ -217,8 +227,20 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
     def one(what: str, phase: str, boundaries: int) -> Collective:
         calls = boundaries * micro
         formula = f"{calls}·batch·{name}·hidden·{dtype.itemsize} B = {calls}·{each} B"
+        # overlap_p2p_comm is on with virtual stages alone (megatron/training/arguments.py)
+        overlap: Overlap = "exposed" if len(stage.chunks) == 1 else "forward" if phase == "forward" else "backward"
         return Collective(
-            "pp", "send", what, phase, dtype.name, setup.pp, calls, calls * each, formula, source=_PIPELINE
+            "pp",
+            "send",
+            what,
+            phase,
+            dtype.name,
+            setup.pp,
+            calls,
+            calls * each,
+            formula,
+            source=_PIPELINE,
+            overlap=overlap,
         )
 
     out = [one("hidden states to the next stage", "forward", forwards)] if forwards else []
@@ -226,6 +248,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
+    """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
     if setup.dp == 1:
         return []
     total = sum(numel(w.shape)[0] * n for w, n in weights_of(stage).items())
