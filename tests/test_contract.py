@@ -18,7 +18,7 @@ OPTIONS = (
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule", "--virtual-stages",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
-    "--kernels", "--engine", "--gpu", "--network-gbps", "--json", "--check", "--help",
+    "--kernels", "--engine", "--gpu", "--network-gbps", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
 VALUES = {
@@ -59,12 +59,17 @@ COLLECTIVE = {
 }  # fmt: skip
 FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
+RANK = {"pp", "peak"}
 ADDED = {
     "communication": {"textbook"},
     "memory": {"ranks"},
+    "ranks": {
+        "layers", "in_flight", "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "phases",
+        "peak_phase", "device", "communication",
+    },
     "per_step": {"seconds"},
     "collectives": {"overlap", "link", "seconds", "seconds_formula"},
-}
+}  # fmt: skip
 """What came after the first version."""
 
 
@@ -146,7 +151,7 @@ def test_defaults() -> None:
 
 def test_the_setup_has_every_option() -> None:
     named = {option[2:].replace("-", "_") for option in OPTIONS if option.startswith("--")}
-    named -= {"model", "params", "no_sequence_parallel", "json", "check", "help"}
+    named -= {"model", "params", "no_sequence_parallel", "json", "check", "help", "all_ranks"}
     assert named == set(DEFAULTS)
     for document in DOCUMENTS:
         assert named <= set(document["setup"])
@@ -220,6 +225,8 @@ def test_keys(document: dict[str, Any]) -> None:
     check_keys(document["memory"]["phases"], {"forward", "backward", "step"}, "phases")
     check_keys(document["memory"]["at_peak"], AT_PEAK, "at_peak")
     assert "pp" in document["memory"]["rank"]
+    for rank in document["memory"]["ranks"]:
+        check_keys(rank, RANK, "ranks")
     for item in document["memory"]["items"]:
         check_keys(item, ITEM, "items")
     check_keys(document["communication"], COMMUNICATION, "communication")

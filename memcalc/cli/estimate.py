@@ -62,6 +62,10 @@ def estimate(
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="What one layer sends, by collective.", rich_help_panel="Output")
     ] = False,
+    all_ranks: Annotated[
+        bool,
+        typer.Option("--all-ranks", help="What every pipeline rank needs and sends.", rich_help_panel="Output"),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
     format: Annotated[
         str, typer.Option("--format", help="table, json, csv, markdown.", rich_help_panel="Output")
@@ -71,7 +75,7 @@ def estimate(
     ] = None,
 ) -> None:
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
-    from memcalc.cli.output import choose_format, write
+    from memcalc.cli.output import Tables, choose_format, write
     from memcalc.errors import InputError
     from memcalc.estimation import estimate as run
 
@@ -85,10 +89,12 @@ def estimate(
         given["sequence_parallel"] = False
     if check and gpu is None:
         raise InputError("--check: needs --gpu, the GPU that it has to fit")
+    if all_ranks and pp_rank is not None:
+        raise InputError(f"--all-ranks: contradicts --pp-rank {pp_rank}; give one of them")
     report = run(model, params=params, **given)
-    write(report, kind, rows=rows, per_layer=per_layer, output=output)
+    write(report, kind, tables=Tables(rows, per_layer, all_ranks), output=output)
     if check and report.fits is False:
         raise typer.Exit(1)
 
 
-_NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "json", "format", "output")
+_NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "all_ranks", "json", "format", "output")

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from memcalc.cost import Cost, Unknown, step_time
+from memcalc.report.all_ranks import rank_document
 from memcalc.rows import COMPONENTS, Item
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _memory(report: Report) -> dict[str, Any]:
         "device": report.device,
         "at_peak": at_peak,
         "rank": {"pp": report.rank.number},
-        "ranks": [{"pp": rank, "peak": peak} for rank, peak in report.rank_peaks.items()],
+        "ranks": [rank_document(one) for one in report.each_rank()],
         "items": [_item(item) for item in [*report.items, *report.overheads]],
     }
 

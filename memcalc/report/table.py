@@ -11,6 +11,7 @@ from rich.text import Text
 
 from memcalc.cost import Unknown, step_time
 from memcalc.megatron.schedules import bubble
+from memcalc.report.all_ranks import all_ranks_table
 from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count, show_seconds
@@ -32,11 +33,13 @@ _NARROW = 70  # columns; below them the tables keep names and sizes only
 _TIMED = 90  # columns that the times of collectives need
 
 
-def print_report(report: Report, *, rows: bool, file: IO[str], per_layer: bool = False) -> None:
-    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220)."""
+def print_report(
+    report: Report, *, rows: bool, file: IO[str], per_layer: bool = False, all_ranks: bool = False
+) -> None:
+    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220, ranks 120)."""
     console = Console(file=file, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
-        width = 220 if rows else 100
+        width = 220 if rows else 120 if all_ranks else 100
         console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
     narrow = console.width < _NARROW
     parts: list[RenderableType] = [_title(report), *_trace_lines(report), _memory_table(report, narrow)]
@@ -44,6 +47,8 @@ def print_report(report: Report, *, rows: bool, file: IO[str], per_layer: bool =
     if report.collectives:
         timed = report.gpu is not None and console.width >= _TIMED
         parts += ["", _communication_table(report, narrow, timed), *_communication_lines(report)]
+    if all_ranks:
+        parts += ["", all_ranks_table(report, console.width)]
     if per_layer:
         parts += ["", per_layer_table(report, narrow)]
     if rows:
