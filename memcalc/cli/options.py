@@ -53,7 +53,8 @@ SequenceParallel = Annotated[
     ),
 ]
 Schedule = Annotated[
-    str | None, _option("gpipe, 1f1b, interleaved; zero-bubble: not yet. (default: 1f1b)", _PARALLEL, "--schedule")
+    str | None,
+    _option("gpipe, 1f1b, interleaved; zero-bubble: its bubble only. (default: 1f1b)", _PARALLEL, "--schedule"),
 ]
 VirtualStages = Annotated[
     int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
