@@ -286,3 +286,23 @@ def test_a_bridge_joins_two() -> None:
 def test_what_engines_hide(options: dict[str, Any], labels: dict[str, str]) -> None:
     found = {c.name: c.overlap for c in memcalc.estimate("llama-7b", **options).collectives}
     assert {name: found[name] for name in labels} == labels
+
+
+@pytest.mark.parametrize(("gpus_per_node", "link"), [(8, "nvlink"), (16, "nvlink"), (4, "network"), (1, "network")])
+def test_smaller_nodes_are_crossed_sooner(gpus_per_node: int, link: str) -> None:
+    report = memcalc.estimate("gpt2", gpus=8, gpu="h100-80gb", gpus_per_node=gpus_per_node)
+    (buckets, *_) = report.costs
+    assert isinstance(buckets, Cost)
+    assert buckets.link == link
+
+
+def test_a_pipeline_of_one_gpu_stages_stays_in_its_node() -> None:
+    inside, across = (
+        memcalc.estimate("gpt2", gpus=gpus, pp=4, gpu="h100-80gb", global_batch_size=gpus) for gpus in (4, 16)
+    )
+    links = [
+        {cost.link for c, cost in zip(report.collectives, report.costs, strict=True)
+         if c.axis == "pp" and isinstance(cost, Cost)}
+        for report in (inside, across)
+    ]  # fmt: skip
+    assert links == [{"nvlink"}, {"network"}]
