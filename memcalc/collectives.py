@@ -7,6 +7,8 @@ from typing import Final, Literal, NamedTuple
 from memcalc.rows import Basis
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast", "reduce"]
+Overlap = Literal["exposed", "forward", "backward"]
+"""What the engine lets a collective hide behind: that phase's compute, or nothing."""
 
 # Bytes that one GPU sends for n ranks: factor · (n - 1) / n of the payload; None: the payload itself.
 _FACTOR: Final[dict[str, int | None]] = {
@@ -39,6 +41,7 @@ class Collective(NamedTuple):
     """One call of one layer, in named dims."""
     basis: Basis = "modelled"
     source: str = ""
+    overlap: Overlap = "exposed"
 
     @property
     def wire(self) -> int:

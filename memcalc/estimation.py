@@ -21,6 +21,7 @@ from memcalc.setup import Setup, resolve
 if TYPE_CHECKING:
     import os
 
+    from memcalc.cost import Cost, Unknown
     from memcalc.inputs.gpu import GPU
 
 PHASES: Final = ("forward", "backward", "step")
@@ -77,6 +78,15 @@ class _At(NamedTuple):
 NOWHERE: Final = _At(None, None, False)
 
 
+class _Found(NamedTuple):
+    """A rank, its peaks, where they are, and what is alive in backward's after its last moment."""
+
+    rank: Rank
+    phases: dict[str, int]
+    at: dict[str, _At]
+    last: tuple[Row, ...]
+
+
 def left_by(rank: Rank) -> list[Row]:
     """What is there after backward that no engine knows of."""
     return [
@@ -91,7 +101,8 @@ def left_by(rank: Rank) -> list[Row]:
 class Report:
     """The estimate of one setup. Numbers are bytes of the worst rank; rows are made when they are asked for."""
 
-    def __init__(self, model: Any, setup: Setup) -> None:
+    def __init__(self, model: Any, setup: Setup, found: _Found | None = None) -> None:
+        """Of the worst rank, or of one that was `found`."""
         self.model = model
         self.setup = setup
         self.gpu: GPU | None = None
@@ -100,16 +111,15 @@ class Report:
 
             self.gpu = load_gpu(setup.gpu)
         self._batch, self._seq = setup.micro_batch_size, setup.rows
-        self._choose(ranks(model, setup))
+        self._found = [found] if found else [_Found(rank, *self._find_peaks(rank)) for rank in ranks(model, setup)]
+        self.rank_peaks = {one.rank.number: max(one.phases.values()) for one in self._found}
+        self._take(max(self._found, key=lambda one: self.rank_peaks[one.rank.number]))
+
+    def _take(self, found: _Found) -> None:
+        """Report this rank."""
+        self.rank, self.phases, self._at, self._last = found
         self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
         self.peak = self.phases[self.peak_phase]
-
-    def _choose(self, candidates: list[Rank]) -> None:
-        """Report the rank with the highest peak."""
-        found = [(rank, *self._find_peaks(rank)) for rank in candidates]
-        self.rank_peaks = {rank.number: max(phases.values()) for rank, phases, _, _ in found}
-        worst = max(found, key=lambda one: self.rank_peaks[one[0].number])
-        self.rank, self.phases, self._at, self._last = worst
 
     def _find_peaks(self, rank: Rank) -> tuple[dict[str, int], dict[str, _At], tuple[Row, ...]]:
         """The peak of each phase and where it is; what is alive in backward's after its last moment."""
@@ -172,6 +182,15 @@ class Report:
         most = max(forwards, key=saved)
         profile = self.rank.profiles[most.chunk]
         return [*profile.rows(profile.saved), *self._waiting_rows(most)]
+
+    @property
+    def in_flight(self) -> int:
+        """Forwards of a chunk whose saved activations are there at once, the running one's included."""
+        return max((sum(state.in_flight) + 1 for state in self.rank.states if state.kind == "forward"), default=0)
+
+    def each_rank(self) -> list[Report]:
+        """A report of every pipeline rank, or of the one that was asked for."""
+        return [self if found.rank is self.rank else Report(self.model, self.setup, found) for found in self._found]
 
     # --- rows
 
@@ -302,6 +321,15 @@ class Report:
     def textbook(self) -> list[Collective]:
         """The same step as the papers count it; empty where the engine does just that."""
         return self.rank.textbook()
+
+    @cached_property
+    def costs(self) -> list[Cost | Unknown]:
+        """The time of every collective, or what is not known of it; empty without a GPU."""
+        if self.gpu is None:
+            return []
+        from memcalc.cost import cost_of
+
+        return [cost_of(collective, self.setup, self.gpu) for collective in self.collectives]
 
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""

@@ -50,6 +50,8 @@ class Setup(NamedTuple):
     kernels: str
     engine: str
     gpu: str | None
+    network_gbps: float | None
+    """Gbit/s of one GPU's network in each direction; None: not known."""
 
     @property
     def micro_batches(self) -> int:
@@ -136,6 +138,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         kernels=kernels,
         engine=engine,
         gpu=options.gpu,
+        network_gbps=_network_gbps(options),
     )
 
 
@@ -149,6 +152,20 @@ def _data_parallel_degree(options: Options) -> int:
     if options.dp is not None and options.dp != dp:
         refuse("dp", options.dp, f"{options.gpus} GPUs over tp·pp·cp = {product} leave dp = {dp}; allowed: {dp}")
     return dp
+
+
+def _network_gbps(options: Options) -> float | None:
+    """What was given, else what NVIDIA's own node with this GPU has."""
+    if options.gpu is None:
+        if options.network_gbps is not None:
+            refuse("network_gbps", options.network_gbps, "goes with the links of a GPU; allowed: with --gpu")
+        return None
+    if options.network_gbps is not None:
+        return options.network_gbps
+    from memcalc.inputs.gpu import load_gpu
+
+    network = load_gpu(options.gpu).network
+    return None if network is None else network.value
 
 
 def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | None) -> None:

@@ -44,6 +44,15 @@ def show_bytes(nbytes: int) -> str:
     return f"{sign}{size} B"
 
 
+def show_seconds(seconds: float) -> str:
+    """A time for people, three digits of it: "1.23 s", "24.4 ms", "8.4 µs"."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * factor:  # rounded up to it
+            value = seconds / factor
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
 def show_count(number: int) -> str:
     """A parameter count for people: "6.74 B", "124.4 M"."""
     for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):

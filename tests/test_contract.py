@@ -20,7 +20,7 @@ OPTIONS = (
     "--last-stage-layers", "--recompute-layers",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
-    "--kernels", "--engine", "--gpu", "--json", "--check", "--help",
+    "--kernels", "--engine", "--gpu", "--network-gbps", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
 VALUES = {
@@ -39,11 +39,11 @@ VALUES = {
 
 DEFAULTS: dict[str, Any] = {
     "gpus": 1, "gpus_per_node": 8, "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "etp": 1, "pp_rank": 0, "zero": 0,
-    "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", 
-    "virtual_stages": 1, "first_stage_layers": None, "last_stage_layers": None,    "recompute_layers": None, "micro_batch_size": 1,
+    "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", "virtual_stages": 1, "first_stage_layers": None,
+    "last_stage_layers": None, "recompute_layers": None, "micro_batch_size": 1,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
-    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None,
+    "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None, "network_gbps": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 
@@ -62,7 +62,17 @@ COLLECTIVE = {
 }  # fmt: skip
 FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
-ADDED = {"communication": {"textbook"}, "memory": {"ranks"}}
+RANK = {"pp", "peak"}
+ADDED = {
+    "communication": {"textbook"},
+    "memory": {"ranks"},
+    "ranks": {
+        "layers", "in_flight", "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "phases",
+        "peak_phase", "device", "communication",
+    },
+    "per_step": {"seconds"},
+    "collectives": {"overlap", "link", "seconds", "seconds_formula"},
+}  # fmt: skip
 """What came after the first version."""
 
 
@@ -144,7 +154,7 @@ def test_defaults() -> None:
 
 def test_the_setup_has_every_option() -> None:
     named = {option[2:].replace("-", "_") for option in OPTIONS if option.startswith("--")}
-    named -= {"model", "params", "no_sequence_parallel", "json", "check", "help"}
+    named -= {"model", "params", "no_sequence_parallel", "json", "check", "help", "all_ranks"}
     assert named == set(DEFAULTS)
     for document in DOCUMENTS:
         assert named <= set(document["setup"])
@@ -218,6 +228,8 @@ def test_keys(document: dict[str, Any]) -> None:
     check_keys(document["memory"]["phases"], {"forward", "backward", "step"}, "phases")
     check_keys(document["memory"]["at_peak"], AT_PEAK, "at_peak")
     assert "pp" in document["memory"]["rank"]
+    for rank in document["memory"]["ranks"]:
+        check_keys(rank, RANK, "ranks")
     for item in document["memory"]["items"]:
         check_keys(item, ITEM, "items")
     check_keys(document["communication"], COMMUNICATION, "communication")

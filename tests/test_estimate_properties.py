@@ -106,9 +106,9 @@ def states(report: memcalc.Report) -> int:
 
 
 def numbers(value: object) -> list[object]:
-    """Every number in a document."""
+    """Every number in a document but its times."""
     if isinstance(value, dict):
-        return [n for v in value.values() for n in numbers(v)]
+        return [n for key, v in value.items() if key != "seconds" for n in numbers(v)]
     if isinstance(value, (list, tuple)):
         return [n for v in value for n in numbers(v)]
     return [value] if isinstance(value, (int, float)) else []

@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
     ("memcalc.megatron",),
     ("memcalc.inputs",),
-    ("memcalc.setup", "memcalc.profile", "memcalc.device"),
+    ("memcalc.setup", "memcalc.profile", "memcalc.device", "memcalc.cost"),
     ("memcalc.engines",),
     ("memcalc.sizing", "memcalc.ranks"),
     ("memcalc.estimation",),

@@ -13,6 +13,7 @@ from memcalc.units import (
     parse_count,
     show_bytes,
     show_count,
+    show_seconds,
     to_bytes,
 )
 
@@ -139,3 +140,20 @@ def test_show_bytes_is_near(nbytes: int) -> None:
 )
 def test_show_count(count: int, shown: str) -> None:
     assert show_count(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 µs"),
+        (8.4e-6, "8.4 µs"),
+        (9.994e-4, "999 µs"),
+        (9.996e-4, "1 ms"),
+        (0.0466, "46.6 ms"),
+        (0.99951, "1 s"),
+        (1.234, "1.23 s"),
+        (12345.6, "12346 s"),
+    ],
+)
+def test_show_seconds(seconds: float, shown: str) -> None:
+    assert show_seconds(seconds) == shown

@@ -57,12 +57,17 @@ def estimate(
     cross_entropy: o.CrossEntropy = None,
     kernels: o.Kernels = None,
     gpu: o.Gpu = None,
+    network_gbps: o.NetworkGbps = None,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel="Output")
     ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel="Output")] = False,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="What one layer sends, by collective.", rich_help_panel="Output")
+    ] = False,
+    all_ranks: Annotated[
+        bool,
+        typer.Option("--all-ranks", help="What every pipeline rank needs and sends.", rich_help_panel="Output"),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
     format: Annotated[
@@ -73,7 +78,7 @@ def estimate(
     ] = None,
 ) -> None:
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
-    from memcalc.cli.output import choose_format, write
+    from memcalc.cli.output import Tables, choose_format, write
     from memcalc.errors import InputError
     from memcalc.estimation import estimate as run
 
@@ -87,10 +92,12 @@ def estimate(
         given["sequence_parallel"] = False
     if check and gpu is None:
         raise InputError("--check: needs --gpu, the GPU that it has to fit")
+    if all_ranks and pp_rank is not None:
+        raise InputError(f"--all-ranks: contradicts --pp-rank {pp_rank}; give one of them")
     report = run(model, params=params, **given)
-    write(report, kind, rows=rows, per_layer=per_layer, output=output)
+    write(report, kind, tables=Tables(rows, per_layer, all_ranks), output=output)
     if check and report.fits is False:
         raise typer.Exit(1)
 
 
-_NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "json", "format", "output")
+_NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "all_ranks", "json", "format", "output")

@@ -53,7 +53,8 @@ SequenceParallel = Annotated[
     ),
 ]
 Schedule = Annotated[
-    str | None, _option("gpipe, 1f1b, interleaved; zero-bubble: not yet. (default: 1f1b)", _PARALLEL, "--schedule")
+    str | None,
+    _option("gpipe, 1f1b, interleaved; zero-bubble: its bubble only. (default: 1f1b)", _PARALLEL, "--schedule"),
 ]
 VirtualStages = Annotated[
     int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
@@ -131,4 +132,12 @@ Kernels = Annotated[
         "--kernels",
     ),
 ]
-Gpu = Annotated[str | None, _option("A name of `memcalc gpus`: gives a verdict.", "Output", "--gpu")]
+Gpu = Annotated[
+    str | None, _option("A name of `memcalc gpus`: gives a verdict, and the time of communication.", "Output", "--gpu")
+]
+NetworkGbps = Annotated[
+    float | None,
+    _option(
+        "Gbit/s of network per GPU, each direction. (default: as NVIDIA's DGX with --gpu)", "Output", "--network-gbps"
+    ),
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from memcalc.errors import InputError, one_line
 
@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from memcalc.estimation import Report
 
 FORMATS = ("table", "json", "csv", "markdown")
+
+
+class Tables(NamedTuple):
+    """The tables that are printed only when they are asked for."""
+
+    rows: bool
+    per_layer: bool
+    all_ranks: bool
 
 
 def choose_format(json: bool, format: str) -> str:
@@ -23,26 +31,26 @@ def choose_format(json: bool, format: str) -> str:
     return "json" if json else format
 
 
-def write(report: Report, kind: str, *, rows: bool, per_layer: bool, output: Path | str | None) -> None:
+def write(report: Report, kind: str, *, tables: Tables, output: Path | str | None) -> None:
     """Render the report and put it where it was asked for."""
     if output is None:
-        _write_to(report, kind, rows, per_layer, sys.stdout)
+        _write_to(report, kind, tables, sys.stdout)
         return
     if output == "":  # an empty word is not made a path of
         raise InputError("--output '': expected the name of a file")
     try:
         with Path(output).open("w", encoding="utf-8", newline="") as file:
-            _write_to(report, kind, rows, per_layer, file)
+            _write_to(report, kind, tables, file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"--output {one_line(output)}: cannot be written ({one_line(why)})") from None
 
 
-def _write_to(report: Report, kind: str, rows: bool, per_layer: bool, file: IO[str]) -> None:
+def _write_to(report: Report, kind: str, tables: Tables, file: IO[str]) -> None:
     if kind == "table":
         from memcalc.report.table import print_report
 
-        print_report(report, rows=rows, per_layer=per_layer, file=file)
+        print_report(report, **tables._asdict(), file=file)
     else:
         file.write(_render(report, kind))
 

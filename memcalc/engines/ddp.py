@@ -70,7 +70,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         Collective(
             "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, len(sizes), sum(sizes),
             f"parameters·{dtype.itemsize} B = {model.num_parameters}·{dtype.itemsize} B",
-            by_layer=True, source=_SOURCE,
+            by_layer=True, source=_SOURCE, overlap="backward",
         )
     ]  # fmt: skip
     held = sum(

@@ -1,7 +1,8 @@
 """What DeepSpeed's ZeRO sends with the default configuration of 0.19, and what the textbook says it does.
 
 Stages 1 and 2 all-reduce whole buckets and gather the updated weights; stage 3 gathers weights before each use, keeps those
-it needs again soon, and reduce-scatters gradients. Sources: as in `memcalc.engines.deepspeed`.
+it needs again soon, and reduce-scatters gradients. `overlap_comm` is off by default in stages 1 and 2 and on in stage 3
+(zero/config.py), so only stage 3 communicates behind compute. Sources: as in `memcalc.engines.deepspeed`.
 """
 
 from __future__ import annotations
@@ -100,17 +101,18 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     small = [p for n, p in zip(sizes, padded, strict=True) if n <= PERSISTENCE]
     out = [
         Collective("dp", "all_gather", "parameters", "forward", dtype.name, dp, m * len(large), m * sum(large) * e,
-                   f"{m}·{sum(large)}·{e} B", by_layer=True, source=STAGE_3),
+                   f"{m}·{sum(large)}·{e} B", by_layer=True, source=STAGE_3, overlap="forward"),
     ]  # fmt: skip
     if again:
         out.append(
             Collective("dp", "all_gather", "parameters released since forward", "backward", dtype.name, dp,
-                       m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", by_layer=True, source=STAGE_3)
+                       m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", by_layer=True, source=STAGE_3,
+                       overlap="backward")
         )  # fmt: skip
     flushes = len(buckets_before_exceeding(sizes))
     out.append(
         Collective("dp", "reduce_scatter", "gradient buckets", "backward", dtype.name, dp, m * flushes,
-                   m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=STAGE_3)
+                   m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=STAGE_3, overlap="backward")
     )  # fmt: skip
     groups = len(sub_groups([p // dp for p in padded]))
     out.append(

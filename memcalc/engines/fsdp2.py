@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from memcalc.collectives import Collective, Kind
+from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.fsdp2_step import Sharding, padded_elements
@@ -102,7 +102,7 @@ def _of_unit(model: Model, setup: Setup, weights: list[Weight], layer: str | Non
         formula = f"{micro}·unit{'s' if units > 1 else ''}·{dtype.itemsize} B = {micro}·{count}·{dtype.itemsize} B"
         return Collective(
             "dp", kind, f"{name}, {where}", phase, dtype.name, size, micro * units, micro * count * dtype.itemsize,
-            formula, layer, source=_COLLECTIVES, each=f"unit·{dtype.itemsize} B",
+            formula, layer, source=_COLLECTIVES, each=f"unit·{dtype.itemsize} B", overlap=_overlap(phase, layer),
         )  # fmt: skip  # type: ignore[arg-type]
 
     out: list[Collective] = []
@@ -114,6 +114,16 @@ def _of_unit(model: Model, setup: Setup, weights: list[Weight], layer: str | Non
     if replicas > 1:
         out.append(one("all_reduce", "gradient shards over replicas", "backward", sums, replicas, reduced // ranks))
     return out
+
+
+def _overlap(phase: str, layer: str | None) -> Overlap:
+    """Layers are gathered ahead on a stream of their own and reduced behind the next layer's backward (_fsdp_state.py).
+
+    The root is gathered before anything else can run, and reduced when backward is over (_root_post_backward_final_callback).
+    """
+    if layer is None:
+        return "exposed"
+    return "forward" if phase == "forward" else "backward"
 
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:

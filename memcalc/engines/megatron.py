@@ -11,7 +11,7 @@ from collections import Counter
 from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.collectives import Collective
+from memcalc.collectives import Collective, Overlap
 from memcalc.dims import Dim, Shape, evaluate, formula, numel
 from memcalc.dtypes import DType, boolean, fp32, int64
 from memcalc.engines.holdings import Holdings, state_rows
@@ -260,10 +260,24 @@ def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Coll
                 sent.kind, sent.name, sent.phase, sent.dtype.name, sizes[sent.axis], count, count * each,  # type: ignore[arg-type]
                 f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
                 "decoder.layers.*" if sent.layer is not None else None, source=_LAYERS,
-                each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B",
+                each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B", overlap=_overlap(sent),
             )
         )  # fmt: skip
     return out
+
+
+def _overlap(sent: Sent) -> Overlap:
+    """Keys and values go round while attention runs on those that came before (context_parallel.py of Transformer Engine).
+
+    Of the tensor-parallel ones only what backward starts asynchronously hides: behind the gradients of a column-parallel layer.
+
+    Those are the second gather of its input and the sum of its input's gradient
+    (LinearWithGradAccumulationAndAsyncCommunication in layers.py, Linear in transformer_engine/pytorch/module/linear.py).
+    """
+    if sent.axis == "cp":
+        return "forward" if sent.phase == "forward" else "backward"
+    own = sent.name.startswith("input gradient of ") or sent.name.endswith(", again")
+    return "backward" if own and sent.phase == "backward" else "exposed"
 
 
 def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
@@ -278,8 +292,20 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
     def one(what: str, phase: str, boundaries: int) -> Collective:
         calls = boundaries * micro
         formula = f"{calls}·batch·{name}·hidden·{dtype.itemsize} B = {calls}·{each} B"
+        # overlap_p2p_comm is on with virtual stages alone (megatron/training/arguments.py)
+        overlap: Overlap = "exposed" if len(stage.chunks) == 1 else "forward" if phase == "forward" else "backward"
         return Collective(
-            "pp", "send", what, phase, dtype.name, setup.pp, calls, calls * each, formula, source=_PIPELINE
+            "pp",
+            "send",
+            what,
+            phase,
+            dtype.name,
+            setup.pp,
+            calls,
+            calls * each,
+            formula,
+            source=_PIPELINE,
+            overlap=overlap,
         )
 
     out = [one("hidden states to the next stage", "forward", forwards)] if forwards else []
@@ -287,6 +313,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
+    """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
     out: list[Collective] = []
     for buffer in buffers_of(setup, stage):
         ranks, total = buffer.data_ranks, buffer.elements

@@ -37,6 +37,10 @@ class GPU(NamedTuple):
     memory_bandwidth: Quantity
     dense_flops_per_second: dict[str, Quantity]
     links: dict[str, Quantity]
+    nvlink_group: Quantity | None = None
+    """How many GPUs an NVLink bridge joins; None: all of a node."""
+    network: Quantity | None = None
+    """Of one GPU, in each direction, in NVIDIA's own node with it; None where there is no such node."""
 
     @property
     def capacity(self) -> int:
@@ -51,6 +55,8 @@ def from_file(name: str, content: dict[str, Any]) -> GPU:
         made[key] = Quantity(**content[key])
     for key in ("dense_flops_per_second", "links"):
         made[key] = {name: Quantity(**quantity) for name, quantity in content[key].items()}
+    for key in {"nvlink_group", "network"} & content.keys():
+        made[key] = Quantity(**content[key])
     return GPU(name=name, **made)
 
 

@@ -46,6 +46,7 @@ class Options(NamedTuple):
     kernels: str | None = None
     engine: str | None = None
     gpu: str | None = None
+    network_gbps: float | None = None
 
 
 _DEGREE: Final = (1, 10**6)
@@ -123,4 +124,7 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name == "expert_imbalance":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 1 <= value <= 10**6 else "allowed: a number from 1 up"
+    if name == "network_gbps":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, at most 1000000"
     return None if isinstance(value, str) else "allowed: a name of `memcalc gpus`"

@@ -1,6 +1,8 @@
 """In which order a pipeline rank runs forwards and backwards, and what is in flight meanwhile.
 
 1F1B and interleaved 1F1B as megatron/core/pipeline_parallel/schedules.py has them; GPipe is all forwards, then all backwards.
+Zero-bubble has an order and a bubble here, but no states: Megatron-Core has no such schedule, so there is nothing to hold
+against what stays saved between the two halves of a backward.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward"]
+Part = Literal["forward", "backward of inputs", "backward of weights"]
 
 
 class State(NamedTuple):
@@ -55,8 +58,45 @@ def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
         yield "backward", chunks - 1 - chunk_of(i)
 
 
+def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Part]:
+    """ZB-H1 of Qi et al. 2023 (arXiv 2401.10241, section 2.3): 1F1B whose backwards are cut in two.
+
+    A later stage waits for the gradient of a stage's input alone, so that half keeps 1F1B's place; the half for the weights
+    comes `rank` micro-batches after it and fills what would be idle. The order is that of torch's
+    ScheduleInterleavedZeroBubble with one stage per rank (torch/distributed/pipelining/schedules.py).
+    """
+    warmup = min(ranks - rank - 1, micro_batches)
+    for _ in range(warmup):
+        yield "forward"
+    for i in range(micro_batches):
+        if i < micro_batches - warmup:
+            yield "forward"
+        yield "backward of inputs"
+        if i >= rank:
+            yield "backward of weights"
+    for _ in range(min(rank, micro_batches)):
+        yield "backward of weights"
+
+
+def zero_bubble_in_flight(rank: int, ranks: int, micro_batches: int) -> tuple[int, int]:
+    """The most micro-batches with a forward behind them and the backward of their inputs, or of their weights, to come."""
+    done: Counter[Part] = Counter()
+    inputs = weights = 0
+    for part in zero_bubble_order(rank, ranks, micro_batches):
+        done[part] += 1
+        inputs = max(inputs, done["forward"] - done["backward of inputs"])
+        weights = max(weights, done["forward"] - done["backward of weights"])
+    return inputs, weights
+
+
 def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Idle time over the ideal time of a step: (p-1)/m, or (p-1)/(v·m) (Narayanan et al. 2021, arXiv 2104.04473)."""
+    """Idle time over the ideal time of a step: (p-1)/m, or (p-1)/(v·m) (Narayanan et al. 2021, arXiv 2104.04473).
+
+    Zero-bubble's ZB-H1 waits for (p-1)(F + B - W) of m(F + B + W), so (p-1)/(3m) where a forward takes as long as each half
+    of a backward (Qi et al. 2023); with fewer micro-batches than ranks it waits for (p-m)W besides.
+    """
+    if schedule == "zero-bubble":
+        return (ranks - 1 + max(0, ranks - micro_batches)) / (3 * micro_batches)
     return (ranks - 1) / (micro_batches * (chunks if schedule == "interleaved" else 1))
 
 

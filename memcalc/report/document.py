@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from memcalc.cost import Cost, Unknown, step_time
+from memcalc.report.all_ranks import rank_document
 from memcalc.rows import COMPONENTS, Item
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def _memory(report: Report) -> dict[str, Any]:
         "device": report.device,
         "at_peak": at_peak,
         "rank": {"pp": report.rank.number},
-        "ranks": [{"pp": rank, "peak": peak} for rank, peak in report.rank_peaks.items()],
+        "ranks": [rank_document(one) for one in report.each_rank()],
         "items": [_item(item) for item in [*report.items, *report.overheads]],
     }
 
@@ -78,11 +81,28 @@ def _communication(report: Report) -> dict[str, Any]:
         "per_step": {
             "payload": sum(c.payload for c in report.collectives),
             "wire": sum(c.wire for c in report.collectives),
+            "seconds": _step_seconds(report),
         },
         "per_layer": {"payload": layer_payload, "wire": layer_wire},
-        "items": _collectives(report.collectives),
+        "items": [
+            {**item, "overlap": c.overlap, **_time(cost)}
+            for item, c, cost in zip_longest(_collectives(report.collectives), report.collectives, report.costs)
+        ],
         "textbook": _collectives(report.textbook),
     }
+
+
+def _step_seconds(report: Report) -> dict[str, float] | None:
+    """Exposed, and what can hide behind forward and backward; None without a GPU or where a link is not known."""
+    time = step_time(report.collectives, report.costs) if report.gpu is not None else None
+    return None if time is None else {**time._asdict(), "total": time.total}
+
+
+def _time(cost: Cost | Unknown | None) -> dict[str, Any]:
+    """Nulls where there is no time; where a link is not known, the formula says what is missing."""
+    if isinstance(cost, Cost):
+        return {"seconds": cost.seconds, "link": cost.link, "seconds_formula": cost.formula}
+    return {"seconds": None, "link": None, "seconds_formula": None if cost is None else cost.missing}
 
 
 def _collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:

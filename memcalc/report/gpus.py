@@ -26,6 +26,9 @@ def as_document(gpu: GPU) -> dict[str, object]:
     for key in ("dense_flops_per_second", "links"):
         table: dict[str, Quantity] = getattr(gpu, key)
         out[key] = {name: quantity._asdict() for name, quantity in table.items()}
+    for key in ("nvlink_group", "network"):
+        known: Quantity | None = getattr(gpu, key)
+        out[key] = None if known is None else known._asdict()
     return out
 
 
@@ -65,6 +68,10 @@ def print_gpu(gpu: GPU, file: IO[str]) -> None:
         **{f"{dtype}, dense": q for dtype, q in gpu.dense_flops_per_second.items()},
         **{f"{link}, both directions": q for link, q in gpu.links.items()},
     }
+    if gpu.nvlink_group is not None:
+        rows["GPUs that NVLink joins"] = gpu.nvlink_group
+    if gpu.network is not None:
+        rows["network of one GPU, each direction"] = gpu.network
     for label, quantity in rows.items():
         table.add_row(label, _show(quantity), quantity.source)
     console.print(table)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memcalc.cost import Unknown, step_time
 from memcalc.megatron.schedules import bubble, layers_of_chunks
+from memcalc.report.all_ranks import all_ranks_table
 from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
-from memcalc.units import show_bytes, show_count
+from memcalc.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
@@ -27,19 +30,25 @@ _LABELS = {
 _BAR = 20
 _MOST_RANKS = 8
 _NARROW = 70  # columns; below them the tables keep names and sizes only
+_TIMED = 90  # columns that the times of collectives need
 
 
-def print_report(report: Report, *, rows: bool, file: IO[str], per_layer: bool = False) -> None:
-    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220)."""
+def print_report(
+    report: Report, *, rows: bool, file: IO[str], per_layer: bool = False, all_ranks: bool = False
+) -> None:
+    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220, ranks 120)."""
     console = Console(file=file, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
-        width = 220 if rows else 100
+        width = 220 if rows else 120 if all_ranks else 100
         console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
     narrow = console.width < _NARROW
     parts: list[RenderableType] = [_title(report), *_trace_lines(report), _memory_table(report, narrow)]
     parts += [*_phase_lines(report), *_pipeline_lines(report)]
     if report.collectives:
-        parts += ["", _communication_table(report, narrow), *_communication_lines(report)]
+        timed = report.gpu is not None and console.width >= _TIMED
+        parts += ["", _communication_table(report, narrow, timed), *_communication_lines(report)]
+    if all_ranks:
+        parts += ["", all_ranks_table(report, console.width)]
     if per_layer:
         parts += ["", per_layer_table(report, narrow)]
     if rows:
@@ -187,27 +196,33 @@ def _why(report: Report) -> str:
     return "on top of the states it holds " + ", ".join(named)
 
 
-def _communication_table(report: Report, narrow: bool) -> Table:
+def _communication_table(report: Report, narrow: bool, timed: bool) -> Table:
     table = _table("Communication per step and GPU")
     for name in ("what",) if narrow else ("phase", "collective", "what"):
         table.add_column(name, no_wrap=name != "what", overflow="fold")
     for name in ("payload", "wire") if narrow else ("ranks", "calls", "payload", "wire"):
         table.add_column(name, justify="right", no_wrap=True)
+    if timed:
+        table.add_column("time", justify="right", no_wrap=True)
 
-    def add(words: tuple[str, str, str], counts: tuple[str, str], payload: int, wire: int, style: str = "") -> None:
-        sizes = (show_bytes(payload), show_bytes(wire))
-        table.add_row(*((words[2] or words[0], *sizes) if narrow else (*words, *counts, *sizes)), style=style)
+    def add(words: tuple[str, str, str], counts: tuple[str, str], sizes: tuple[int, int], time: str) -> None:
+        shown = [show_bytes(size) for size in sizes]
+        cells = [words[2] or words[0], *shown] if narrow else [*words, *counts, *shown, *([time] if timed else [])]
+        table.add_row(*cells, style="" if words[1] else "bold")
 
-    for c in report.collectives:
-        add((c.phase, c.collective, c.name), (str(c.group_size), str(c.calls)), c.payload, c.wire)
-    payload, wire = sum(c.payload for c in report.collectives), sum(c.wire for c in report.collectives)
-    add(("all", "", ""), ("", ""), payload, wire, "bold")
+    for c, cost in zip_longest(report.collectives, report.costs):
+        time = "?" if cost is None or isinstance(cost, Unknown) else show_seconds(cost.seconds)
+        time = time if c.overlap == "exposed" else f"({time})"
+        add((c.phase, c.collective, c.name), (str(c.group_size), str(c.calls)), (c.payload, c.wire), time)
+    total = step_time(report.collectives, report.costs) if timed else None
+    sizes = sum(c.payload for c in report.collectives), sum(c.wire for c in report.collectives)
+    add(("all", "", ""), ("", ""), sizes, show_seconds(total.total) if total else "")
     return table
 
 
 def _communication_lines(report: Report) -> list[Text]:
     payload, wire = report.per_layer()
-    lines = [Text(f"per layer: payload {show_bytes(payload)}, wire {show_bytes(wire)}")]
+    lines = [Text(f"per layer: payload {show_bytes(payload)}, wire {show_bytes(wire)}"), *_time_lines(report)]
     if report.textbook:
         wire = sum(c.wire for c in report.textbook)
         kinds = " + ".join(f"{c.collective} {show_bytes(c.payload)}" for c in report.textbook)
@@ -215,6 +230,21 @@ def _communication_lines(report: Report) -> list[Text]:
             Text(f"textbook: {kinds}; wire {show_bytes(wire)} (what is printed above is what the engine does)")
         )
     return lines
+
+
+def _time_lines(report: Report) -> list[Text]:
+    """What of the communication the step waits for, at the speed of data sheets."""
+    if report.gpu is None:
+        return []
+    unknown = [cost.missing for cost in report.costs if isinstance(cost, Unknown)]
+    if unknown:
+        return [Text(f"no time for some of it: {unknown[0]}")]
+    time = step_time(report.collectives, report.costs)
+    assert time is not None
+    hides = [("forward", time.forward), ("backward", time.backward)]
+    behind = " and ".join(f"{show_seconds(seconds)} behind {phase}" for phase, seconds in hides if seconds)
+    hidden = f"; in brackets what can hide, {behind}" if behind else ""
+    return [Text(f"time: {show_seconds(time.exposed)} exposed{hidden} (NCCL's latencies, data-sheet bandwidths)")]
 
 
 def _rows_table(report: Report) -> Table:

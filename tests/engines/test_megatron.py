@@ -250,7 +250,7 @@ def test_bytes_per_parameter() -> None:
         ({"tp": 2, "gpus": 2, "zero": 2, "engine": "megatron"}, "--zero 2: Megatron's distributed optimizer is ZeRO-1"),
         ({"tp": 2, "gpus": 2, "seq_len": 33}, "--seq-len 33: sequence parallelism needs a multiple of tp 2"),
         ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved"),
-        ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: with engine megatron is not modelled"),
+        ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: Megatron-Core has none"),
         ({"tp": 2, "gpus": 2, "kernels": "hf"}, "--kernels hf: engine megatron has its own; allowed: megatron"),
         ({"tp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: with engine megatron is not modelled"),
         ({"tp": 2, "gpus": 2, "optimizer": "sgd"}, "--optimizer sgd: with engine megatron"),

@@ -19,6 +19,7 @@ KEYS = {
     "full_name", "aliases", "vendor", "architecture", "compute_capability", "memory", "nominal_memory",
     "memory_bandwidth", "dense_flops_per_second", "links",
 }  # fmt: skip
+OPTIONAL = {"nvlink_group", "network"}
 DTYPES = {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4"}
 LINKS = {"nvlink", "pcie", "infinity_fabric"}
 
@@ -41,7 +42,7 @@ def check_quantity(quantity: dict[str, Any], units: set[str]) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_file(path: Path) -> None:
     content = read(path)
-    assert set(content) == KEYS
+    assert KEYS <= set(content) <= KEYS | OPTIONAL
     assert path.stem == path.stem.lower()
     for key in ("full_name", "vendor", "architecture", "compute_capability"):
         assert isinstance(content[key], str)
@@ -57,6 +58,13 @@ def test_file(path: Path) -> None:
     assert set(content["links"]) <= LINKS
     for quantity in content["links"].values():
         check_quantity(quantity, {"GB/s", "TB/s"})
+    if "network" in content:
+        check_quantity(content["network"], {"Gbit/s"})
+        assert "nvlink" in content["links"], "a node of NVIDIA's own has NVLink"
+    if "nvlink_group" in content:
+        check_quantity(content["nvlink_group"], {"GPUs"})
+    bridged = "bridge" in content["links"].get("nvlink", {"source": ""})["source"]
+    assert bridged == ("nvlink_group" in content)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

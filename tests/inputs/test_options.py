@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from command import LONG
 
+import memcalc
 from memcalc.errors import InputError
 from memcalc.inputs.options import Options, check_options, option_name
 
@@ -111,3 +112,14 @@ def test_unknown_options(name: str) -> None:
 def test_numbers_too_long_to_print_are_refused(name: str) -> None:
     """Python refuses to print an integer of more than 4300 digits: with a ValueError of its own."""
     assert refused(**{name: 10**5000}).startswith(f"{option_name(name)} ")
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "400", 10**7])
+def test_a_network_has_a_positive_speed(value: Any) -> None:
+    assert refused(network_gbps=value).startswith("--network-gbps ")
+    assert check_options({"network_gbps": 0.5}).network_gbps == 0.5
+
+
+def test_a_network_without_a_gpu_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^--network-gbps 400: .*allowed: with --gpu$"):
+        memcalc.estimate("gpt2", gpus=16, network_gbps=400)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.megatron.schedules import _order, bubble, layers_of_chunks, spans_of, states
+import memcalc
+from memcalc.megatron.schedules import (
+    _order,
+    bubble,
+    layers_of_chunks,
+    spans_of,
+    states,
+    zero_bubble_in_flight,
+    zero_bubble_order,
+)
 
 
 @given(ranks=st.integers(1, 8), micro_batches=st.integers(1, 20))
@@ -45,6 +56,7 @@ def test_every_forward_has_its_backward_after_it(schedule: str, ranks: int, grou
 def test_bubbles() -> None:
     """Narayanan et al. 2021 (arXiv 2104.04473), section 2.2."""
     assert bubble("1f1b", 8, 64) == bubble("gpipe", 8, 64) == 7 / 64
+    assert bubble("1f1b", 16, 1) == 15  # one micro-batch goes through all stages
     assert bubble("interleaved", 8, 64, 3) == 7 / (3 * 64)
 
 
@@ -65,3 +77,94 @@ def test_chunks_go_round() -> None:
     assert [[span.start for span in of_rank] for of_rank in spans] == [[0, 4, 8], [2, 6, 10]]
     assert [span.first for of_rank in spans for span in of_rank] == [True, *[False] * 5]
     assert [span.last for of_rank in spans for span in of_rank] == [*[False] * 5, True]
+
+
+# --- zero-bubble (ZB-H1, Qi et al. 2023, arXiv 2401.10241)
+
+
+def _of_torch(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]:
+    """The actions of one rank with one stage, as torch's schedule makes them, idle slots left out."""
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+    rounds = max(1, micro_batches // ranks)
+    schedule: Any = SimpleNamespace(
+        n_local_stages=1,
+        pp_group_size=ranks,
+        _n_microbatches=micro_batches,
+        microbatches_per_round=micro_batches // rounds,
+    )
+    names = {
+        "FORWARD": "forward",
+        "BACKWARD_INPUT": "backward of inputs",
+        "BACKWARD_WEIGHT": "backward of weights",
+    }
+    actions = ScheduleInterleavedZeroBubble._calculate_single_rank_operations(schedule, rank)
+    return [(names[a.computation_type.name], a.microbatch_index) for a in actions if a is not None]
+
+
+def test_zero_bubble_is_torchs_order() -> None:
+    for ranks in range(1, 7):
+        for micro_batches in range(1, 25):
+            if micro_batches % max(1, micro_batches // ranks):  # torch refuses these
+                continue
+            for rank in range(ranks):
+                count: Counter[str] = Counter()
+                own: list[tuple[str, int]] = []
+                for part in zero_bubble_order(rank, ranks, micro_batches):
+                    own.append((part, count[part]))
+                    count[part] += 1
+                assert own == _of_torch(rank, ranks, micro_batches)
+
+
+@given(ranks=st.integers(1, 8), micro_batches=st.integers(1, 20))
+def test_zero_bubble_holds_as_much_on_every_rank_as_1f1b_on_its_first(ranks: int, micro_batches: int) -> None:
+    """Section 2.3: until the halves for the weights have run, p micro-batches are there on each rank."""
+    for rank in range(ranks):
+        inputs, weights = zero_bubble_in_flight(rank, ranks, micro_batches)
+        assert inputs == min(micro_batches, ranks - rank)
+        assert weights == min(micro_batches, ranks)
+
+
+def _makespan(ranks: int, micro_batches: int, times: dict[str, int]) -> int:
+    """When the last rank is done, if each runs its order and waits for what it needs from its neighbours."""
+    orders = [list(zero_bubble_order(rank, ranks, micro_batches)) for rank in range(ranks)]
+    done: dict[tuple[str, int, int], int] = {}
+    clocks, counts = [0] * ranks, [Counter[str]() for _ in range(ranks)]
+    while any(orders):
+        for rank, order in enumerate(orders):
+            while order:
+                part, i = order[0], counts[rank][order[0]]
+                needs = {
+                    "forward": [("forward", rank - 1, i)] if rank else [],
+                    "backward of inputs": [("forward", rank, i)]
+                    + ([("backward of inputs", rank + 1, i)] if rank < ranks - 1 else []),
+                    "backward of weights": [("backward of inputs", rank, i)],
+                }[part]
+                if not all(need in done for need in needs):
+                    break
+                start = max([clocks[rank], *(done[need] for need in needs)])
+                clocks[rank] = done[part, rank, i] = start + times[part]
+                counts[rank][part] += 1
+                order.pop(0)
+    return max(clocks)
+
+
+@given(ranks=st.integers(1, 7), micro_batches=st.integers(1, 16), times=st.tuples(*[st.integers(1, 5)] * 3))
+def test_the_bubble_of_zero_bubble_is_what_running_it_shows(
+    ranks: int, micro_batches: int, times: tuple[int, int, int]
+) -> None:
+    """(p-1)(F + B - W), and (p-m)W with too few micro-batches, where W is the shortest; a third each with equal times."""
+    forward, inputs, weights = times[0], max(times[1], times[2]), min(times[1], times[2])
+    ran = {"forward": forward, "backward of inputs": inputs, "backward of weights": weights}
+    if weights <= forward:
+        waits = (ranks - 1) * (forward + inputs - weights) + max(0, ranks - micro_batches) * weights
+        assert _makespan(ranks, micro_batches, ran) == micro_batches * (forward + inputs + weights) + waits
+    equal = _makespan(ranks, micro_batches, dict.fromkeys(ran, 1)) / (3 * micro_batches) - 1
+    assert bubble("zero-bubble", ranks, micro_batches) == pytest.approx(equal, abs=1e-12)
+
+
+def test_zero_bubble_is_refused_with_its_bubble() -> None:
+    with pytest.raises(
+        memcalc.InputError, match=r"^--schedule zero-bubble: Megatron-Core has none, .* 12\.5% .* 37\.5%\)"
+    ):
+        memcalc.estimate("gpt2", gpus=4, pp=4, schedule="zero-bubble", global_batch_size=8)
