@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.errors import InputError, one_line
+from memcalc.families.tensor_parallel import PLANS, SPLIT
 from memcalc.inputs.options import Options, option_name
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
@@ -150,8 +151,12 @@ def _data_parallel_degree(options: Options) -> int:
 _NOT_YET: Final = "is not modelled by this version; allowed: "
 
 
+_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {"megatron": (), "fsdp2": ("pp", "virtual_stages")}
+"""The degrees that an engine leaves at one."""
+
+
 def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | None) -> None:
-    split = () if engine == "megatron" else ("tp", "pp", "virtual_stages")
+    split = _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages"))
     for name in (*split, "cp", "ep", "etp"):
         degree: int | None = getattr(options, name)
         if degree is not None and degree > 1 and not (name == "etp" and degree == options.tp):
@@ -160,6 +165,8 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
         refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
         refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
+    if options.sequence_parallel and engine == "fsdp2":
+        refuse("sequence_parallel", "on", f"with engine fsdp2 {_NOT_YET}off")
     if model is None:
         return
     if options.padded and not model.program.pads:
@@ -252,14 +259,13 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         if options.gpus == 1:
             engine = "none"
         elif parallel:
-            if options.zero > 1:
-                refuse("zero", options.zero, f"with tp, pp, cp or ep above 1 {_NOT_YET}0, 1 (engine megatron)")
-            engine = "megatron"
+            engine = "fsdp2" if options.zero > 1 else "megatron"
         else:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
         if parallel:
-            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: megatron")
+            engines = "fsdp2" if options.zero > 1 else "megatron"
+            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
@@ -303,9 +309,31 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
         refuse(
             "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {_NOT_YET}deepspeed"
         )
+    if model is not None and options.tp > 1:
+        _check_tensor_parallel(options, model)
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {_NOT_YET}{', '.join(elementwise)}")
+
+
+def _check_tensor_parallel(options: Options, model: Model) -> None:
+    """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
+    if model.model_type not in PLANS:
+        refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {_NOT_YET}1 ({', '.join(PLANS)} are)")
+    program: Any = model.program
+    sizes = {name: getattr(program, name).size for name in SPLIT}
+    for name, size in sizes.items():
+        if size % options.tp:
+            why = f"{model.name} has {size} {SPLIT[name]}, and parts that are not equal are not modelled"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"with engine fsdp2 and tp above 1 {_NOT_YET}hf")
+    if str(options.precision).endswith("-autocast"):
+        refuse(
+            "precision",
+            options.precision,
+            f"with engine fsdp2 and tp above 1 {_NOT_YET}fp32, bf16, fp16, bf16-mixed, fp16-mixed",
+        )
 
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
