@@ -146,8 +146,8 @@ def _sums(holdings: Holdings) -> Sums:
 
 def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
     key = (
-        "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
-        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
+        "held", setup.engine, setup.zero, setup.shards, setup.dp // setup.shards, setup.precision, setup.grad_dtype,
+        setup.optimizer, setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         isinstance(model, Model) and bool(model.program.idle),
     )  # fmt: skip
     if key not in model.profiles:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.errors import InputError, one_line
-from memcalc.families.tensor_parallel import PLANS, SPLIT
+from memcalc.families.tensor_parallel import NOT_RUN, PLANS, SPLIT
 from memcalc.inputs.options import Options, option_name
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
@@ -166,7 +166,7 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
     if options.sequence_parallel and options.tp == 1:
         refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
     if options.sequence_parallel and engine == "fsdp2":
-        refuse("sequence_parallel", "on", f"with engine fsdp2 {_NOT_YET}off")
+        refuse("sequence_parallel", "on", "with engine fsdp2 transformers' tensor parallelism has none; allowed: off")
     if model is None:
         return
     if options.padded and not model.program.pads:
@@ -319,8 +319,15 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
 def _check_tensor_parallel(options: Options, model: Model) -> None:
     """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
     if model.model_type not in PLANS:
-        refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {_NOT_YET}1 ({', '.join(PLANS)} are)")
+        refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {_NOT_YET}1")
     program: Any = model.program
+    field = NOT_RUN.get(model.model_type)
+    if field is not None and getattr(program.config, field):
+        refuse(
+            "tp",
+            options.tp,
+            f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
+        )
     sizes = {name: getattr(program, name).size for name in SPLIT}
     for name, size in sizes.items():
         if size % options.tp:

@@ -48,13 +48,58 @@ _MLP: Final[Plan] = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.ml
 _GATED_MLP: Final[Plan] = {"model.layers.*.mlp.gate_proj": "colwise", **_MLP}
 _LLAMA: Final[Plan] = {**_ENDS, **_ATTENTION, **_GATED_MLP}
 
+_UNGATED: Final[Plan] = {**_ENDS, **_ATTENTION, **_MLP}
+_FC1: Final = "model.layers.*.mlp.fc1"
+_FC2: Final = "model.layers.*.mlp.fc2"
+
 PLANS: Final[Mapping[str, Plan]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, **_NORMED_HEADS},
+    "gemma": _LLAMA,
+    "gemma2": _LLAMA,
+    "gemma3_text": {**_LLAMA, **_NORMED_HEADS},
+    "vaultgemma": _LLAMA,
+    "olmo": _LLAMA,
+    "granite": _LLAMA,
+    "cohere": _LLAMA,
+    "cohere2": _LLAMA,
+    "smollm3": _LLAMA,
+    "ernie4_5": _LLAMA,
+    "seed_oss": _LLAMA,
+    "cwm": _LLAMA,
+    "hyperclovax": _LLAMA,
+    "ministral": _LLAMA,
+    "ministral3": _LLAMA,
+    "internlm3": _LLAMA,
+    "iquestcoder": _LLAMA,
+    "exaone4": {**_LLAMA, **_NORMED_HEADS},
+    "nemotron": _UNGATED,
+    "arcee": _UNGATED,
+    "jais2": _UNGATED,
+    "apertus": {**_UNGATED, **_NORMED_HEADS},
+    "nanochat": {**_ENDS, **_ATTENTION, _FC1: "colwise", _FC2: "rowwise"},
+    "starcoder2": {
+        **_ENDS,
+        **_ATTENTION,
+        "model.layers.*.mlp.c_fc": "colwise",
+        "model.layers.*.mlp.c_proj": "rowwise",
+    },
+    "phi": {
+        **_ENDS,
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.dense": "rowwise",
+        _FC1: "colwise",
+        _FC2: "rowwise",
+    },
 }
 """Each model type's plan, as transformers' `model.tp_plan` has it."""
+
+NOT_RUN: Final[Mapping[str, str]] = {"cohere": "use_qk_norm", "olmo": "clip_qkv"}
+"""Fields with which transformers' own step fails: norms of all heads are not split; DTensors are not clamped in place."""
 
 SPLIT: Final[Mapping[str, str]] = {
     "heads": "attention heads",

@@ -236,8 +236,8 @@ def test_bytes_per_parameter() -> None:
     [
         ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are not modelled"),
         ({"pp": 3, "gpus": 3}, "--pp 3: llama-7b has 32 layers, not a multiple of 3 stages"),
-        ({"tp": 2, "gpus": 2, "zero": 3}, "--zero 3: with tp, pp, cp or ep above 1 is not modelled"),
-        ({"tp": 2, "gpus": 2, "zero": 3, "engine": "fsdp2"}, "--tp 2: with engine fsdp2 is not modelled"),
+        ({"pp": 2, "gpus": 2, "zero": 3}, "--pp 2: with engine fsdp2 is not modelled"),
+        ({"tp": 2, "gpus": 2, "zero": 3, "engine": "deepspeed"}, "--tp 2: with engine deepspeed is not modelled"),
         ({"schedule": "gpipe"}, "--schedule gpipe: is a pipeline's, which needs --pp 2 or more; allowed: 1f1b"),
         ({"tp": 2, "gpus": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: megatron"),
         ({"tp": 2, "gpus": 2, "padded": True}, "--padded on: with engine megatron is not modelled"),
