@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.errors import InputError, one_line
-from memcalc.families.tensor_parallel import NOT_RUN, PLANS, SPLIT
+from memcalc.families.tensor_parallel import NOT_RUN, PLANS
 from memcalc.inputs.options import Options, option_name
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
@@ -328,10 +328,10 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
             options.tp,
             f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
         )
-    sizes = {name: getattr(program, name).size for name in SPLIT}
-    for name, size in sizes.items():
+    sizes = {"attention heads": program.heads.size, "key/value heads": program.kv_heads.size}
+    for what, size in sizes.items():
         if size % options.tp:
-            why = f"{model.name} has {size} {SPLIT[name]}, and parts that are not equal are not modelled"
+            why = f"{model.name} has {size} {what}, and a rank of transformers' tensor parallelism has whole ones"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with engine fsdp2 and tp above 1 {_NOT_YET}hf")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from memcalc.autograd import Node
-from memcalc.dims import Dim
+from memcalc.dims import Dim, merge
 from memcalc.dtypes import boolean
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
@@ -101,13 +101,8 @@ PLANS: Final[Mapping[str, Plan]] = {
 NOT_RUN: Final[Mapping[str, str]] = {"cohere": "use_qk_norm", "olmo": "clip_qkv"}
 """Fields with which transformers' own step fails: norms of all heads are not split; DTensors are not clamped in place."""
 
-SPLIT: Final[Mapping[str, str]] = {
-    "heads": "attention heads",
-    "kv_heads": "key/value heads",
-    "ffn": "ffn",
-    "vocab": "tokens in its vocabulary",
-}
-"""The dims of a program that a plan splits, and what they are."""
+SPLIT: Final = ("heads", "kv_heads", "ffn", "vocab")
+"""The dims of a program that a plan splits."""
 
 
 class TensorParallel(NamedTuple):
@@ -184,20 +179,27 @@ class TensorParallel(NamedTuple):
         return out
 
     def _gathered(self, shard: Tensor, name: str) -> Tensor:
-        """redistribute from Shard(-1) to Replicate: ranks are gathered along the first dim, then put side by side."""
-        first, *rest = shard.shape
-        ranks = Dim("tp", self.ranks)
-        whole = (first, *rest[:-1], self.vocab)
-        _gathered = new_tensor(shard.memory, (ranks, *shard.shape), shard.dtype, f"{name}, gathered")
-        self.send(shard.memory, "all_gather", f"output of {name}", whole, shard.dtype)
-        out = new_tensor(shard.memory, whole, shard.dtype, f"{name}, gathered and put in order")
+        """redistribute from Shard(-1) to Replicate: ranks are gathered along the first dim, then put side by side.
+
+        Of a vocabulary that does not divide, each rank sends as much as the first one has.
+        """
+        *lead, width = shard.shape
+        padded = (*lead, merge(Dim("tp", self.ranks), width))
+        _gathered = new_tensor(shard.memory, (Dim("tp", self.ranks), *shard.shape), shard.dtype, f"{name}, gathered")
+        self.send(shard.memory, "all_gather", f"output of {name}", padded, shard.dtype)
+        out = new_tensor(shard.memory, padded, shard.dtype, f"{name}, gathered and put in order")
+        del _gathered
+        if self.vocab.size % self.ranks:
+            out = new_tensor(shard.memory, (*lead, self.vocab), shard.dtype, f"{name}, gathered, without the padding")
+        else:
+            out = Tensor(out.storage, (*lead, self.vocab), out.strides, shard.dtype)
         if recording(shard):
             out.node = Node(shard.memory, _shard_of_gradient, (shard,), (), (shard.shape, name))
         return out
 
 
 def split(program: Program, plan: Plan, ranks: int) -> Program:
-    """The program of one of `ranks` tensor-parallel ranks; every dim that is split must divide."""
+    """The program of the first of `ranks` tensor-parallel ranks, whose parts are the largest; heads must divide."""
     own: Any = copy.copy(program)
     own.tensor_parallel = TensorParallel(ranks, plan, own.vocab)
     for name in SPLIT:
@@ -207,10 +209,9 @@ def split(program: Program, plan: Plan, ranks: int) -> Program:
 
 @lru_cache(maxsize=1024)
 def part(dim: Dim, ranks: int) -> Dim:
-    """An equal part of a dim, one for each rank."""
-    if dim.size % ranks:
-        raise ValueError(f"{dim} does not divide by {ranks}")
-    return Dim(f"{dim.name}/tp", dim.size // ranks)
+    """The first rank's part of a dim, which is the largest (torch.chunk)."""
+    name = f"⌈{dim.name}/tp⌉" if dim.size % ranks else f"{dim.name}/tp"
+    return Dim(name, -(-dim.size // ranks))
 
 
 def _same(tensor: Tensor, node: Node) -> Tensor:

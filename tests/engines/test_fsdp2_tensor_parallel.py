@@ -37,6 +37,7 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"mesh": (1,), "tensor_parallel": 4, "policy": None},
     ),
     "uneven dp": ({}, {"gpus": 14}, {"mesh": (7,)}),
+    "uneven vocab and ffn": ({"vocab_size": 301, "intermediate_size": 97}, {}, {}),
     "hybrid": (BIASED, {"gpus": 8, "shard_group": 2}, {"mesh": (2, 2)}),
     "eager, three micro-batches": (
         {},
@@ -161,6 +162,12 @@ def _shards_sum_to_the_whole(whole: list[Any], parts: list[Any], is_split: Any) 
         assert size == of_one * (1 if replicated else 2), one.name
 
 
+def test_transformers_itself_cannot_split_a_head() -> None:
+    """What `--tp` is refused for: with one key/value head a rank's part is no whole head, and its view of heads fails."""
+    with pytest.raises(RuntimeError, match=r"shape .* is invalid"):
+        sharded_step(LLAMA | {"num_key_value_heads": 1}, **FOUR)
+
+
 def test_five_all_reduces_of_a_layer_in_backward_and_two_in_forward() -> None:
     layers = {
         depth: split_over_tp(memcalc.estimate(LLAMA | {"num_hidden_layers": depth}, gpus=2, tp=2, zero=3, seq_len=32))
@@ -210,9 +217,8 @@ def test_replicas_are_told_from_none_on_one_model() -> None:
     ("model", "options", "line"),
     [
         ("llama-7b", {"gpus": 12, "tp": 8}, "--gpus 12: does not divide by tp 8 = 8; allowed: a multiple of 8"),
-        ("llama-7b", {"gpus": 3, "tp": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are"),
-        ("llama-3-70b", {"gpus": 16, "tp": 16}, "--tp 16: llama-3-70b has 8 key/value heads, and parts that are not equal"),
-        (LLAMA | {"vocab_size": 301}, {"gpus": 2, "tp": 2}, "has 301 tokens in its vocabulary, and parts that are not equal"),
+        ("llama-7b", {"gpus": 3, "tp": 3}, "--tp 3: llama-7b has 32 attention heads, and a rank of transformers' tensor"),
+        ("llama-3-70b", {"gpus": 16, "tp": 16}, "--tp 16: llama-3-70b has 8 key/value heads, and a rank of transformers'"),
         ("mixtral-8x7b", {"gpus": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a mixtral is not modelled by this version"),
         (
             LLAMA | {"model_type": "olmo", "clip_qkv": 8.0},
