@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from memcalc.dims import ONE_DIM, Shape
+from memcalc.dims import ONE_DIM, Shape, numel
 from memcalc.dtypes import DType
 from memcalc.tensor import Autocast, Memory, Saved, Tensor, contiguous_strides, new_tensor, same_sizes
 
@@ -73,9 +73,9 @@ class Node:
 
 
 class Leaf(Node):
-    """A weight's gradient accumulator (AccumulateGrad)."""
+    """A weight's gradient accumulator (AccumulateGrad). `shape` is the weight's: a shard can have a whole gradient."""
 
-    __slots__ = ("accumulating", "grad", "shape", "weight_layer")
+    __slots__ = ("accumulating", "grad", "ready", "shape", "weight_layer")
 
     def __init__(
         self, memory: Memory, name: str, shape: Shape, layer: int | None, *, accumulating: bool = False
@@ -87,12 +87,17 @@ class Leaf(Node):
         self.weight_layer = layer
         self.grad: Tensor | None = None
         self.accumulating = accumulating
+        self.ready: Callable[[Tensor], None] | None = None
+        """What is done with a gradient that has been accumulated (register_post_accumulate_grad_hook)."""
 
     def run(self, grads: list[Tensor]) -> Gradients:
         """Take the gradient as it is, or add it to the one that an earlier micro-batch left."""
         if not self.accumulating:
-            self.memory.relabel(grads[0].storage, self.shape, "gradients", self.scope, self.weight_layer)
+            whole = grads[0].shape if numel(grads[0].shape)[0] != numel(self.shape)[0] else self.shape
+            self.memory.relabel(grads[0].storage, whole, "gradients", self.scope, self.weight_layer)
             self.grad = grads[0]
+        if self.ready is not None:
+            self.ready(grads[0])
         return []
 
 
@@ -125,8 +130,11 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
     return Tensor(out.storage, shape, contiguous_strides(shape), tensor.dtype)
 
 
-def backward(loss: Tensor) -> None:
-    """`loss.backward()`: every leaf that was used gets its gradient; the graph's saved tensors go as it runs."""
+def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
+    """`loss.backward()`: every leaf that was used gets its gradient; the graph's saved tensors go as it runs.
+
+    `queued` runs last, within it (Engine::queue_callback).
+    """
     memory = loss.memory
     root = loss.node
     assert root is not None
@@ -153,6 +161,8 @@ def backward(loss: Tensor) -> None:
             if not waiting[following]:
                 ticket += 1
                 heappush(ready, (-following.sequence, ticket, following))
+    if queued is not None:
+        queued()
     memory.grad_enabled = True
     del root_gradient
 
@@ -180,8 +190,11 @@ def _deliver(inbox: dict[Node, list[Tensor | None]], node: Node, slot: int, outs
     else:
         from memcalc.ops.strides import elementwise_strides
 
-        strides = elementwise_strides(new.shape, (old, new))
-        buffer[slot] = new_tensor(new.memory, new.shape, new.dtype, "gradient sum", strides)
+        own = new
+        if not same_sizes(old.shape, new.shape):  # a shard's and a whole table's, of which a part is taken
+            own = new_tensor(new.memory, old.shape, new.dtype, "gradient of the shard")
+        strides = elementwise_strides(own.shape, (old, own))
+        buffer[slot] = new_tensor(own.memory, own.shape, own.dtype, "gradient sum", strides)
 
 
 def _dependencies(root: Node) -> dict[Node, int]:

@@ -130,6 +130,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         return Trace(memory.log, memory.rows, memory.segments, forward_end, middle, program.source)
     program = copy.copy(program)
     program.layers = depth
+    run.tensor_parallel = program.tensor_parallel
     for weight in program.weights():
         run.add_weight(weight)
     if choices.hooks is not None:
@@ -151,10 +152,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
     forward_end = len(memory.log)
     memory.enter("backward", None)
-    backward(loss)
-    if run.hooks is not None:
-        memory.enter("backward", None)
-        run.hooks.after_backward()
+    backward(loss, None if run.hooks is None else run.hooks.after_backward)
     return Trace(
         list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent)
     )

@@ -8,8 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
-from memcalc.engines import load_engine
+from memcalc.engines import Engine, load_engine
 from memcalc.engines.holdings import ATTENTION_MASK, Holdings
+from memcalc.engines.tensor_parallel import collectives_of_run
+from memcalc.families.tensor_parallel import PLANS, split
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
@@ -61,6 +63,8 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return [Rank(0, held, sums, (), (), 0, 0, model.num_parameters, list[Collective], list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
+    if setup.tp > 1:
+        model = _tensor_parallel_rank(model, setup)
     held, sums = _held(model, setup)
     made = _profile(model, setup, held)
     if model.program.source:  # which weights get a gradient the trace has shown
@@ -68,8 +72,25 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     layers = sum(numel(w.shape)[0] * model.copies(w) for w in model.weight_classes if w.layer is not None)
     each = layers // model.layers
     engine = load_engine(setup.engine)
-    sends, textbook = partial(engine.collectives, model, setup), partial(engine.textbook, model, setup)
+    sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
     return [Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook)]
+
+
+def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
+    """The model of one tensor-parallel rank, as small as its parts of the weights are."""
+    key = "tensor-parallel rank", setup.tp
+    if key not in model.profiles:
+        own = split(model.program, PLANS[model.model_type], setup.tp)
+        model.profiles[key] = Model(model.name, model.model_type, own)
+    return model.profiles[key]
+
+
+def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Collective]:
+    own = engine.collectives(model, setup)
+    if setup.tp == 1:
+        return own
+    layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
+    return [*collectives_of_run(made, setup, layers), *own]
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
@@ -125,8 +146,8 @@ def _sums(holdings: Holdings) -> Sums:
 
 def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
     key = (
-        "held", setup.engine, setup.zero, setup.shards, setup.precision, setup.grad_dtype, setup.optimizer,
-        setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
+        "held", setup.engine, setup.zero, setup.shards, setup.dp // setup.shards, setup.precision, setup.grad_dtype,
+        setup.optimizer, setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         isinstance(model, Model) and bool(model.program.idle),
     )  # fmt: skip
     if key not in model.profiles:

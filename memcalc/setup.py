@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.families.tensor_parallel import NOT_RUN, PLANS
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 
@@ -168,8 +170,15 @@ def _network_gbps(options: Options) -> float | None:
     return None if network is None else network.value
 
 
+_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": (),
+    "fsdp2": ("pp", "virtual_stages", "cp", "ep", "etp"),
+}
+"""The degrees that an engine leaves at one."""
+
+
 def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | None) -> None:
-    for name in () if engine == "megatron" else ("tp", "pp", "virtual_stages", "cp", "ep", "etp"):
+    for name in _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages", "cp", "ep", "etp")):
         degree: int | None = getattr(options, name)
         if degree is not None and degree > 1:
             refuse(name, degree, f"with engine {engine} {NOT_YET}1")
@@ -182,6 +191,8 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
         refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
         refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
+    if options.sequence_parallel and engine == "fsdp2":
+        refuse("sequence_parallel", "on", "with engine fsdp2 transformers' tensor parallelism has none; allowed: off")
     if model is None:
         return
     if options.padded and not model.program.pads:
@@ -238,14 +249,13 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         if options.gpus == 1:
             engine = "none"
         elif parallel:
-            if options.zero > 1:
-                refuse("zero", options.zero, f"with tp, pp, cp or ep above 1 {NOT_YET}0, 1 (engine megatron)")
-            engine = "megatron"
+            engine = "fsdp2" if options.zero > 1 else "megatron"
         else:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
         if parallel:
-            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: megatron")
+            engines = "fsdp2" if options.zero > 1 else "megatron"
+            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
@@ -289,9 +299,38 @@ def _check_fsdp2(options: Options, model: Model | None) -> None:
         refuse(
             "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
         )
+    if model is not None and options.tp > 1:
+        _check_tensor_parallel(options, model)
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
+
+
+def _check_tensor_parallel(options: Options, model: Model) -> None:
+    """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
+    if model.model_type not in PLANS:
+        refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
+    program: Any = model.program
+    field = NOT_RUN.get(model.model_type)
+    if field is not None and getattr(program.config, field):
+        refuse(
+            "tp",
+            options.tp,
+            f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
+        )
+    sizes = {"attention heads": program.heads.size, "key/value heads": program.kv_heads.size}
+    for what, size in sizes.items():
+        if size % options.tp:
+            why = f"{model.name} has {size} {what}, and a rank of transformers' tensor parallelism has whole ones"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"with engine fsdp2 and tp above 1 {NOT_YET}hf")
+    if str(options.precision).endswith("-autocast"):
+        refuse(
+            "precision",
+            options.precision,
+            f"with engine fsdp2 and tp above 1 {NOT_YET}fp32, bf16, fp16, bf16-mixed, fp16-mixed",
+        )
 
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:

@@ -77,7 +77,7 @@ class SizeOnly:
 
     def _fully_sharded(self, setup: Setup, dtype: DType) -> Holdings:
         """Shards of weights, gradients and states of one dtype (torch/distributed/fsdp/_fully_shard)."""
-        ranks, total = setup.shards, self.num_parameters
+        ranks, total = setup.shards, -(-self.num_parameters // setup.tp)
         name = "weights" if ranks == 1 else "weights of the shard"
         shard = Parameter(name, (Dim("⌈parameters/dp⌉", -(-total // ranks)),), 1, False)
         states = [row for row in state_rows(setup, [shard], dtype) if row.shape]

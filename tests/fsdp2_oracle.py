@@ -3,6 +3,9 @@ of a `fake` process group of any size.
 
 FSDP2 frees gathered parameters by resizing their storages, which a dispatch mode does not see; so its two functions for
 that are wrapped. CPU tensors have no streams, so nothing waits for another stream's event: lives are those of the objects.
+
+With tensor parallelism transformers' own plan is applied first, as `from_pretrained(distributed_config=...)` does it; and
+tensors are real, because the waits of functional collectives give fake tensors storages that they do not have.
 """
 
 from __future__ import annotations
@@ -11,13 +14,15 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from oracle import LiveBytes, build, cuda_kernels, not_traced
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
@@ -27,12 +32,19 @@ Sent = tuple[str, int, int]
 """A collective's name, the bytes of the full tensor, and its group's size."""
 
 
+Split = tuple[str, str, int]
+"""Of a collective over the tensor-parallel group: the phase, its name, the bytes of the full tensor."""
+
+
 class RankMode(LiveBytes):
     """Live bytes of one rank, resized storages included, and what it sends."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[Sent] = []
+        self.split: list[Split] = []
+        self.phase = ""
+        self.tensor_parallel_group = ""
         self.loss: Any = None
         """Of the last micro-batch: the caller holds it until the next one has its own."""
 
@@ -45,12 +57,21 @@ class RankMode(LiveBytes):
                 self.now += more
                 self.highest = max(self.highest, self.now)
 
+    def register(self, tensor: torch.Tensor) -> int:
+        if tensor.device.type == "meta" or isinstance(tensor, AsyncCollectiveTensor):
+            return 0  # a shape alone; a wrapper of what is already known
+        return super().register(tensor)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
+        if any(issubclass(t, (DTensor, AsyncCollectiveTensor)) for t in types):
             return NotImplemented  # the ops over its local tensor come here by themselves
-        if func.namespace == "c10d":
+        if func.namespace == "_c10d_functional":
+            self._functional(func._schema.name.removeprefix("_c10d_functional::"), args)
+        elif func.namespace == "c10d":
             name = func._schema.name.removeprefix("c10d::")
-            if name == "_allgather_base_":
+            if name == "allreduce_" and _group(args).group_name == self.tensor_parallel_group:
+                self.split.append((self.phase, "all_reduce", sum(t.nbytes for t in args[0])))
+            elif name == "_allgather_base_":
                 self.sent.append(("all_gather", args[0].nbytes, _ranks(args)))
             elif name == "_reduce_scatter_base_":
                 self.sent.append(("reduce_scatter", args[1].nbytes, _ranks(args)))
@@ -60,14 +81,29 @@ class RankMode(LiveBytes):
                 raise AssertionError(f"{name} is not counted")
         return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def _functional(self, name: str, args: tuple[Any, ...]) -> None:
+        if name in ("wait_tensor", "_wrap_tensor_autograd"):
+            return
+        assert args[-1] == self.tensor_parallel_group
+        if name == "all_gather_into_tensor":
+            self.split.append((self.phase, "all_gather", args[0].nbytes * args[1]))
+        elif name == "all_reduce":
+            self.split.append((self.phase, "all_reduce", args[0].nbytes))
+        else:
+            raise AssertionError(f"{name} is not counted")
+
 
 def _ranks(args: tuple[Any, ...]) -> int:
+    return _group(args).size()
+
+
+def _group(args: tuple[Any, ...]) -> Any:
     groups = [
         dist.ProcessGroup.unbox(a)
         for a in args
         if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())
     ]
-    return groups[0].size()
+    return groups[0]
 
 
 @contextlib.contextmanager
@@ -107,6 +143,10 @@ class Sharded:
     backward: int
     step: int
     sent: list[Sent]
+    split: list[Split]
+    shapes: dict[str, tuple[int, ...]]
+    """Of the parameters that the rank holds."""
+    log: list[tuple[str, int, tuple[int, ...]]] | None
 
 
 POLICIES = {
@@ -130,34 +170,61 @@ def sharded_step(
     implementation: str = "foreach",
     micro_batches: int = 1,
     reduced: torch.dtype | None = None,
+    tensor_parallel: int = 1,
+    log: bool = False,
 ) -> Sharded:
     """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks)."""
     mode = RankMode()
-    count = 1
-    for size in mesh:
-        count *= size
+    count = prod(mesh) * tensor_parallel
     chosen = POLICIES[policy] if reduced is None else MixedPrecisionPolicy(param_dtype=policy, reduce_dtype=reduced)
     names = ("dp_replicate", "dp_shard")[-len(mesh) :]
     with contextlib.ExitStack() as stack:
         stack.enter_context(ranks(count))
-        how: dict[str, Any] = {"mesh": init_device_mesh("cpu", mesh, mesh_dim_names=names), "mp_policy": chosen}
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        for context in (not_traced(), cuda_kernels(), fake, resizing(mode)):
+        if tensor_parallel == 1:
+            whole = init_device_mesh("cpu", mesh, mesh_dim_names=names)
+        else:
+            whole = init_device_mesh("cpu", (*mesh, tensor_parallel), mesh_dim_names=(*names, "tp"))
+        how: dict[str, Any] = {"mesh": whole if tensor_parallel == 1 else whole[names], "mp_policy": chosen}
+        if tensor_parallel == 1:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        for context in (not_traced(), cuda_kernels(), resizing(mode)):
             stack.enter_context(context)
         model = build(config, attention, dtype)
+        if tensor_parallel > 1:
+            split(model, whole["tp"])
+            mode.tensor_parallel_group = whole["tp"].get_group().group_name
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):
             fully_shard(layer, reshard_after_forward=reshards, **how)
         fully_shard(model, reshard_after_forward=reshards, **how)
-        optimizer = torch.optim.AdamW(model.parameters(), **{implementation: True})
+        by_mesh: dict[DeviceMesh, list[torch.nn.Parameter]] = {}
+        for parameter in model.parameters():
+            by_mesh.setdefault(parameter.device_mesh, []).append(parameter)
+        # Parameters on different meshes cannot share a kernel: Trainer.create_optimizer makes groups of them.
+        groups = [{"params": parameters} for parameters in by_mesh.values()]
+        optimizer = torch.optim.AdamW(groups, **{implementation: True})
         ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
         for tensor in [ids, *model.buffers(), *(p._local_tensor for p in model.parameters())]:
             mode.register(tensor)
         with mode:
             for _ in range(2):
+                mode.log = [] if log else None
                 out = _step(mode, model, optimizer, ids, micro_batches)
     return out
+
+
+def split(model: Any, mesh: DeviceMesh) -> None:
+    """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), fsdp_size=1))
+    own, tied = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
+    again = [name for name in plan if name in tied and name not in own]
+    apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name not in again})
+    if again:  # weights are tied once they are split
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -168,18 +235,21 @@ def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def _step(mode: RankMode, model: Any, optimizer: Any, ids: torch.Tensor, micro_batches: int) -> Sharded:
     gc.collect()
-    mode.sent = []
+    mode.sent, mode.split = [], []
     resident = mode.now
     forward = backward = end = 0
     for _ in range(micro_batches):
+        mode.phase = "forward"
         mode.begin()
         mode.loss = model(input_ids=ids, labels=ids).loss
         gc.collect()
         forward, end = max(forward, mode.highest), mode.now
+        mode.phase = "backward"
         mode.begin()
         mode.loss.backward()
         backward = max(backward, mode.highest)
     mode.begin()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return Sharded(resident, end, forward, backward, mode.highest, mode.sent)
+    shapes = {name: tuple(p._local_tensor.shape) for name, p in model.named_parameters()}
+    return Sharded(resident, end, forward, backward, mode.highest, mode.sent, mode.split, shapes, mode.log)

@@ -44,7 +44,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     always += input_rows(model, sharded, setup.compute_dtype)
     accumulating = setup.micro_batches > 1
     earlier = gradients if accumulating else ()
-    step = step_temporaries(setup, parameters, sharded, sharded)
+    step = max((step_temporaries(setup, group, sharded, sharded) for group in _by_mesh(model, parameters)), key=_nbytes)
     return Holdings(
         always=tuple(always),
         forward=earlier,
@@ -54,6 +54,21 @@ def holdings(model: Model, setup: Setup) -> Holdings:
             setup.shards, setup.zero == 3, sharded, DTYPES[setup.grad_dtype], accumulating, setup.dp // setup.shards
         ),
     )
+
+
+def _by_mesh(model: Model, parameters: list[Parameter]) -> list[list[Parameter]]:
+    """The optimizer's groups: parameters on different meshes share no kernel (transformers' Trainer.create_optimizer)."""
+    parallel = model.program.tensor_parallel
+    if parallel is None:
+        return [parameters]
+    groups: dict[bool, list[Parameter]] = {True: [], False: []}
+    for parameter in parameters:
+        groups[parallel.is_split(parameter.name)].append(parameter)
+    return list(groups.values())
+
+
+def _nbytes(rows: list[Row]) -> int:
+    return sum(row.bytes_at(1, 1) for row in rows)
 
 
 def _sharded(setup: Setup) -> DType:

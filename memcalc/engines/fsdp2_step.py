@@ -102,9 +102,11 @@ class Unit:
 
         `inputs` holds the input of the last reduce-scatter until the next one comes.
         """
-        gradients = [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+        gradients: list[Tensor] = []
         for leaf in self.leaves:
-            leaf.grad = None
+            if leaf.grad is not None:
+                gradients.append(_own_part(leaf, leaf.grad))
+                leaf.grad = None
         self.whole = None
         inputs.clear()
         if not gradients:
@@ -137,6 +139,13 @@ class Unit:
             return new_tensor(memory, (dim,), dtype, name, component=component)
         finally:
             memory.layer, memory.scope = layer, scope
+
+
+def _own_part(leaf: Leaf, grad: Tensor) -> Tensor:
+    """Of a gradient that is the whole table's, this tensor-parallel rank's part (FSDPParam._get_grad_inner_tensor)."""
+    if numel(grad.shape)[0] == numel(leaf.shape)[0]:
+        return grad
+    return new_tensor(grad.memory, leaf.shape, grad.dtype, leaf.scope, component="gradients")
 
 
 class Step:
@@ -186,6 +195,7 @@ class Step:
 
     def after_backward(self) -> None:
         """The root's gradients, and those of layers whose input wants none (_root_post_backward_final_callback)."""
+        self.run.memory.enter("backward", None)
         for unit in self.units.values():
             if unit not in self.reduced:
                 self._reduce(unit)

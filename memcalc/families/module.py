@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
+    from memcalc.families.tensor_parallel import TensorParallel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,6 +92,7 @@ class Run:
     buffer_dtype: DType | None = None
     """Of floating-point buffers, where it is not that of the run."""
     hooks: Hooks | None = None
+    tensor_parallel: TensorParallel | None = None
     attention_mask: Tensor | None = None
     """The collator's int64 mask of a padded batch, (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
@@ -100,8 +102,17 @@ class Run:
         """Allocate a parameter and give it its gradient accumulator."""
         tensor = new_tensor(self.memory, weight.shape, self.dtype, weight.name, component="parameters")
         tensor.name = weight.name
-        tensor.node = Leaf(self.memory, weight.name, weight.shape, weight.layer, accumulating=self.accumulating)
+        leaf = Leaf(self.memory, weight.name, weight.shape, weight.layer, accumulating=self.accumulating)
+        if self.tensor_parallel is not None:
+            leaf.ready = self.tensor_parallel.gradient_hook(weight)
+        tensor.node = leaf
         self.weights[weight.name, weight.layer] = tensor
+
+    def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The nn.Linear at `path`."""
+        if self.tensor_parallel is None:
+            return linear(x, weight, bias)
+        return self.tensor_parallel.linear(path, x, weight, bias)
 
     def add_attention_mask(self) -> None:
         """Pad the batch: from here on there is a mask, which the caller holds."""
@@ -150,7 +161,7 @@ class Module:
 
     def linear(self, x: Tensor) -> Tensor:
         """This module as nn.Linear."""
-        return linear(x, self.weight(), self.optional("bias"))
+        return self.run.linear(self.path, x, self.weight(), self.optional("bias"))
 
     def conv1d(self, x: Tensor) -> Tensor:
         """This module as transformers' Conv1D."""
@@ -158,8 +169,9 @@ class Module:
 
     def embedding(self, ids: Tensor) -> Tensor:
         """This module as nn.Embedding."""
+        parallel = self.run.tensor_parallel
         with self:
-            return embedding(self.weight(), ids)
+            return embedding(self.weight(), ids) if parallel is None else parallel.embedding(self.weight(), ids)
 
     def layer_norm(self, x: Tensor) -> Tensor:
         """This module as nn.LayerNorm."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from memcalc.autograd import checkpoint
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Weight
-from memcalc.ops.matmul import linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.dtypes import DType
     from memcalc.families.config import FamilyConfig
     from memcalc.families.module import Buffer, Module, Run
+    from memcalc.families.tensor_parallel import TensorParallel
     from memcalc.tensor import Tensor
 
 
@@ -57,6 +57,8 @@ class Program:
     """The dtype of the loss; None is the model's."""
     polynomial: bool = True
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
+    tensor_parallel: TensorParallel | None = None
+    """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is another one."""
     source: str = ""
@@ -120,7 +122,8 @@ class Program:
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         """The logits. A tied head can still have a bias of its own."""
         root.run.memory.scope = self.unembedding
-        return linear(hidden_states, (root / self.head_name).weight(), (root / self.unembedding).optional("bias"))
+        weight, bias = (root / self.head_name).weight(), (root / self.unembedding).optional("bias")
+        return root.run.linear(self.unembedding, hidden_states, weight, bias)
 
     # --- the stack of layers
 

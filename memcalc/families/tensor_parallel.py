@@ -1,0 +1,239 @@
+"""Tensor parallelism as transformers does it (`tp_plan="auto"`; distributed/tensor_parallel.py): the model's own modules over
+DTensors, with what they send.
+
+A plan says of each linear layer and of the table of embeddings how it is split. A rank runs the same program over its part
+of the heads, the feed-forward width and the vocabulary. Each column-parallel layer takes its input as a DTensor of its own,
+so each reduces its own input gradient: three times for q, k and v, where Megatron's one layer does it once. The optimizer
+sees parameters on two meshes, those that are split and those that are not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim, merge
+from memcalc.dtypes import boolean
+from memcalc.ops.elementwise import like, recording
+from memcalc.ops.matmul import linear
+from memcalc.tensor import Memory, Sent, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memcalc.collectives import Kind
+    from memcalc.dims import Shape
+    from memcalc.dtypes import DType
+    from memcalc.families.module import Weight
+    from memcalc.families.program import Program
+
+Style = Literal["colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce"]
+Plan = Mapping[str, Style]
+
+_ENDS: Final[Plan] = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+_ATTENTION: Final[Plan] = {
+    "model.layers.*.self_attn.q_proj": "colwise",
+    "model.layers.*.self_attn.k_proj": "colwise",
+    "model.layers.*.self_attn.v_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+}
+_NORMED_HEADS: Final[Plan] = {
+    "model.layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
+    "model.layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
+}
+_MLP: Final[Plan] = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.mlp.down_proj": "rowwise"}
+_GATED_MLP: Final[Plan] = {"model.layers.*.mlp.gate_proj": "colwise", **_MLP}
+_LLAMA: Final[Plan] = {**_ENDS, **_ATTENTION, **_GATED_MLP}
+
+_UNGATED: Final[Plan] = {**_ENDS, **_ATTENTION, **_MLP}
+_FC1: Final = "model.layers.*.mlp.fc1"
+_FC2: Final = "model.layers.*.mlp.fc2"
+
+PLANS: Final[Mapping[str, Plan]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, **_NORMED_HEADS},
+    "gemma": _LLAMA,
+    "gemma2": _LLAMA,
+    "gemma3_text": {**_LLAMA, **_NORMED_HEADS},
+    "vaultgemma": _LLAMA,
+    "olmo": _LLAMA,
+    "granite": _LLAMA,
+    "cohere": _LLAMA,
+    "cohere2": _LLAMA,
+    "smollm3": _LLAMA,
+    "ernie4_5": _LLAMA,
+    "seed_oss": _LLAMA,
+    "cwm": _LLAMA,
+    "hyperclovax": _LLAMA,
+    "ministral": _LLAMA,
+    "ministral3": _LLAMA,
+    "internlm3": _LLAMA,
+    "iquestcoder": _LLAMA,
+    "exaone4": {**_LLAMA, **_NORMED_HEADS},
+    "nemotron": _UNGATED,
+    "arcee": _UNGATED,
+    "jais2": _UNGATED,
+    "apertus": {**_UNGATED, **_NORMED_HEADS},
+    "nanochat": {**_ENDS, **_ATTENTION, _FC1: "colwise", _FC2: "rowwise"},
+    "starcoder2": {
+        **_ENDS,
+        **_ATTENTION,
+        "model.layers.*.mlp.c_fc": "colwise",
+        "model.layers.*.mlp.c_proj": "rowwise",
+    },
+    "phi": {
+        **_ENDS,
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.dense": "rowwise",
+        _FC1: "colwise",
+        _FC2: "rowwise",
+    },
+}
+"""Each model type's plan, as transformers' `model.tp_plan` has it."""
+
+NOT_RUN: Final[Mapping[str, str]] = {"cohere": "use_qk_norm", "olmo": "clip_qkv"}
+"""Fields with which transformers' own step fails: norms of all heads are not split; DTensors are not clamped in place."""
+
+SPLIT: Final = ("heads", "kv_heads", "ffn", "vocab")
+"""The dims of a program that a plan splits."""
+
+
+class TensorParallel(NamedTuple):
+    """The tensor-parallel group of a run, its plan, and the vocabulary before it was split."""
+
+    ranks: int
+    plan: Plan
+    vocab: Dim
+
+    def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The nn.Linear at `path`, split as the plan says; its inputs and outputs are plain tensors."""
+        style = self.plan.get(path)
+        if style is None:
+            return linear(x, weight, bias)
+        name = path.split("*.")[-1]
+        if style == "rowwise":
+            _share = None if bias is None else like(bias, "bias / tp")  # every rank adds its share of the sum
+            return self._summed(linear(x, weight, bias), name)
+        out = linear(self._replicated(x, name), weight, bias)
+        return self._gathered(out, name) if style == "colwise_gather_output" else out
+
+    def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
+        """The nn.Embedding of a table that is split over the vocabulary (EmbeddingParallel, _MaskPartial)."""
+        name = table.name.removesuffix(".weight")
+        node = None
+        if recording(table):
+            node = Node(table.memory, _embedding_backward, (table,), (ids,), name)
+            node.metadata[0] = ((self.vocab, table.shape[1]), table.dtype)  # a DTensor has the shape of the whole
+        partial = self._looked_up(table, ids)
+        self.send(table.memory, "all_reduce", f"output of {name}", partial.shape, partial.dtype)
+        out = like(partial, f"{name}, summed")
+        out.node = node
+        return out
+
+    def _looked_up(self, table: Tensor, ids: Tensor) -> Tensor:
+        below, above = like(ids, "ids below the shard", boolean), like(ids, "ids above the shard", boolean)
+        _outside = like(ids, "ids outside the shard", boolean)
+        del below, above
+        copied = like(ids, "ids, copied")
+        _masked = like(ids, "ids within the shard")
+        del copied
+        return new_tensor(table.memory, (*ids.shape, table.shape[1]), table.dtype, "embeddings of the shard")
+
+    def gradient_hook(self, weight: Weight) -> Callable[[Tensor], None] | None:
+        """What is done with a gradient once it is there: that of a norm within the heads is one rank's heads' alone."""
+        if self._style(weight.name) != "replicated_with_grad_allreduce":
+            return None
+        name = f"gradient of {weight.name.split('*.')[-1]}"
+        return lambda grad: self.send(grad.memory, "all_reduce", name, grad.shape, grad.dtype)
+
+    def is_split(self, name: str) -> bool:
+        """Whether a parameter is a DTensor over the group, its rank's part or (the bias of a sum) all of it."""
+        return self._style(name) not in (None, "replicated_with_grad_allreduce")
+
+    def _style(self, parameter: str) -> Style | None:
+        return self.plan.get(parameter.rpartition(".")[0])
+
+    def send(self, memory: Memory, kind: Kind, name: str, shape: Shape, dtype: DType) -> None:
+        """Note a collective over the group; `shape` is that of its payload."""
+        memory.sent.append(Sent("tp", kind, name, memory.phase, memory.layer, shape, dtype))
+
+    def _replicated(self, x: Tensor, name: str) -> Tensor:
+        """DTensor.from_local(x, Replicate()): the gradient that comes back is a part of a sum."""
+        if not recording(x):
+            return x
+        return _same(x, Node(x.memory, _sum_input_gradient, (x,), (), (self, name)))
+
+    def _summed(self, partial: Tensor, name: str) -> Tensor:
+        """redistribute from Partial to Replicate: an all-reduce out of place; gradients pass."""
+        self.send(partial.memory, "all_reduce", f"output of {name}", partial.shape, partial.dtype)
+        out = like(partial, f"{name}, summed")
+        if recording(partial):
+            out.node = Node(partial.memory, _pass, (partial,))
+        return out
+
+    def _gathered(self, shard: Tensor, name: str) -> Tensor:
+        """redistribute from Shard(-1) to Replicate: ranks are gathered along the first dim, then put side by side.
+
+        Of a vocabulary that does not divide, each rank sends as much as the first one has.
+        """
+        *lead, width = shard.shape
+        padded = (*lead, merge(Dim("tp", self.ranks), width))
+        _gathered = new_tensor(shard.memory, (Dim("tp", self.ranks), *shard.shape), shard.dtype, f"{name}, gathered")
+        self.send(shard.memory, "all_gather", f"output of {name}", padded, shard.dtype)
+        out = new_tensor(shard.memory, padded, shard.dtype, f"{name}, gathered and put in order")
+        del _gathered
+        if self.vocab.size % self.ranks:
+            out = new_tensor(shard.memory, (*lead, self.vocab), shard.dtype, f"{name}, gathered, without the padding")
+        else:
+            out = Tensor(out.storage, (*lead, self.vocab), out.strides, shard.dtype)
+        if recording(shard):
+            out.node = Node(shard.memory, _shard_of_gradient, (shard,), (), (shard.shape, name))
+        return out
+
+
+def split(program: Program, plan: Plan, ranks: int) -> Program:
+    """The program of the first of `ranks` tensor-parallel ranks, whose parts are the largest; heads must divide."""
+    own: Any = copy.copy(program)
+    own.tensor_parallel = TensorParallel(ranks, plan, own.vocab)
+    for name in SPLIT:
+        setattr(own, name, part(getattr(own, name), ranks))
+    return own
+
+
+@lru_cache(maxsize=1024)
+def part(dim: Dim, ranks: int) -> Dim:
+    """The first rank's part of a dim, which is the largest (torch.chunk)."""
+    name = f"⌈{dim.name}/tp⌉" if dim.size % ranks else f"{dim.name}/tp"
+    return Dim(name, -(-dim.size // ranks))
+
+
+def _same(tensor: Tensor, node: Node) -> Tensor:
+    return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype, node)
+
+
+def _pass(_: Node, grads: list[Tensor]) -> list[Tensor]:
+    return grads
+
+
+def _sum_input_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    parallel, name = node.context
+    parallel.send(node.memory, "all_reduce", f"input gradient of {name}", grads[0].shape, grads[0].dtype)
+    return [like(grads[0], f"{name} input gradient, summed")]
+
+
+def _shard_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    shape, name = node.context
+    return [new_tensor(node.memory, shape, grads[0].dtype, f"{name} gradient of the shard")]
+
+
+def _embedding_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    """A dense gradient of the whole table on every rank: ids and output gradients are all there (embedding_dense_backward)."""
+    _ids = node.unpack()
+    return [new_tensor(node.memory, node.metadata[0][0], grads[0].dtype, f"{node.context} weight gradient")]
