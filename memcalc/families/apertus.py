@@ -52,7 +52,6 @@ class ApertusConfig(DecoderConfig):
 class Apertus(HeadNorm, PlainMLP):
     """The program of ApertusForCausalLM."""
 
-    autocasts = False
 
     Config = ApertusConfig
 

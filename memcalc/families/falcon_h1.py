@@ -133,7 +133,6 @@ class FalconH1Mixer(StateSpace):
 class FalconH1(Hybrid):
     """The program of FalconH1ForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = FalconH1Config

@@ -48,7 +48,6 @@ class FalconMambaMixer(SelectiveMixer):
 class FalconMamba(Mamba):
     """The program of FalconMambaForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = FalconMambaConfig

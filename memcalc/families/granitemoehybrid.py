@@ -41,7 +41,6 @@ class GraniteMoeHybridConfig(GraniteMoeConfig, LinearOrFullConfig, MixerConfig):
 class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
     """The program of GraniteMoeHybridForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = GraniteMoeHybridConfig

@@ -118,7 +118,6 @@ class Lfm2Config(ShortConvConfig):
 class Lfm2(LinearOrFullLayers):
     """The program of Lfm2ForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = Lfm2Config

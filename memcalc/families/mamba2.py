@@ -145,7 +145,6 @@ class StateSpace:
 class Mamba2(Mamba):
     """The program of Mamba2ForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = Mamba2Config

@@ -106,7 +106,6 @@ class LightningAttention:
 class MiniMax(LinearOrFullLayers, Mixtral):
     """The program of MiniMaxForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = MiniMaxConfig

@@ -145,7 +145,6 @@ class NemotronHConfig(FamilyConfig):
 class NemotronH(Llama):
     """The program of NemotronHForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = NemotronHConfig

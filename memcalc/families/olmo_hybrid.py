@@ -153,7 +153,6 @@ class OlmoDeltaNet(GatedDeltaNet):
 class OlmoHybrid(LinearOrFullLayers, Olmo2):
     """The program of OlmoHybridForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = OlmoHybridConfig

@@ -165,7 +165,6 @@ class DeltaLayers(LinearOrFullLayers):
 class Qwen3Next(DeltaLayers, GatedSharedExpert):
     """The program of Qwen3NextForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = Qwen3NextConfig

@@ -104,7 +104,6 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
-    autocasts = False
     pads = False
     recomputes = False
     not_recomputed = "it is not modelled that recurrent layers keep what they recomputed until their next forward,"
@@ -262,7 +261,7 @@ class RecurrentGemma(Llama):
         gated_inputs = activations * input_gate
         multiplier = bounded_sqrt(one_minus(a_square))
         multiplier = reset + like(reset, "where not to reset") * multiplier
-        normalized_x = gated_inputs * multiplier
+        normalized_x = gated_inputs * cast(multiplier, activations.dtype)
         hidden_states, recurrent_states = rnn_scan(normalized_x, recurrent_gate, reset)
         m.run.buffers[self.state_name(m.layer or 0)] = recurrent_states
         return hidden_states
@@ -302,7 +301,7 @@ def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tu
         zeros, early = recurrent_states, plus(seq, -3)
         recurrent_states = new_tensor(memory, (batch, lru), fp32, "states")
         # What `.type(acc_dtype)` leaves alone is no copy. The first step multiplies zeros, which want no gradient.
-        gates = recurrent_gate if dtype is fp32 else Block((early, batch, lru), fp32, "gates in fp32")
+        gates = recurrent_gate if recurrent_gate.dtype is fp32 else Block((early, batch, lru), fp32, "gates in fp32")
         kept = [zeros, Block((early, batch, lru), fp32, "states"), gates]
         earlier_steps([recurrent_states, contextualized_states], (recurrent_gate, hidden_states), kept)
         del zeros, gates, kept

@@ -152,7 +152,6 @@ class Zamba2Config(RotaryConfig):
 class Zamba2(Llama):
     """The program of Zamba2ForCausalLM."""
 
-    autocasts = False
     pads = False
 
     Config = Zamba2Config

@@ -46,14 +46,15 @@ POLICIES: Final[Mapping[str, str]] = {name: policy for policy, names in _LISTS.i
 def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The decorator of an op that torch calls `name` and that is on one of the lists.
 
-    Its first argument is a tensor. One with an fp32 result takes the result's dtype as `dtype`.
+    Its first argument is a tensor, or a tuple of them. One with an fp32 result takes the result's dtype as `dtype`.
     """
     policy = POLICIES[name]
 
     def decorate(op: Callable[P, R]) -> Callable[P, R]:
         @wraps(op)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            first: Any = args[0]
+            given_first: Any = args[0]
+            first: Tensor = given_first[0] if isinstance(given_first, tuple) else given_first
             memory: Memory = first.storage.memory
             state = memory.autocast
             if state is None:
@@ -85,7 +86,15 @@ def _dtype(policy: str, args: tuple[Any, ...], state: Autocast) -> DType:
 
 def _cast(args: tuple[Any, ...], dtype: DType, state: Autocast) -> list[Any]:
     """The arguments of a C++ call in the order in which gcc evaluates them: from the right."""
-    return [_copy(a, dtype, state) if isinstance(a, Tensor) else a for a in reversed(args)][::-1]
+    return [_argument(a, dtype, state) for a in reversed(args)][::-1]
+
+
+def _argument(a: Any, dtype: DType, state: Autocast) -> Any:
+    """A list of tensors is cast from the left."""
+    if isinstance(a, tuple):
+        tensors: tuple[Tensor, ...] = a
+        return tuple([_copy(tensor, dtype, state) for tensor in tensors])
+    return _copy(a, dtype, state) if isinstance(a, Tensor) else a
 
 
 def _copy(a: Tensor, dtype: DType, state: Autocast) -> Tensor:
