@@ -219,7 +219,8 @@ class RecurrentGemma(Llama):
         """Each layer makes cos and sin of the positions itself."""
         query_states, key_states, value_states = self.qkv(m, hidden_states)
         with m:
-            cos, sin = rotary_embedding(m / "rotary_emb", rotary, self.rotary_dim, self.rope_type)
+            dtype = value_states.dtype
+            cos, sin = rotary_embedding(m / "rotary_emb", rotary, self.rotary_dim, self.rope_type, dtype=dtype)
         query_states, key_states = rotate_first_dims(query_states, key_states, cos, sin)
         return query_states, key_states, value_states
 
