@@ -52,7 +52,6 @@ class ApertusConfig(DecoderConfig):
 class Apertus(HeadNorm, PlainMLP):
     """The program of ApertusForCausalLM."""
 
-
     Config = ApertusConfig
 
     def layer_weights(self, i: int) -> Iterator[Weight]:

@@ -117,8 +117,6 @@ class JambaRouter(SoftmaxRouter):
 class Jamba(Hybrid):
     """The program of JambaForCausalLM."""
 
-    pads = False
-
     Config = JambaConfig
     polynomial = True
 

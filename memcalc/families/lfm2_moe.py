@@ -50,8 +50,6 @@ class Lfm2MoeConfig(ShortConvConfig):
 class Lfm2Moe(Lfm2):
     """The program of Lfm2MoeForCausalLM."""
 
-    pads = False
-
     Config = Lfm2MoeConfig
 
     def __init__(self, config: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, plus
 from memcalc.dtypes import fp32
-from memcalc.families.blocks import act, causal_lm_loss, rms_norm
+from memcalc.families.blocks import act, apply_mask_to_padding_states, causal_lm_loss, rms_norm
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Run, Weight, module
@@ -75,13 +75,14 @@ class SelectiveMixer:
         yield from linear_weights(f"{path}.out_proj", inner, self.hidden, "mixer", bias=self.bias)
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         projected_states = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         a = -exp(cast(m.weight("A_log"), fp32))
         self.offer_to_the_fused_kernel(m)
         hidden_states_b_c, gate = chunk_dim(projected_states, 1, 2)
         hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
-        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
+        hidden_states_b_c = apply_mask_to_padding_states(transpose(hidden_states_b_c, 1, 2), mask)
         time_step, b, c = split((m / "x_proj").linear(hidden_states_b_c), self.rank, self.state, self.state)
         time_step, b, c = self.normalise(m, time_step, b, c)
         time_step = weight_times((m / "dt_proj").weight(), transpose(time_step, 1, 2), "time step")
@@ -103,8 +104,6 @@ class SelectiveMixer:
 
 class Mamba(Program):
     """The program of MambaForCausalLM."""
-
-    pads = False
 
     Config: type[FamilyConfig] = MambaConfig
     attention_kinds = ("eager",)
@@ -161,23 +160,28 @@ class Mamba(Program):
     def model(self, m: Module, ids: Tensor) -> Tensor:
         inputs_embeds = (m / "embeddings").embedding(ids)
         hidden_states = inputs_embeds
+        mask = self.mask(m.run)
         for i in range(self.layers):
             m.run.memory.enter(m.run.memory.phase, i)
-            hidden_states = self.call_layer(Module(m.run, f"{m.path}.layers.*", i), hidden_states)
+            hidden_states = self.call_layer(Module(m.run, f"{m.path}.layers.*", i), hidden_states, mask)
         m.run.memory.enter(m.run.memory.phase, None)
         return self.norm(m / "norm_f", hidden_states)
+
+    def mask(self, run: Run) -> Tensor | None:
+        """The collator's, as it is."""
+        return run.attention_mask
 
     @module
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return rms_norm(m, hidden_states)
 
     @module
-    def layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         residual = hidden_states
         hidden_states = self.norm(m / "norm", cast(hidden_states, m.run.dtype))
         if self.config.residual_in_fp32:
             residual = cast(residual, fp32)
-        hidden_states = self.mixer.forward(m / "mixer", hidden_states)
+        hidden_states = self.mixer.forward(m / "mixer", hidden_states, mask)
         return residual + hidden_states
 
 

@@ -44,6 +44,11 @@ def _mask(run: Run, mask_function: MaskFunction, local_size: int | None = None) 
     return _boolean_mask(run, mask_function, padding_mask)
 
 
+def recurrent_mask(run: Run) -> Tensor | None:
+    """create_recurrent_attention_mask, for layers without attention: the collator's mask; one token is never padding."""
+    return None if run.seq.size == 1 else run.attention_mask
+
+
 def boolean_mask(run: Run) -> Tensor:
     """The causal mask of a model that never does without one (`allow_is_causal_skip=False`)."""
     run.memory.scope = "causal mask"

@@ -104,7 +104,6 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
-    pads = False
     recomputes = False
     not_recomputed = "it is not modelled that recurrent layers keep what they recomputed until their next forward,"
 

@@ -9,7 +9,7 @@ A weight is cast once per context. Sources: aten/src/ATen/autocast_mode.h (the l
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from memcalc.autograd import Leaf
 from memcalc.dtypes import DType, fp32, fp64
@@ -53,9 +53,7 @@ def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(op: Callable[P, R]) -> Callable[P, R]:
         @wraps(op)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            given_first: Any = args[0]
-            first: Tensor = given_first[0] if isinstance(given_first, tuple) else given_first
-            memory: Memory = first.storage.memory
+            memory = _memory(args[0])
             state = memory.autocast
             if state is None:
                 return op(*args, **kwargs)
@@ -76,6 +74,11 @@ def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+def _memory(first: Any) -> Memory:
+    tensor: Tensor = first if isinstance(first, Tensor) else first[0]
+    return tensor.storage.memory
+
+
 def _dtype(policy: str, args: tuple[Any, ...], state: Autocast) -> DType:
     assert state.dtype is not None
     wide = policy == "fp32"
@@ -92,8 +95,7 @@ def _cast(args: tuple[Any, ...], dtype: DType, state: Autocast) -> list[Any]:
 def _argument(a: Any, dtype: DType, state: Autocast) -> Any:
     """A list of tensors is cast from the left."""
     if isinstance(a, tuple):
-        tensors: tuple[Tensor, ...] = a
-        return tuple([_copy(tensor, dtype, state) for tensor in tensors])
+        return tuple([_argument(tensor, dtype, state) for tensor in cast("tuple[Any, ...]", a)])
     return _copy(a, dtype, state) if isinstance(a, Tensor) else a
 
 
@@ -104,12 +106,12 @@ def _copy(a: Tensor, dtype: DType, state: Autocast) -> Tensor:
     leaf = a.node if isinstance(a.node, Leaf) and dtype is state.dtype else None
     if leaf in state.copies:
         return state.copies[leaf]
-    from memcalc.ops.elementwise import cast
+    from memcalc.ops import elementwise
 
     memory = a.storage.memory
     name = f"{dtype} copy of {memory.rows[a.storage.index].label}"
     outer, memory.scope = memory.scope, name
-    copy = cast(a, dtype, name)
+    copy = elementwise.cast(a, dtype, name)
     memory.scope = outer
     copy.name = a.name
     if leaf is not None:
