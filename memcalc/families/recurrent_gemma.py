@@ -2,7 +2,8 @@
 or attention to a window, half of each head rotated.
 
 The recurrence is a Python loop over the sequence, each of whose steps keeps the state before it for backward. A recurrent
-layer keeps its last state until its next forward.
+layer keeps its last state until its next forward; one that was recomputed, with it the graph that it came from, whose
+saved tensors backward never asks for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.dtypes import boolean, fp32
 from memcalc.families.blocks import QKV, act, position_ids, rotary_buffers, rotary_embedding
@@ -25,7 +27,7 @@ from memcalc.ops.exponential import exp, softplus
 from memcalc.ops.matmul import biased_baddbmm
 from memcalc.ops.scan import Block, earlier_steps
 from memcalc.ops.shape import cat, part, reshape, rotate_half, transpose, unsqueeze
-from memcalc.tensor import Tensor, new_tensor
+from memcalc.tensor import Autocast, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -104,9 +106,6 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
-    recomputes = False
-    not_recomputed = "it is not modelled that recurrent layers keep what they recomputed until their next forward,"
-
     Config = RecurrentGemmaConfig
     final_norm = "final_norm"
 
@@ -130,11 +129,27 @@ class RecurrentGemma(Llama):
 
     def left_behind(self, run: Run) -> list[Tensor]:
         """The last states of the step before, which each layer lets go of when it comes to its own."""
-        for i, block in enumerate(self.blocks):
-            if block == "recurrent":
+        for i in range(self.layers):
+            if self.blocks[i] != "recurrent":
+                continue
+            if run.recompute:
+                self.recompute_state(run, i)
+            else:
                 state = new_tensor(run.memory, (run.batch, self.lru), fp32, "left behind: last state")
                 run.buffers[self.state_name(i)] = state
         return []
+
+    def recompute_state(self, run: Run, i: int) -> None:
+        """Layer `i` up to its state, as backward recomputed it: after autocast's contexts, with copies of its own."""
+        m = Module(run, "model.layers.*", i)
+        autocast = run.memory.autocast
+        raw_activations = new_tensor(
+            run.memory, (run.batch, run.seq, self.hidden), run.dtype, "left behind: activations"
+        )
+        raw_activations.node = Node(run.memory, _the_layer_before, ())
+        with Autocast(run.memory, autocast and autocast.dtype):
+            inputs_normalized = self.norm(m / "temporal_pre_norm", raw_activations)
+            self.recurrent_block(m / "temporal_block", inputs_normalized, position_ids(run))
 
     def state_name(self, i: int) -> str:
         return f"model.layers.{i}.temporal_block.rg_lru.recurrent_states"
@@ -269,6 +284,10 @@ class RecurrentGemma(Llama):
     def gate(self, m: Module, name: str, x: Tensor) -> Tensor:
         """A product of each head with its own weight."""
         return biased_baddbmm(unsqueeze(m.weight(f"{name}_bias"), 1), x, m.weight(f"{name}_weight"), name)
+
+
+def _the_layer_before(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    raise AssertionError("nobody goes backward through what is left behind")
 
 
 def rotate_first_dims(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
