@@ -214,7 +214,7 @@ def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | N
         if value not in values:
             refuse(name, value, NOT_YET + ", ".join(str(v) for v in values))
     if options.recompute != "none" and not model.program.recomputes:
-        refuse("recompute", options.recompute, f"{model.program.not_recomputed} for {model.model_type}; allowed: none")
+        refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
 
 
 def _sequence_parallel(options: Options, engine: str) -> bool:

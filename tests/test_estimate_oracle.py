@@ -125,6 +125,31 @@ def test_every_phase_of_an_encoder_and_a_decoder(config: dict[str, Any], attenti
     check(config, replaced=4 * constant, micro_batches=2, optimizer="sgd", precision="fp32", **run)
 
 
+RECURRENT_GEMMA = {"model_type": "recurrent_gemma", "vocab_size": 60, "pad_token_id": 0, "hidden_size": 32,
+                   "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4, "lru_width": 40,
+                   "attention_window_size": 8, "eos_token_id": 1, "bos_token_id": 1}  # fmt: skip
+
+
+STATES = 4 * 2 * 40 * 4  # the last ones of four recurrent layers
+INPUTS = 4 * 2 * 9 * 32 * 4  # of those layers, in fp32, which their norms save
+
+
+@pytest.mark.parametrize(
+    ("recompute", "precision", "micro_batches", "again"),
+    [("none", "bf16", 1, STATES), ("full", "bf16", 2, 0), ("full", "bf16-autocast", 1, INPUTS)],
+)
+def test_every_phase_of_layers_that_keep_their_state(
+    recompute: str, precision: str, micro_batches: int, again: int
+) -> None:
+    """RecurrentGemma, recomputed, keeps the graphs of its states until its layers' next forward. In the trace that forward
+    takes them away and makes `again` those of them that it will not recompute."""
+    report = memcalc.estimate(RECURRENT_GEMMA, precision=precision, micro_batch_size=2, seq_len=9, recompute=recompute)
+    left = sum(item.nbytes for item in report.items if item.life == "kept after backward")
+    assert left == STATES if recompute == "none" else left > 10 * STATES
+    run: dict[str, Any] = {"recompute": recompute, "precision": precision, "micro_batches": micro_batches}
+    check(RECURRENT_GEMMA, s=9, replaced=left - again, **run)
+
+
 def test_half_precision() -> None:
     check(LLAMA, precision="fp16")
 

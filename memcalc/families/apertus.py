@@ -52,8 +52,6 @@ class ApertusConfig(DecoderConfig):
 class Apertus(HeadNorm, PlainMLP):
     """The program of ApertusForCausalLM."""
 
-    autocasts = False
-
     Config = ApertusConfig
 
     def layer_weights(self, i: int) -> Iterator[Weight]:

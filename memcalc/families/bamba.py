@@ -110,9 +110,6 @@ class BambaConfig(RotaryConfig, MixerConfig):
 class Bamba(Hybrid):
     """The program of BambaForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = BambaConfig
     hands_weights_on = True
 

@@ -239,6 +239,13 @@ def rotate_pairs(x: Tensor) -> Tensor:
     return interleave((-x2, x1), x.shape[-1])
 
 
+def apply_mask_to_padding_states(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+    """Zeros for tokens of padding, whose mask is (batch, seq) (models/mamba/modeling_mamba.py)."""
+    if mask is None:
+        return hidden_states
+    return cast(hidden_states * unsqueeze(mask, 2), hidden_states.dtype)
+
+
 def repeat_pairs(x: Tensor) -> Tensor:
     """x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1)"""
     return repeat_interleave(part(x, divided(x.shape[-1], 2)), x.shape[-1])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp32
-from memcalc.families.blocks import act
+from memcalc.families.blocks import act, apply_mask_to_padding_states
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
 from memcalc.families.module import Module, Weight, module
@@ -68,7 +68,8 @@ class GatedDeltaNet:
         yield from linear_weights(f"{path}.in_proj_ba", self.hidden, ba, "mixer", bias=False)
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         batch, seq, _ = hidden_states.shape
         projected_states_qkvz = (m / "in_proj_qkvz").linear(hidden_states)
         projected_states_ba = (m / "in_proj_ba").linear(hidden_states)
@@ -144,7 +145,8 @@ class ProjectedApart(GatedDeltaNet):
         yield from linear_weights(f"{path}.in_proj_a", self.hidden, self.value_heads, "mixer", bias=False)
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         batch, seq, _ = hidden_states.shape
         mixed_qkv = (m / "in_proj_qkv").linear(hidden_states)
         mixed_qkv = transpose(mixed_qkv, 1, 2)

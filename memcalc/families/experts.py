@@ -135,7 +135,8 @@ class Experts:
 
     def linear(self, x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
         """_grouped_linear"""
-        out = grouped_mm(x, weight if self.is_transposed else transpose(weight, 1, 2), offsets, weight.name)
+        columns = weight if self.is_transposed else transpose(weight, 1, 2)
+        out = grouped_mm(cast(x, weight.dtype), columns, offsets, weight.name)
         return out if bias is None else add_(out, bias)
 
     def apply_gate(self, gate_up_out: Tensor) -> Tensor:

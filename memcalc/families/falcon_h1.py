@@ -16,6 +16,7 @@ from memcalc.families.config import Activation, Count, Layers, Probability, Rota
 from memcalc.families.hybrid import Hybrid
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
+from memcalc.families.masks import recurrent_mask
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.ops.shape import transpose, view
@@ -133,9 +134,6 @@ class FalconH1Mixer(StateSpace):
 class FalconH1(Hybrid):
     """The program of FalconH1ForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = FalconH1Config
 
     def __init__(self, config: Any) -> None:
@@ -173,7 +171,7 @@ class FalconH1(Hybrid):
         return super().head(root, hidden_states) * 1.0
 
     def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, None]:
-        mamba_hidden_states = self.mixer.forward(m / "mamba", x)
+        mamba_hidden_states = self.mixer.forward(m / "mamba", x, recurrent_mask(m.run))
         mamba_hidden_states = mamba_hidden_states * 1.0
         attention_hidden_states, _weights = self.attention(m / "self_attn", x * 1.0, rotary, mask)
         attention_hidden_states = attention_hidden_states * 1.0

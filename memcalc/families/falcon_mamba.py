@@ -48,9 +48,6 @@ class FalconMambaMixer(SelectiveMixer):
 class FalconMamba(Mamba):
     """The program of FalconMambaForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = FalconMambaConfig
 
     def make_mixer(self) -> FalconMambaMixer:

@@ -41,9 +41,6 @@ class GraniteMoeHybridConfig(GraniteMoeConfig, LinearOrFullConfig, MixerConfig):
 class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
     """The program of GraniteMoeHybridForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = GraniteMoeHybridConfig
 
     def __init__(self, config: Any) -> None:
@@ -87,7 +84,7 @@ class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         if self.linear(m.layer):
-            hidden_states = self.mixer.forward(m / "mamba", hidden_states)
+            hidden_states = self.mixer.forward(m / "mamba", hidden_states, mask)
         else:
             hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
         hidden_states = residual + hidden_states * 0.22

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from memcalc.families.blocks import position_ids
 from memcalc.families.config import LayerTypesConfig
 from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.masks import recurrent_mask
 from memcalc.families.module import Module, Run, Weight, module
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class LinearOrFullLayers(Llama):
         return self.kinds[i]
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
-        return {**super().masks(run), self.other_kind: None}  # it would say what is padding: there is none
+        return {**super().masks(run), self.other_kind: recurrent_mask(run)}
 
     def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
         return dict.fromkeys(("full_attention", self.other_kind), self.position_embeddings(m, positions))
@@ -98,12 +99,13 @@ class Hybrid(Llama):
         hidden_states = inputs_embeds
         positions = position_ids(run)
         mask = self.masks(run)["full_attention"]
+        padding = recurrent_mask(run)
         position_embeddings = self.position_embeddings(m / "rotary_emb", positions)
         _attn_weights: Tensor | None = None
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
-            own_mask = None if self.mixes(i) else mask  # a mixer's would say what is padding: there is none
+            own_mask = padding if self.mixes(i) else mask
             outputs: Any = self.call_layer(layer, hidden_states, position_embeddings, own_mask, positions)
             hidden_states, _attn_weights = outputs
             del outputs
@@ -130,5 +132,5 @@ class Hybrid(Llama):
     def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert m.layer is not None
         if self.mixes(m.layer):
-            return self.mixer.forward(m / "mamba", x), None
+            return self.mixer.forward(m / "mamba", x, mask), None
         return self.attention(m / "self_attn", x, rotary, mask)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memcalc.dims import Dim, merge
+from memcalc.dtypes import fp32
 from memcalc.families.blocks import Attended, rms_norm
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
@@ -17,6 +18,9 @@ from memcalc.families.hybrid import Hybrid
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import SelectiveMixer
 from memcalc.families.module import Module, Weight, module
+from memcalc.ops.elementwise import cast, softmax
+from memcalc.ops.matmul import linear
+from memcalc.ops.routing import topk
 from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
@@ -99,11 +103,19 @@ class JambaMixer(SelectiveMixer):
         return time_step, b, c
 
 
+class JambaRouter(SoftmaxRouter):
+    """JambaTopKRouter: the weights of the chosen experts have the dtype of the hidden states."""
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        router_logits = linear(hidden_states, m.weight())
+        routing_weights = softmax(cast(router_logits, fp32))
+        top_k_weights, top_k_index = topk(routing_weights, self.per_token)
+        return router_logits, cast(top_k_weights, hidden_states.dtype), top_k_index
+
+
 class Jamba(Hybrid):
     """The program of JambaForCausalLM."""
-
-    autocasts = False
-    pads = False
 
     Config = JambaConfig
     polynomial = True
@@ -112,7 +124,7 @@ class Jamba(Hybrid):
         super().__init__(config)
         self.routed = (config.num_experts_per_tok, config.num_experts) if config.num_experts > 1 else (1, 1)
         per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
-        self.router = SoftmaxRouter(experts, per_token, self.hidden, normalised=False)
+        self.router = JambaRouter(experts, per_token, self.hidden, normalised=False)
         self.experts = Experts(experts, per_token, self.hidden, self.ffn, config.hidden_act)
         self.mixer = JambaMixer(
             hidden=self.hidden, inner=config.mamba_expand * config.hidden_size, state=config.mamba_d_state,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.families.blocks import QKV, Attended, Rotary, act
+from memcalc.families.blocks import QKV, Attended, Rotary, act, apply_mask_to_padding_states
 from memcalc.families.config import Bounds, Count, Layers, LayerTypesConfig, check_divides
 from memcalc.families.hybrid import LinearOrFullLayers
 from memcalc.families.llama import linear_weights
@@ -118,9 +118,6 @@ class Lfm2Config(ShortConvConfig):
 class Lfm2(LinearOrFullLayers):
     """The program of Lfm2ForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = Lfm2Config
     polynomial = True
     final_norm = "embedding_norm"
@@ -173,7 +170,7 @@ class Lfm2(LinearOrFullLayers):
         assert m.layer is not None
         residual = hidden_states
         if self.linear(m.layer):
-            hidden_states = self.short_conv(m / "conv", self.norm(m / "operator_norm", hidden_states))
+            hidden_states = self.short_conv(m / "conv", self.norm(m / "operator_norm", hidden_states), mask)
         else:
             hidden_states, _weights = self.attention(
                 m / "self_attn", self.norm(m / "operator_norm", hidden_states), rotary, mask
@@ -182,8 +179,9 @@ class Lfm2(LinearOrFullLayers):
         return hidden_states + self.mlp(m / "feed_forward", self.norm(m / "ffn_norm", hidden_states))
 
     @module
-    def short_conv(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def short_conv(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """Lfm2ShortConv"""
+        hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         projected = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         b, c, x = chunk_dim(projected, 1, 3)
         hidden_states = b * x

@@ -50,9 +50,6 @@ class Lfm2MoeConfig(ShortConvConfig):
 class Lfm2Moe(Lfm2):
     """The program of Lfm2MoeForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = Lfm2MoeConfig
 
     def __init__(self, config: Any) -> None:

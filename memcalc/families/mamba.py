@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.dims import ONE_DIM, Dim, merge, plus
+from memcalc.dims import ONE_DIM, Dim, plus
 from memcalc.dtypes import fp32
-from memcalc.families.blocks import act, causal_lm_loss, rms_norm
+from memcalc.families.blocks import act, apply_mask_to_padding_states, causal_lm_loss, rms_norm
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Run, Weight, module
@@ -21,9 +21,9 @@ from memcalc.ops.axes import chunk_dim, narrow, select, squeeze
 from memcalc.ops.convolution import depthwise_conv1d
 from memcalc.ops.elementwise import cast
 from memcalc.ops.exponential import exp, softplus
-from memcalc.ops.matmul import bmm, mm
+from memcalc.ops.matmul import bmm, weight_times
 from memcalc.ops.scan import Block, earlier_steps, stack_steps
-from memcalc.ops.shape import contiguous, reshape, split, transpose, unsqueeze, view
+from memcalc.ops.shape import split, transpose, unsqueeze
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -75,16 +75,17 @@ class SelectiveMixer:
         yield from linear_weights(f"{path}.out_proj", inner, self.hidden, "mixer", bias=self.bias)
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         projected_states = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         a = -exp(cast(m.weight("A_log"), fp32))
         self.offer_to_the_fused_kernel(m)
         hidden_states_b_c, gate = chunk_dim(projected_states, 1, 2)
         hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
-        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
+        hidden_states_b_c = apply_mask_to_padding_states(transpose(hidden_states_b_c, 1, 2), mask)
         time_step, b, c = split((m / "x_proj").linear(hidden_states_b_c), self.rank, self.state, self.state)
         time_step, b, c = self.normalise(m, time_step, b, c)
-        time_step = weight_times((m / "dt_proj").weight(), time_step)
+        time_step = weight_times((m / "dt_proj").weight(), transpose(time_step, 1, 2), "time step")
         time_proj_bias = cast((m / "dt_proj").weight("bias"), fp32)
         d = m.weight("D")
         scan_output = selective_scan(transpose(hidden_states_b_c, 1, 2), time_step, a, b, c, d, gate, time_proj_bias)
@@ -103,9 +104,6 @@ class SelectiveMixer:
 
 class Mamba(Program):
     """The program of MambaForCausalLM."""
-
-    autocasts = False
-    pads = False
 
     Config: type[FamilyConfig] = MambaConfig
     attention_kinds = ("eager",)
@@ -162,23 +160,28 @@ class Mamba(Program):
     def model(self, m: Module, ids: Tensor) -> Tensor:
         inputs_embeds = (m / "embeddings").embedding(ids)
         hidden_states = inputs_embeds
+        mask = self.mask(m.run)
         for i in range(self.layers):
             m.run.memory.enter(m.run.memory.phase, i)
-            hidden_states = self.call_layer(Module(m.run, f"{m.path}.layers.*", i), hidden_states)
+            hidden_states = self.call_layer(Module(m.run, f"{m.path}.layers.*", i), hidden_states, mask)
         m.run.memory.enter(m.run.memory.phase, None)
         return self.norm(m / "norm_f", hidden_states)
+
+    def mask(self, run: Run) -> Tensor | None:
+        """The collator's, as it is."""
+        return run.attention_mask
 
     @module
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return rms_norm(m, hidden_states)
 
     @module
-    def layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         residual = hidden_states
         hidden_states = self.norm(m / "norm", cast(hidden_states, m.run.dtype))
         if self.config.residual_in_fp32:
             residual = cast(residual, fp32)
-        hidden_states = self.mixer.forward(m / "mixer", hidden_states)
+        hidden_states = self.mixer.forward(m / "mixer", hidden_states, mask)
         return residual + hidden_states
 
 
@@ -187,15 +190,11 @@ def causal_conv1d(m: Module, hidden_states: Tensor, activation: str) -> Tensor:
     with m:
         seq, kernel = hidden_states.shape[2], m.weight().shape[2]
         weight = unsqueeze(squeeze(m.weight(), 1), 1)
-        out = narrow(depthwise_conv1d(hidden_states, weight, m.optional("bias"), kernel.size - 1), 2, seq)
-        return act(out, activation)
-
-
-def weight_times(weight: Tensor, x: Tensor) -> Tensor:
-    """weight (out, in) @ x (batch, seq, in).transpose(1, 2): matmul folds x, and turns its result round by a copy."""
-    batch, seq, width = x.shape
-    product = mm(reshape(x, merge(batch, seq), width), transpose(weight, 0, 1), name="time step")
-    return contiguous(transpose(view(product, batch, seq, weight.shape[0]), 1, 2))
+        dtype = hidden_states.dtype
+        out = depthwise_conv1d(cast(hidden_states, weight.dtype), weight, m.optional("bias"), kernel.size - 1)
+        out = narrow(out, 2, seq)
+        out = act(out, activation)
+        return cast(out, dtype)
 
 
 def selective_scan(
@@ -229,10 +228,12 @@ def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor
         states = Block((plus(seq, -3), *state), fp32, "states")
         # What `.to(input_dtype)` leaves alone is no copy.
         copies = ssm_state if dtype is fp32 else Block((early, *state), dtype, "states in the model's dtype")
+        # A product under autocast keeps a copy of what is not in its dtype.
+        factors = c if c.dtype is dtype else Block((early, batch, width), dtype, "c in the product's dtype")
         earlier_steps(
-            [ssm_state, scan_outputs[0]], (discrete_a, delta_b_u, c), [discrete_a, c, initial, states, copies]
+            [ssm_state, scan_outputs[0]], (discrete_a, delta_b_u, c), [discrete_a, factors, initial, states, copies]
         )
-        del initial, copies
+        del initial, copies, factors
     for _ in range(min(seq.size, 2)):
         ssm_state = select(discrete_a, 2) * ssm_state + select(delta_b_u, 2)
         scan_output = bmm(cast(ssm_state, dtype), unsqueeze(select(c, 1), 2), "scan output")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp32
-from memcalc.families.blocks import act
+from memcalc.families.blocks import act, apply_mask_to_padding_states
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Several
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import Mamba, causal_conv1d
-from memcalc.families.module import Module, Weight, module
+from memcalc.families.masks import recurrent_mask
+from memcalc.families.module import Module, Run, Weight, module
 from memcalc.ops.axes import cat_dim, narrow, pad_dim, permute, repeat_interleave, select
 from memcalc.ops.contraction import einsum
 from memcalc.ops.cumulative import cumsum
@@ -102,14 +103,15 @@ class StateSpace:
         yield Weight(f"{path}.norm.weight", (self.inner,), "norm")
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         batch, seq, _ = hidden_states.shape
+        hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         projected_states = self.project(m, hidden_states)
         a = -exp(cast(m.weight("A_log"), fp32))
         gate, hidden_states_b_c, dt = split(projected_states, self.inner, self.conv_dim, self.heads)
         hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
         hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
-        hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
+        hidden_states_b_c = apply_mask_to_padding_states(transpose(hidden_states_b_c, 1, 2), mask)
         hidden_states, b, c = split(hidden_states_b_c, self.inner, self.group_states, self.group_states)
         scan_output = chunk_scan(
             view(hidden_states, batch, seq, self.heads, self.head_dim),
@@ -145,9 +147,6 @@ class StateSpace:
 class Mamba2(Mamba):
     """The program of Mamba2ForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = Mamba2Config
     polynomial = False
 
@@ -158,6 +157,9 @@ class Mamba2(Mamba):
             state=config.state_size, kernel=config.conv_kernel, chunk=config.chunk_size, bias=config.use_bias,
             conv_bias=config.use_conv_bias, activation=config.hidden_act,
         )  # fmt: skip
+
+    def mask(self, run: Run) -> Tensor | None:
+        return recurrent_mask(run)
 
 
 def chunk_scan(

@@ -44,6 +44,11 @@ def _mask(run: Run, mask_function: MaskFunction, local_size: int | None = None) 
     return _boolean_mask(run, mask_function, padding_mask)
 
 
+def recurrent_mask(run: Run) -> Tensor | None:
+    """create_recurrent_attention_mask, for layers without attention: the collator's mask; one token is never padding."""
+    return None if run.seq.size == 1 else run.attention_mask
+
+
 def boolean_mask(run: Run) -> Tensor:
     """The causal mask of a model that never does without one (`allow_is_causal_skip=False`)."""
     run.memory.scope = "causal mask"
@@ -63,15 +68,16 @@ def causal_mask_of_ones(run: Run) -> Tensor | None:
 
 
 def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:
-    """create_bidirectional_mask: none without padding. With a window create_bidirectional_sliding_window_mask, of a batch
-    without padding: a mask only where a sequence reaches beyond the window."""
+    """create_bidirectional_mask: none without padding. With a window create_bidirectional_sliding_window_mask: a mask also
+    where a sequence reaches beyond the window."""
     if window is None:
         run.memory.scope = "bidirectional mask"
         return None if run.attention_mask is None else _mask(run, _bidirectional)
-    if run.seq.size < window:
+    if run.attention_mask is None and run.seq.size < window:
         return None
     run.memory.scope = "mask of the window"
-    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), None)
+    padding_mask = None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
+    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), padding_mask)
     return (
         where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
         if run.attention == "eager"

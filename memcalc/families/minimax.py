@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.families.blocks import act, rms_norm
+from memcalc.families.blocks import act, apply_mask_to_padding_states, rms_norm
 from memcalc.families.config import Count
 from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.llama import linear_weights
@@ -60,10 +60,11 @@ class LightningAttention:
         yield Buffer(f"{path}.diagonal_decay", (ONE_DIM, self.heads, self.block, self.block))
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The output and the last state, which the layer's frame keeps."""
         batch, seq, _ = hidden_states.shape
         qkv_states = act((m / "qkv_proj").linear(hidden_states), self.activation)
+        qkv_states = apply_mask_to_padding_states(qkv_states, mask)
         qkv_states = reshape(qkv_states, batch, seq, self.heads, Dim("3·head_dim", 3 * self.head_dim.size))
         query_states, key_states, value_states = split_dim(qkv_states, 3, *[self.head_dim] * 3)
         query_states = transpose(query_states, 1, 2)
@@ -106,9 +107,6 @@ class LightningAttention:
 class MiniMax(LinearOrFullLayers, Mixtral):
     """The program of MiniMaxForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = MiniMaxConfig
 
     def __init__(self, config: Any) -> None:
@@ -140,7 +138,7 @@ class MiniMax(LinearOrFullLayers, Mixtral):
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         residual = hidden_states
         if self.linear(m.layer):
-            hidden_states, _state = self.lightning.forward(m / "self_attn", hidden_states)
+            hidden_states, _state = self.lightning.forward(m / "self_attn", hidden_states, mask)
         else:
             hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
         hidden_states = residual * 1.0 + hidden_states * 1.0

@@ -88,7 +88,6 @@ class ModernBert(RotaryByKind):
     """The program of ModernBertForMaskedLM."""
 
     Config = ModernBertConfig
-    pads = False
 
     def variant(self, i: int) -> Hashable:
         return self.kinds[i], i == 0

@@ -25,6 +25,7 @@ from memcalc.families.experts import REFUSED, PlainExperts, check_experts, check
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.mamba2 import StateSpace
 from memcalc.families.mamba2 import check_groups as check_ssm_groups
+from memcalc.families.masks import recurrent_mask
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops import elementwise
 from memcalc.ops.elementwise import mean, power, rsqrt
@@ -145,9 +146,6 @@ class NemotronHConfig(FamilyConfig):
 class NemotronH(Llama):
     """The program of NemotronHForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = NemotronHConfig
     polynomial = False
     embedding = "model.embeddings"
@@ -229,11 +227,11 @@ class NemotronH(Llama):
         inputs_embeds = (m / "embeddings").embedding(ids)
         hidden_states = inputs_embeds
         positions = position_ids(run)
-        mask = self.masks(run)["full_attention"]
+        masks: dict[str, Tensor | None] = {**self.masks(run), "linear_attention": recurrent_mask(run)}
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
-            own_mask = mask if self.blocks[i] == "full_attention" else None
-            hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, own_mask, positions)
+            mask = masks.get(self.blocks[i])
+            hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, mask, positions)
         run.memory.enter(run.memory.phase, None)
         return self.norm(m / "norm_f", hidden_states)
 
@@ -255,7 +253,7 @@ class NemotronH(Llama):
         residual = hidden_states
         hidden_states = self.norm(m / "norm", hidden_states)
         if block == "linear_attention":
-            hidden_states = self.mixer.forward(m / "mixer", hidden_states)
+            hidden_states = self.mixer.forward(m / "mixer", hidden_states, mask)
         elif block == "full_attention":
             hidden_states, _weights = self.attention(m / "mixer", hidden_states, NO_POSITIONS, mask)
         elif block == "mlp":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import merge
 from memcalc.dtypes import fp32
-from memcalc.families.blocks import QKV
+from memcalc.families.blocks import QKV, apply_mask_to_padding_states
 from memcalc.families.config import Activation, Count, DecoderConfig, Layers, check_divides
 from memcalc.families.delta import GatedDeltaNet, chunk_gated_delta_rule
 from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
@@ -125,7 +125,8 @@ class OlmoDeltaNet(GatedDeltaNet):
         return {"q_proj": keys, "k_proj": keys, "v_proj": values, "a_proj": heads, "b_proj": heads, "g_proj": values}
 
     @module
-    def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         batch, seq, _ = hidden_states.shape
         projected = [(m / name).linear(hidden_states) for name in ("q_proj", "k_proj", "v_proj")]
         mixed_qkv = transpose(cat(projected, self.conv_dim), 1, 2)
@@ -152,9 +153,6 @@ class OlmoDeltaNet(GatedDeltaNet):
 
 class OlmoHybrid(LinearOrFullLayers, Olmo2):
     """The program of OlmoHybridForCausalLM."""
-
-    autocasts = False
-    pads = False
 
     Config = OlmoHybridConfig
 
@@ -190,15 +188,15 @@ class OlmoHybrid(LinearOrFullLayers, Olmo2):
     def layer(self, m: Module, hidden_states: Tensor, rotary: Any, mask: Tensor | None, positions: Tensor) -> Tensor:
         assert m.layer is not None
         if self.linear(m.layer):
-            return self.linear_layer(m, hidden_states)
+            return self.linear_layer(m, hidden_states, mask)
         return super().layer(m, hidden_states, rotary, mask, positions)
 
     @module
-    def linear_layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def linear_layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         """OlmoHybridLinearAttentionDecoderLayer"""
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
-        hidden_states = self.delta.forward(m / "linear_attn", hidden_states)
+        hidden_states = self.delta.forward(m / "linear_attn", hidden_states, mask)
         hidden_states = residual + hidden_states
         residual = hidden_states
         hidden_states = self.norm(m / "post_attention_layernorm", hidden_states)

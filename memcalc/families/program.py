@@ -29,8 +29,6 @@ class Program:
     """What transformers offers for it, its default first."""
     recomputes: bool = True
     """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`), as is written out."""
-    not_recomputed: str = "transformers does not offer it"
-    """Why not, where it does not recompute."""
     routed: tuple[int, int] = (1, 1)
     """Experts that a token is sent to, and routed experts."""
     embedding: str = "model.embed_tokens"

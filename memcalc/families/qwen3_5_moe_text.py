@@ -48,7 +48,4 @@ class Qwen35MoeTextConfig(Qwen35Config):
 class Qwen35MoeText(Qwen35Layers, GatedSharedExpert):
     """The program of Qwen3_5MoeForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = Qwen35MoeTextConfig

@@ -92,7 +92,4 @@ class Qwen35Layers(DeltaLayers):
 class Qwen35Text(Qwen35Layers):
     """The program of Qwen3_5ForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = Qwen35TextConfig

@@ -124,7 +124,7 @@ class DeltaLayers(LinearOrFullLayers):
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         if self.linear(m.layer):
-            hidden_states = self.delta.forward(m / "linear_attn", hidden_states)
+            hidden_states = self.delta.forward(m / "linear_attn", hidden_states, mask)
         else:
             hidden_states, _weights = self.attention(m / "self_attn", hidden_states, rotary, mask)
         hidden_states = residual + hidden_states
@@ -164,8 +164,5 @@ class DeltaLayers(LinearOrFullLayers):
 
 class Qwen3Next(DeltaLayers, GatedSharedExpert):
     """The program of Qwen3NextForCausalLM."""
-
-    autocasts = False
-    pads = False
 
     Config = Qwen3NextConfig

@@ -2,7 +2,8 @@
 or attention to a window, half of each head rotated.
 
 The recurrence is a Python loop over the sequence, each of whose steps keeps the state before it for backward. A recurrent
-layer keeps its last state until its next forward.
+layer keeps its last state until its next forward; one that was recomputed, with it the graph that it came from, whose
+saved tensors backward never asks for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.dtypes import boolean, fp32
 from memcalc.families.blocks import QKV, act, position_ids, rotary_buffers, rotary_embedding
@@ -25,7 +27,7 @@ from memcalc.ops.exponential import exp, softplus
 from memcalc.ops.matmul import biased_baddbmm
 from memcalc.ops.scan import Block, earlier_steps
 from memcalc.ops.shape import cat, part, reshape, rotate_half, transpose, unsqueeze
-from memcalc.tensor import Tensor, new_tensor
+from memcalc.tensor import Autocast, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -104,11 +106,6 @@ class RecurrentGemmaConfig(RotaryConfig):
 class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
-    autocasts = False
-    pads = False
-    recomputes = False
-    not_recomputed = "it is not modelled that recurrent layers keep what they recomputed until their next forward,"
-
     Config = RecurrentGemmaConfig
     final_norm = "final_norm"
 
@@ -132,11 +129,27 @@ class RecurrentGemma(Llama):
 
     def left_behind(self, run: Run) -> list[Tensor]:
         """The last states of the step before, which each layer lets go of when it comes to its own."""
-        for i, block in enumerate(self.blocks):
-            if block == "recurrent":
+        for i in range(self.layers):
+            if self.blocks[i] != "recurrent":
+                continue
+            if run.recompute:
+                self.recompute_state(run, i)
+            else:
                 state = new_tensor(run.memory, (run.batch, self.lru), fp32, "left behind: last state")
                 run.buffers[self.state_name(i)] = state
         return []
+
+    def recompute_state(self, run: Run, i: int) -> None:
+        """Layer `i` up to its state, as backward recomputed it: after autocast's contexts, with copies of its own."""
+        m = Module(run, "model.layers.*", i)
+        autocast = run.memory.autocast
+        raw_activations = new_tensor(
+            run.memory, (run.batch, run.seq, self.hidden), run.dtype, "left behind: activations"
+        )
+        raw_activations.node = Node(run.memory, _the_layer_before, ())
+        with Autocast(run.memory, autocast and autocast.dtype):
+            inputs_normalized = self.norm(m / "temporal_pre_norm", raw_activations)
+            self.recurrent_block(m / "temporal_block", inputs_normalized, position_ids(run))
 
     def state_name(self, i: int) -> str:
         return f"model.layers.{i}.temporal_block.rg_lru.recurrent_states"
@@ -220,7 +233,8 @@ class RecurrentGemma(Llama):
         """Each layer makes cos and sin of the positions itself."""
         query_states, key_states, value_states = self.qkv(m, hidden_states)
         with m:
-            cos, sin = rotary_embedding(m / "rotary_emb", rotary, self.rotary_dim, self.rope_type)
+            dtype = value_states.dtype
+            cos, sin = rotary_embedding(m / "rotary_emb", rotary, self.rotary_dim, self.rope_type, dtype=dtype)
         query_states, key_states = rotate_first_dims(query_states, key_states, cos, sin)
         return query_states, key_states, value_states
 
@@ -262,7 +276,7 @@ class RecurrentGemma(Llama):
         gated_inputs = activations * input_gate
         multiplier = bounded_sqrt(one_minus(a_square))
         multiplier = reset + like(reset, "where not to reset") * multiplier
-        normalized_x = gated_inputs * multiplier
+        normalized_x = gated_inputs * cast(multiplier, activations.dtype)
         hidden_states, recurrent_states = rnn_scan(normalized_x, recurrent_gate, reset)
         m.run.buffers[self.state_name(m.layer or 0)] = recurrent_states
         return hidden_states
@@ -270,6 +284,10 @@ class RecurrentGemma(Llama):
     def gate(self, m: Module, name: str, x: Tensor) -> Tensor:
         """A product of each head with its own weight."""
         return biased_baddbmm(unsqueeze(m.weight(f"{name}_bias"), 1), x, m.weight(f"{name}_weight"), name)
+
+
+def _the_layer_before(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    raise AssertionError("nobody goes backward through what is left behind")
 
 
 def rotate_first_dims(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,7 +320,7 @@ def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tu
         zeros, early = recurrent_states, plus(seq, -3)
         recurrent_states = new_tensor(memory, (batch, lru), fp32, "states")
         # What `.type(acc_dtype)` leaves alone is no copy. The first step multiplies zeros, which want no gradient.
-        gates = recurrent_gate if dtype is fp32 else Block((early, batch, lru), fp32, "gates in fp32")
+        gates = recurrent_gate if recurrent_gate.dtype is fp32 else Block((early, batch, lru), fp32, "gates in fp32")
         kept = [zeros, Block((early, batch, lru), fp32, "states"), gates]
         earlier_steps([recurrent_states, contextualized_states], (recurrent_gate, hidden_states), kept)
         del zeros, gates, kept

@@ -53,8 +53,6 @@ class RwkvConfig(FamilyConfig):
 class Rwkv(Program):
     """The program of RwkvForCausalLM."""
 
-    autocasts = False
-
     Config: type[FamilyConfig] = RwkvConfig
     attention_kinds = ("eager",)
     embedding = "rwkv.embeddings"

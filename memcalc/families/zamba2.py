@@ -25,6 +25,7 @@ from memcalc.families.config import (
 )
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
+from memcalc.families.masks import recurrent_mask
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.axes import chunk_dim
 from memcalc.ops.shape import cat, clone, transpose, view
@@ -152,9 +153,6 @@ class Zamba2Config(RotaryConfig):
 class Zamba2(Llama):
     """The program of Zamba2ForCausalLM."""
 
-    autocasts = False
-    pads = False
-
     Config = Zamba2Config
     polynomial = False
     final_norm = "final_layernorm"
@@ -241,22 +239,25 @@ class Zamba2(Llama):
         original_hidden_states = clone(inputs_embeds)
         positions = position_ids(run)
         mask = self.masks(run)["full_attention"]
+        padding = recurrent_mask(run)
         rotary = self.position_embeddings(m / "rotary_emb", positions) if self.config.use_mem_rope else None
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
-            hidden_states = self.call_layer(layer, hidden_states, original_hidden_states, mask, rotary, positions)
+            hidden_states = self.call_layer(
+                layer, hidden_states, original_hidden_states, padding, mask, rotary, positions
+            )
         run.memory.enter(run.memory.phase, None)
         return self.norm(m / self.final_norm, hidden_states)
 
     @module
     def layer(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, m: Module, hidden_states: Tensor, original_hidden_states: Tensor, mask: Tensor | None,
-        rotary: Rotary | None, positions: Tensor,
+        self, m: Module, hidden_states: Tensor, original_hidden_states: Tensor, padding: Tensor | None,
+        mask: Tensor | None, rotary: Rotary | None, positions: Tensor,
     ) -> Tensor:  # fmt: skip
         assert m.layer is not None
         if self.blocks[m.layer] != "hybrid":
-            return self.mamba_layer(m, hidden_states)
+            return self.mamba_layer(m, hidden_states, padding)
         hybrid = self.hybrids.index(m.layer)
         shared = Module(m.run, f"{m.path}.shared_transformer", self.owner(hybrid))
         transformer_hidden_states = self.shared_transformer(
@@ -265,17 +266,23 @@ class Zamba2(Llama):
         transformer_hidden_states = (m / "linear").linear(transformer_hidden_states)
         mamba_decoder = partial(self.mamba_layer, transformer_hidden_states=transformer_hidden_states)
         if m.run.recompute:  # a layer of its own within this one
-            return checkpoint(m.memory, mamba_decoder, m / "mamba_decoder", hidden_states)
-        return mamba_decoder(m / "mamba_decoder", hidden_states)
+            return checkpoint(m.memory, mamba_decoder, m / "mamba_decoder", hidden_states, padding)
+        return mamba_decoder(m / "mamba_decoder", hidden_states, padding)
 
     @module
-    def mamba_layer(self, m: Module, hidden_states: Tensor, transformer_hidden_states: Tensor | None = None) -> Tensor:
+    def mamba_layer(
+        self,
+        m: Module,
+        hidden_states: Tensor,
+        padding: Tensor | None,
+        transformer_hidden_states: Tensor | None = None,
+    ) -> Tensor:
         """Zamba2MambaDecoderLayer"""
         residual = hidden_states
         if transformer_hidden_states is not None:
             hidden_states = hidden_states + transformer_hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
-        hidden_states = self.mixer.forward(m / "mamba", hidden_states)
+        hidden_states = self.mixer.forward(m / "mamba", hidden_states, padding)
         return residual + hidden_states
 
     @module

@@ -9,7 +9,7 @@ A weight is cast once per context. Sources: aten/src/ATen/autocast_mode.h (the l
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from memcalc.autograd import Leaf
 from memcalc.dtypes import DType, fp32, fp64
@@ -46,15 +46,14 @@ POLICIES: Final[Mapping[str, str]] = {name: policy for policy, names in _LISTS.i
 def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The decorator of an op that torch calls `name` and that is on one of the lists.
 
-    Its first argument is a tensor. One with an fp32 result takes the result's dtype as `dtype`.
+    Its first argument is a tensor, or a tuple of them. One with an fp32 result takes the result's dtype as `dtype`.
     """
     policy = POLICIES[name]
 
     def decorate(op: Callable[P, R]) -> Callable[P, R]:
         @wraps(op)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            first: Any = args[0]
-            memory: Memory = first.storage.memory
+            memory = _memory(args[0])
             state = memory.autocast
             if state is None:
                 return op(*args, **kwargs)
@@ -75,6 +74,11 @@ def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+def _memory(first: Any) -> Memory:
+    tensor: Tensor = first if isinstance(first, Tensor) else first[0]
+    return tensor.storage.memory
+
+
 def _dtype(policy: str, args: tuple[Any, ...], state: Autocast) -> DType:
     assert state.dtype is not None
     wide = policy == "fp32"
@@ -85,7 +89,14 @@ def _dtype(policy: str, args: tuple[Any, ...], state: Autocast) -> DType:
 
 def _cast(args: tuple[Any, ...], dtype: DType, state: Autocast) -> list[Any]:
     """The arguments of a C++ call in the order in which gcc evaluates them: from the right."""
-    return [_copy(a, dtype, state) if isinstance(a, Tensor) else a for a in reversed(args)][::-1]
+    return [_argument(a, dtype, state) for a in reversed(args)][::-1]
+
+
+def _argument(a: Any, dtype: DType, state: Autocast) -> Any:
+    """A list of tensors is cast from the left."""
+    if isinstance(a, tuple):
+        return tuple([_argument(tensor, dtype, state) for tensor in cast("tuple[Any, ...]", a)])
+    return _copy(a, dtype, state) if isinstance(a, Tensor) else a
 
 
 def _copy(a: Tensor, dtype: DType, state: Autocast) -> Tensor:
@@ -95,12 +106,12 @@ def _copy(a: Tensor, dtype: DType, state: Autocast) -> Tensor:
     leaf = a.node if isinstance(a.node, Leaf) and dtype is state.dtype else None
     if leaf in state.copies:
         return state.copies[leaf]
-    from memcalc.ops.elementwise import cast
+    from memcalc.ops import elementwise
 
     memory = a.storage.memory
     name = f"{dtype} copy of {memory.rows[a.storage.index].label}"
     outer, memory.scope = memory.scope, name
-    copy = cast(a, dtype, name)
+    copy = elementwise.cast(a, dtype, name)
     memory.scope = outer
     copy.name = a.name
     if leaf is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.dims import merge
+from memcalc.ops.autocast import autocast
 from memcalc.ops.axes import permute
 from memcalc.ops.matmul import bmm
 from memcalc.ops.shape import reshape, view
@@ -18,6 +19,12 @@ def einsum(equation: str, left: Tensor, right: Tensor) -> Tensor:
 
     The operand that has the first label of its own in the result comes first in the product.
     """
+    return _einsum((left, right), equation)
+
+
+@autocast("einsum")
+def _einsum(tensors: tuple[Tensor, Tensor], equation: str) -> Tensor:
+    left, right = tensors
     operands, out = equation.split("->")
     left_labels, right_labels = operands.split(",")
     if _first_own(out, left_labels, right_labels) > _first_own(out, right_labels, left_labels):

@@ -13,6 +13,7 @@ from memcalc.ops.elementwise import recording
 from memcalc.tensor import Tensor, new_tensor
 
 
+@autocast("conv1d")
 def depthwise_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """F.conv1d(groups=channels): x (batch, channels, seq), weight (channels, 1, kernel) -> padded at both ends."""
     inputs = [t for t in (x, weight, bias) if t is not None]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memcalc.autograd import Node
-from memcalc.ops.elementwise import recording
+from memcalc.ops.autocast import autocast
+from memcalc.ops.elementwise import cast, recording
 from memcalc.tensor import Tensor, new_tensor
 
+if TYPE_CHECKING:
+    from memcalc.dtypes import DType
 
-def cumsum(a: Tensor, i: int) -> Tensor:
-    """a.cumsum(i): saves nothing; backward turns the gradient round, sums it up and turns it back."""
+
+@autocast("cumsum")
+def cumsum(a: Tensor, i: int, dtype: DType | None = None) -> Tensor:
+    """a.cumsum(i, dtype): saves nothing; backward turns the gradient round, sums it up and turns it back."""
     node = Node(a.memory, _cumsum_backward, (a,), (), a.shape[i].size) if recording(a) else None
-    out = new_tensor(a.memory, a.shape, a.dtype, "cumulative sum")
+    out = new_tensor(a.memory, a.shape, dtype or a.dtype, "cumulative sum")
     out.node = node
     return out
 
 
 def _cumsum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    grad = grads[0]
+    grad = cast(grads[0], node.metadata[0][1])
     if node.context == 1:
         return [grad]
     # grad.flip(dim).cumsum(dim).flip(dim): one C++ expression, whose temporaries live until its end.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from memcalc.autograd import Node
+from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, of_two, recording
 from memcalc.tensor import Tensor
 
 
+@autocast("exp")
 def exp(a: Tensor) -> Tensor:
     """exp(a): saves its result."""
     out = like(a, "exp")
@@ -16,6 +18,7 @@ def exp(a: Tensor) -> Tensor:
     return out
 
 
+@autocast("expm1")
 def expm1(a: Tensor) -> Tensor:
     """exp(a) - 1: saves its result."""
     out = like(a, "expm1")
@@ -31,6 +34,7 @@ def _expm1_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [of_two(grads[0], one_more, "expm1 gradient")]
 
 
+@autocast("softplus")
 def softplus(a: Tensor) -> Tensor:
     """log(1 + exp(a)) as one kernel: saves a."""
     node = Node(a.memory, _from_saved_backward, (a,), (a,)) if recording(a) else None

@@ -10,7 +10,7 @@ from memcalc.autograd import Node
 from memcalc.dims import Dim, merge
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, recording
-from memcalc.ops.shape import expand, reshape, transpose, view
+from memcalc.ops.shape import contiguous, expand, reshape, transpose, view
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 
@@ -25,6 +25,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def times(x: Tensor, columns: Tensor, name: str) -> Tensor:
     """torch.matmul of (..., k) and (k, n)."""
     return _unflattened(mm(_flat(x), columns, name=name), x)
+
+
+@autocast("matmul")
+def weight_times(weight: Tensor, x: Tensor, name: str) -> Tensor:
+    """torch.matmul of a weight (out, in) and x (batch, in, seq): x is folded, and the result turned round by a copy."""
+    batch, width, seq = x.shape
+    product = mm(reshape(transpose(x, 1, 2), merge(batch, seq), width), transpose(weight, 0, 1), name=name)
+    return contiguous(transpose(view(product, batch, seq, weight.shape[0]), 1, 2))
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -356,13 +356,6 @@ def test_fsdp2_is_refused_where_it_is_not_written_out(fields: dict[str, Any], wh
         memcalc.estimate(fields, gpus=2, zero=3, engine="fsdp2", seq_len=16)
 
 
-def test_recomputing_is_refused_where_it_is_not_written_out() -> None:
-    fields = {**TINY, "model_type": "recurrent_gemma"}
-    assert memcalc.estimate(fields, recompute="none", seq_len=16).peak
-    with pytest.raises(memcalc.InputError, match=r"--recompute full: it is not modelled .* for recurrent_gemma"):
-        memcalc.estimate(fields, recompute="full", seq_len=16)
-
-
 def test_recomputing_is_refused_where_transformers_does_not_offer_it() -> None:
     fields = {"model_type": "openai-gpt", "n_layer": 2}
     assert memcalc.estimate(fields, recompute="none").peak

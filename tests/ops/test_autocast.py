@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from cuda_autocast import cuda_lists
 
 from memcalc.autograd import Leaf, backward, checkpoint
-from memcalc.dims import Dim
+from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import bf16, fp16, fp32, fp64, int64
 from memcalc.ops.autocast import POLICIES, autocast
+from memcalc.ops.contraction import einsum
+from memcalc.ops.convolution import depthwise_conv1d
+from memcalc.ops.cumulative import cumsum
 from memcalc.ops.elementwise import like, rsqrt, softmax, sum_last
-from memcalc.ops.matmul import linear, matmul
+from memcalc.ops.exponential import exp, expm1, softplus
+from memcalc.ops.matmul import linear, matmul, weight_times
 from memcalc.ops.shape import expand, transpose, unsqueeze
 from memcalc.tensor import Autocast, Memory, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TOKENS, IN, OUT = Dim("t", 5), Dim("in", 4), Dim("out", 6)
 
@@ -180,6 +189,53 @@ def test_an_op_that_is_made_of_others_casts_once() -> None:
         x = new_tensor(memory, (TOKENS, IN), fp32, "x")
         assert autocast("scaled_dot_product_attention")(softmax)(x).dtype is bf16
         assert softmax(x).dtype is fp32
+
+
+def test_a_list_of_tensors_is_cast_from_the_left() -> None:
+    memory = Memory()
+    x, y = input_of(memory), new_tensor(memory, (OUT, IN), fp32, "y")
+    with Autocast(memory, bf16):
+        out = einsum("ti,oi->to", x, y)
+    assert out.dtype is bf16
+    assert [row.name for row in memory.rows if row.dtype is bf16][:2] == ["bf16 copy of x", "bf16 copy of y"]
+
+
+def test_a_weight_that_is_the_first_factor_is_kept() -> None:
+    memory = Memory()
+    weight = weight_of(memory)
+    with Autocast(memory, bf16):
+        for _ in range(2):
+            x = new_tensor(memory, (TOKENS, IN, TOKENS), fp32, "x")
+            assert weight_times(weight, x, "product").dtype is bf16
+    assert made(memory, COPY) == 1
+
+
+@pytest.mark.parametrize("op", [exp, expm1, softplus])
+def test_exponentials_are_fp32(op: Callable[[Tensor], Tensor]) -> None:
+    memory = Memory()
+    with Autocast(memory, bf16):
+        assert op(new_tensor(memory, (TOKENS, IN), bf16, "x")).dtype is fp32
+
+
+def test_a_cumulative_sum_is_fp32_and_its_gradient_is_cast_before_it_is_turned_round() -> None:
+    memory = Memory()
+    x = new_tensor(memory, (TOKENS, IN), bf16, "x")
+    x.node = Leaf(memory, "x", (TOKENS, IN), 0)
+    with Autocast(memory, bf16):
+        out = cumsum(x, 0)
+    assert out.dtype is fp32
+    assert out.node is not None
+    before = len(memory.rows)
+    out.node.run([like(out, "gradient")])
+    assert [row.dtype for row in memory.rows[before:]] == [fp32, bf16, bf16, bf16, bf16]
+
+
+def test_a_convolution_along_a_sequence_is_16_bits() -> None:
+    memory = Memory()
+    x = new_tensor(memory, (TOKENS, IN, TOKENS), fp32, "x")
+    with Autocast(memory, fp16):
+        out = depthwise_conv1d(x, new_tensor(memory, (IN, ONE_DIM, OUT), fp32, "kernel"), None, 5)
+    assert out.dtype is fp16
 
 
 def test_integers_and_doubles_are_left_alone() -> None:
