@@ -335,8 +335,8 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
     precision = options.precision
-    if engine == "megatron" and precision != "bf16-mixed":
-        refuse("precision", precision, f"with engine megatron {NOT_YET}bf16-mixed")
+    if engine == "megatron" and precision not in ("bf16-mixed", "fp16-mixed"):
+        refuse("precision", precision, f"with engine megatron {NOT_YET}bf16-mixed, fp16-mixed")
     if model is None:
         return precision
     allowed = "fp32, bf16-mixed, fp16-mixed"
@@ -363,9 +363,14 @@ def _grad_dtype(options: Options, precision: str, engine: str, model: Model | No
             refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
         return options.grad_dtype or "fp32"
     if engine == "megatron":
-        if options.grad_dtype not in (None, "fp32"):
-            refuse("grad_dtype", options.grad_dtype, "Megatron's main gradients are fp32; allowed: fp32")
-        return "fp32"
+        if options.grad_dtype not in (
+            None,
+            "fp32",
+            natural,
+        ):  # --grad-reduce-in-bf16, --accumulate-allreduce-grads-in-fp32
+            allowed = f"fp32, {natural}"
+            refuse("grad_dtype", options.grad_dtype, f"Megatron's main gradients under {precision}; allowed: {allowed}")
+        return options.grad_dtype or ("fp32" if natural == "bf16" else natural)
     given = options.grad_dtype
     if given is None or given == natural:
         return natural

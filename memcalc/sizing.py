@@ -67,13 +67,14 @@ class SizeOnly:
     def _megatron(self, setup: Setup) -> Holdings:
         """16-bit weights, fp32 main gradients, fp32 weights and moments (core/optimizer/distrib_optimizer.py)."""
         total, ranks = -(-self.num_parameters // (setup.tp * setup.pp)), setup.shards
-        gradients = _part("gradients", "main gradients", fp32, total, 1)
+        dtype = DTYPES[setup.grad_dtype]
         always = (
             _part("parameters", "weights", setup.compute_dtype, total, 1),
-            gradients,
+            _part("gradients", "main gradients", dtype, total, 1),
             *self._states(setup, setup.compute_dtype, -(-total // ranks), total),
         )
-        return Holdings(always, keeps_gradients=False)
+        copies = () if dtype is fp32 else (_part("gradients", "fp32 copy of the gradients", fp32, total, ranks),)
+        return Holdings(always, step=copies, keeps_gradients=False)
 
     def _fully_sharded(self, setup: Setup, dtype: DType) -> Holdings:
         """Shards of weights, gradients and states of one dtype (torch/distributed/fsdp/_fully_shard)."""

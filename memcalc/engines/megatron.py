@@ -19,7 +19,8 @@ from memcalc.megatron.architecture import ARCHITECTURES, Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
-from memcalc.rows import Row
+from memcalc.rows import Component, Row
+from memcalc.setup import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,42 +119,36 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 
 def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     """What is there all the time; the activations of its chunks come from their profiles."""
-    dtype = setup.compute_dtype
+    dtype, grad_dtype = setup.compute_dtype, DTYPES[setup.grad_dtype]
     classes = weights_of(stage)
     always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
     always += [
-        Row("gradients", f"{w.name}: main gradient", w.shape, fp32, n, "always", "modelled", _BUFFER)
+        Row("gradients", f"{w.name}: main gradient", w.shape, grad_dtype, n, "always", "modelled", _BUFFER)
         for w, n in classes.items()
     ]
+    step: list[Row] = []
     for buffer in buffers_of(setup, stage):
-        always += _states(setup, buffer)
+        parameters = _of_one_rank(setup, buffer)
+        always += [_row("optimizer_states", p, "fp32 main weight", "always", setup) for p in parameters]
+        always += [row for row in state_rows(setup, parameters, fp32) if row.shape]
+        if grad_dtype is not fp32:
+            step += [_row("gradients", p, "fp32 copy of the gradient", "within the step", setup) for p in parameters]
     always += _buffers(setup, stage)
-    return Holdings(tuple(always), keeps_gradients=False, accumulates=True)
+    return Holdings(tuple(always), step=tuple(step), keeps_gradients=False, accumulates=True)
 
 
-def _states(setup: Setup, buffer: Buffer) -> list[Row]:
-    dtype = fp32
-    if setup.zero:
-        unit = lcm(
-            buffer.ranks, 128
-        )  # so that shards are equal and cuBLAS finds them aligned (param_and_grad_buffer.py)
-        part = -(-buffer.elements // unit) * unit // buffer.ranks
-        shape: Shape = (Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", part),)
-        parameters = [Parameter(f"flat {buffer.name} of the shard", shape, 1, False)]
-        master = [
-            Row(
-                "optimizer_states", f"fp32 main {buffer.name} of the shard", shape, fp32, 1, "always", "modelled",
-                _DISTRIBUTED,
-            )
-        ]  # fmt: skip
-    else:
-        parameters = [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
-        master = [
-            Row("optimizer_states", f"{w.name}: fp32 main weight", w.shape, fp32, n, "always", "modelled", _OPTIMIZER)
-            for w, n in buffer.weights.items()
-        ]
-    states = [row for row in state_rows(setup, parameters, dtype) if row.shape]
-    return [*(master if setup.has_master_weights else []), *states]
+def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
+    """What one rank updates: its weights, or its shard of all of them."""
+    if not setup.zero:
+        return [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
+    unit = lcm(buffer.ranks, 128)  # equal shards, and aligned for cuBLAS (param_and_grad_buffer.py)
+    part = -(-buffer.elements // unit) * unit // buffer.ranks
+    return [Parameter(f"flat {buffer.name} of the shard", (Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", part),), 1, False)]
+
+
+def _row(component: Component, p: Parameter, what: str, life: str, setup: Setup) -> Row:
+    source = _DISTRIBUTED if setup.zero else _OPTIMIZER
+    return Row(component, f"{p.name}: {what}", p.shape, fp32, p.count, life, "modelled", source)
 
 
 def _buffers(setup: Setup, stage: Stage) -> list[Row]:
@@ -315,6 +310,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
 def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
     """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
     out: list[Collective] = []
+    grad_dtype = DTYPES[setup.grad_dtype]
     for buffer in buffers_of(setup, stage):
         ranks, total = buffer.data_ranks, buffer.elements
         of = "parameters of the stage" if buffer.name == "weights" else "parameters of its experts"
@@ -322,9 +318,9 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
         if ranks == 1:
             continue
         if not setup.zero:
-            out.append(_of_parameters("all_reduce", name, "backward", fp32, ranks, total, _BUFFER, of=of))
+            out.append(_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of))
             continue
-        out.append(_of_parameters("reduce_scatter", name, "backward", fp32, ranks, total, _BUFFER, of=of))
+        out.append(_of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of))
         updated = f"updated {buffer.name}"
         out.append(
             _of_parameters("all_gather", updated, "step", setup.compute_dtype, ranks, total, _DISTRIBUTED, of=of)
@@ -356,12 +352,22 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
     if setup.tp > 1 and whole:
         name = "gradients of norms and biases" if setup.sequence_parallel else "gradients of the norms of q and k"
         out.append(
-            _of_parameters("all_reduce", name, "step", fp32, setup.tp, whole, source, "tp", "replicated parameters")
+            _of_parameters(
+                "all_reduce",
+                name,
+                "step",
+                DTYPES[setup.grad_dtype],
+                setup.tp,
+                whole,
+                source,
+                "tp",
+                "replicated parameters",
+            )
         )
     layout = stage.chunks[0].layout, stage.chunks[-1].layout
     if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
         a = stage.chunks[0].a
         table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
         name, of = "gradient of the tied embedding", "padded vocab/tp·hidden"
-        out.append(_of_parameters("all_reduce", name, "step", fp32, 2, table, source, "pp", of))
+        out.append(_of_parameters("all_reduce", name, "step", DTYPES[setup.grad_dtype], 2, table, source, "pp", of))
     return out

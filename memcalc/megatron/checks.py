@@ -68,13 +68,19 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
 
 
 def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None:
-    sizes = {"attention heads": a.heads, "key/value heads": a.kv_heads, "ffn": a.ffn}
+    sizes = {"attention heads": a.heads, "ffn": a.ffn}
     if a.experts is not None and a.experts.shared_ffn:
         sizes["ffn of the shared experts"] = a.experts.shared_ffn
     for what, size in sizes.items():
         if size % options.tp:
             why = f"{name} has {size} {what}, and parts that are not equal are not modelled"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    if a.kv_heads % options.tp and options.tp % a.kv_heads:
+        why = f"{name} has {a.kv_heads} key/value heads"
+        refuse("tp", options.tp, f"{why}; allowed: a divisor or a multiple of {a.kv_heads}")
+    if (a.heads + 2 * a.kv_heads) * a.head_dim % options.tp:
+        why = f"{name}'s joined queries, keys and values are {a.heads} + 2·{a.kv_heads} heads of {a.head_dim}"
+        refuse("tp", options.tp, f"{why}, which does not divide")
 
 
 def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> None:

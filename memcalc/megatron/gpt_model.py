@@ -20,11 +20,13 @@ from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
     TensorParallel,
     column_parallel,
+    gathered_last_dim,
     row_parallel,
     vocab_parallel_embedding,
 )
 from memcalc.megatron.moe import MoELayer
 from memcalc.ops.elementwise import dropout, like, recording
+from memcalc.ops.shape import part as slice_of
 from memcalc.ops.shape import split, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
@@ -89,11 +91,14 @@ class GPTModel(Program):
         self.layers = layout.layers
         self.max_seq_len = a.positions
         self.hidden = Dim("hidden", a.hidden)
-        self.heads, self.kv_heads = part("heads", a.heads, tp), part("kv_heads", a.kv_heads, tp)
+        self.heads = part("heads", a.heads, tp)
+        self.kv_heads = Dim("1 kv_head", 1) if self.shares_kv_heads else part("kv_heads", a.kv_heads, tp)
         self.head_dim = Dim("head_dim", a.head_dim)
         self.q, self.kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
         qkv = "(heads+2·kv_heads)·head_dim"
-        self.qkv = Dim(qkv if tp == 1 else f"{qkv}/tp", self.q.size + 2 * self.kv.size)
+        self.whole_qkv = Dim(qkv, (a.heads + 2 * a.kv_heads) * a.head_dim)
+        self.qkv = part(qkv, self.whole_qkv.size, tp)
+        self.group_heads = Dim("heads of a kv_head", a.heads // a.kv_heads)
         self.latent = None if a.latent is None else LatentAttention(a.latent, self.hidden, self.heads)
         self.ffn = part("ffn", a.ffn, tp)
         self.vocab = part("padded vocab", padded_vocab(a.vocab, tp), tp)
@@ -102,6 +107,11 @@ class GPTModel(Program):
             ranks = layout.expert_parallel, layout.expert_tensor_parallel
             self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance)
             self.shared_ffn = part("shared_ffn", a.experts.shared_ffn, tp)
+
+    @property
+    def shares_kv_heads(self) -> bool:
+        """Whether there are more ranks than key/value heads: then several have the same one (core/transformer/attention.py)."""
+        return self.a.kv_heads < self.layout.tensor_parallel
 
     # --- parameters
 
@@ -273,8 +283,18 @@ class GPTModel(Program):
         qkv = m / "linear_qkv"
         mixed_qkv = column_parallel(qkv, tp, hidden_states, qkv.weight(), qkv.optional("bias"))
         batch, seq, _ = mixed_qkv.shape
-        query, key, value = split(mixed_qkv, self.q, self.kv, self.kv)
-        query = transpose(view(query, batch, seq, self.heads, self.head_dim), 1, 2)
+        heads = self.heads
+        if self.shares_kv_heads:
+            mixed_qkv = gathered_last_dim(tp, mixed_qkv, self.whole_qkv, "joined queries, keys and values")
+            heads = self.group_heads
+            mixed_qkv = slice_of(
+                mixed_qkv, Dim("queries, key and value of a group", (heads.size + 2) * self.head_dim.size)
+            )
+        query, key, value = split(mixed_qkv, merge(heads, self.head_dim), self.kv, self.kv)
+        query = view(query, batch, seq, heads, self.head_dim)
+        if self.shares_kv_heads:
+            query = slice_of(query, self.heads, 2)
+        query = transpose(query, 1, 2)
         key = transpose(view(key, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         value = transpose(view(value, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         if self.a.qk_norm:

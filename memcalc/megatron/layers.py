@@ -81,6 +81,26 @@ def _bias_gradient(node: Node, grad: Tensor) -> Tensor:
     return new_tensor(node.memory, (grad.shape[-1],), grad.dtype, "bias gradient")
 
 
+def gathered_last_dim(tp: TensorParallel, x: Tensor, whole: Dim, name: str) -> Tensor:
+    """all_gather_last_dim_from_tensor_parallel_region: gathered along the first dim, then put side by side."""
+    shape = (*x.shape[:-1], whole)
+    tp.send(x.memory, "all_gather", name, shape, x.dtype)
+    gathered = new_tensor(x.memory, shape, x.dtype, f"gathered {name}")
+    out = new_tensor(x.memory, shape, x.dtype, name)
+    del gathered
+    if recording(x):
+        out.node = Node(x.memory, _gathered_last_dim_backward, (x,), (), (tp, name))
+    return out
+
+
+def _gathered_last_dim_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    tp, name = node.context
+    shape, dtype = node.metadata[0]
+    _side_by_side = like(grads[0], "gradients, rank by rank")
+    tp.send(node.memory, "reduce_scatter", f"gradient of the {name}", grads[0].shape, dtype)
+    return [new_tensor(node.memory, shape, dtype, f"gradient of the {name}")]
+
+
 def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Tensor:
     """RowParallelLinear: x (…, in/tp), weight (out, in/tp) -> the sum over the ranks; its bias is left to the next kernel."""
     batch = x.shape[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -95,7 +95,13 @@ def _layout(report: Report) -> list[str]:
     axes = [("tp", s.tp), ("pp", s.pp), ("cp", s.cp), ("ep", s.ep), ("etp", s.etp)]
     shown = [(name, degree) for name, degree in axes if degree > 1 and (name != "etp" or s.ep > 1)]
     degrees = " · ".join(f"{name} {degree}" for name, degree in [*shown, ("dp", s.dp)])
-    return [degrees, *(["sequence parallel"] if s.sequence_parallel else [])]
+    heads: Any = getattr(report.model.program, "kv_heads", None) if s.seq_len is not None else None
+    each = s.tp if heads is None else heads.size
+    return [
+        degrees,
+        *(["sequence parallel"] if s.sequence_parallel else []),
+        *([f"{s.tp // each} ranks share a key/value head"] if each < s.tp else []),
+    ]
 
 
 def _pipeline_lines(report: Report) -> list[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,8 +58,12 @@ def saved(of: Trace) -> list[Any]:
 # --- the real GPTModel
 
 
+FEW_KV_HEADS = replace(LLAMA, kv_heads=2)
+"""At tp 4 two ranks share one."""
+
+
 @splits
-@pytest.mark.parametrize("a", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+@pytest.mark.parametrize("a", [GPT, LLAMA, QWEN, FEW_KV_HEADS], ids=["gpt", "llama", "qwen", "few-kv-heads"])
 def test_parameters_and_collectives_are_gpt_models(a: Architecture, tp: int, sequence_parallel: bool) -> None:
     vocab = padded_vocab(a.vocab, tp)
     real = gpt_model(a, tensor_parallel=tp, sequence_parallel=sequence_parallel, vocab=vocab, batch=2, seq=32)
@@ -229,6 +234,22 @@ def test_bytes_per_parameter() -> None:
         report = memcalc.estimate(params=2**30, engine="megatron", zero=1, gpus=ranks)
         assert report.peak == (6 + 12 / ranks) * 2**30
     assert memcalc.estimate(params=2**30, engine="megatron", gpus=8).peak == 18 * 2**30
+
+
+def test_bytes_per_parameter_with_16_bit_gradients() -> None:
+    """fp16: 20, distributed 4 + 16/d: main gradients are fp16 too, and the step has an fp32 copy of what it updates."""
+    half: dict[str, Any] = {"params": 2**30, "engine": "megatron", "precision": "fp16-mixed"}
+    assert memcalc.estimate(**half, gpus=8).peak == 20 * 2**30
+    assert memcalc.estimate(**half, gpus=64, zero=1).peak == (4 + 16 / 64) * 2**30
+    for options in ({"zero": 0}, {"zero": 1}):
+        ours = memcalc.estimate("llama-7b", engine="megatron", precision="fp16-mixed", gpus=8, seq_len=64, **options)
+        copies = [i for i in ours.items if "fp32 copy" in i.name]
+        held = sum(i.nbytes // 2 for i in ours.items if i.component == "parameters")
+        assert sum(i.nbytes for i in copies) == pytest.approx(4 * held / (8 if options["zero"] else 1), rel=1e-6)
+        assert {i.dtype for i in ours.items if "main gradient" in i.name} == {"fp16"}
+        assert {c.dtype for c in ours.collectives if c.name == "main gradients"} == {"fp16"}
+    reduced = memcalc.estimate("llama-7b", engine="megatron", grad_dtype="bf16", gpus=8, seq_len=64)
+    assert {i.dtype for i in reduced.items if "main gradient" in i.name} == {"bf16"}
 
 
 @pytest.mark.parametrize(
