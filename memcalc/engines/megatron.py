@@ -8,6 +8,7 @@ Weights are 16 bits, gradients are added up in a contiguous fp32 buffer that is 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,8 +24,6 @@ from memcalc.rows import Component, Row
 from memcalc.setup import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.profile import Profile
@@ -237,9 +236,13 @@ def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[
     return [*out, *_data_parallel(setup, stage), *_replicated(setup, stage)]
 
 
+_AXES: Final[Mapping[str, str]] = {"etp": "tp", "ep·etp": "ep"}
+"""Groups of experts, by the axis that they are reported under."""
+
+
 def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Collective]:
     batch, rows = setup.micro_batch_size, setup.rows
-    sizes = {"tp": setup.tp, "cp": setup.cp, "ep": setup.ep, "etp": setup.etp}
+    sizes = {"tp": setup.tp, "cp": setup.cp, "ep": setup.ep, "etp": setup.etp, "ep·etp": setup.ep * setup.etp}
     calls: Counter[Sent] = Counter()
     run = profile.run
     for sent in run.sent:
@@ -251,7 +254,7 @@ def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Coll
         count = n * setup.micro_batches
         out.append(
             Collective(
-                sent.axis.removeprefix("e") if sent.axis == "etp" else sent.axis,
+                _AXES.get(sent.axis, sent.axis),
                 sent.kind, sent.name, sent.phase, sent.dtype.name, sizes[sent.axis], count, count * each,  # type: ignore[arg-type]
                 f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
                 "decoder.layers.*" if sent.layer is not None else None, source=_LAYERS,

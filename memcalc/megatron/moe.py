@@ -96,7 +96,7 @@ class MoELayer:
             del routed  # the dispatcher's, in the place of the last micro-batch's
             m.run.buffers[f"{m.path}.row_id_map.{m.layer}"] = row_id_map  # the dispatcher's, until the next micro-batch
             dispatched_input, probs = self.dispatch(hidden_states, probs)
-            output = self.routed_experts(m / "experts", dispatched_input, probs, merge(batch, seq))
+            output = self.routed_experts(m / "experts", dispatched_input, probs)
             output = self.all_to_all(output, "expert outputs", merge(batch, seq, self.per_token))
             output = unpermute(output, row_id_map, (merge(batch, seq), hidden))
             output = view(output, batch, seq, hidden)
@@ -129,7 +129,7 @@ class MoELayer:
             scores = cast(softmax(cast(logits, fp32)), logits.dtype)
             probs, top_indices = self.best(scores)
         if self.experts.scaled:
-            probs = probs * 2.0
+            probs = scale(probs, "mul")
         routing_probs = _scattered(like(logits, "zeros"), top_indices, probs)
         routing_map = like(like(logits, "map of tokens to experts", int32), "map of tokens to experts", boolean)
         return routing_probs, routing_map
@@ -167,8 +167,7 @@ class MoELayer:
     def dispatch(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """To the ranks that have the experts; counts of tokens go first."""
         ranks = self.expert_parallel * self.tensor_parallel
-        axis = "ep" if self.expert_parallel > 1 else "etp"
-        _send(rows.memory, axis, ranks, "all_gather", "tokens per expert", (self.counts,), int64)
+        _send(rows.memory, "ep·etp", ranks, "all_gather", "tokens per expert", (self.counts,), int64)
         received = self.received(rows.shape[0])
         return self.all_to_all(rows, "rows", received), self.all_to_all(weights, "weights of rows", received)
 
@@ -176,7 +175,7 @@ class MoELayer:
         """tensor_parallel/mappings.py, _AllToAll: with one rank its input."""
         return _exchanged("ep", self.expert_parallel, "all_to_all", x, name, rows)
 
-    def routed_experts(self, m: Module, hidden_states: Tensor, probs: Tensor, tokens: Dim) -> Tensor:
+    def routed_experts(self, m: Module, hidden_states: Tensor, probs: Tensor) -> Tensor:
         """dispatch_postprocess, TEGroupedMLP, combine_preprocess. The arguments stay in the caller's frame throughout."""
         sent = hidden_states.shape[0]
         whole = _times(self.tensor_parallel, sent)
