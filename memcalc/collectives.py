@@ -37,6 +37,8 @@ class Collective(NamedTuple):
     layer: str | None = None
     by_layer: bool = False
     """Whether the payload is parameters or gradients, of which every layer has its share."""
+    shares: tuple[int, int] | None = None
+    """Parameters of one layer and of all, where the payload is not of all that the rank has."""
     each: str = ""
     """One call of one layer, in named dims."""
     basis: Basis = "modelled"

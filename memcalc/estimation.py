@@ -339,7 +339,8 @@ class Report:
         payload, wire = (sum(sizes) // self.rank.layers for sizes in ([c.payload for c in own], [c.wire for c in own]))
         for c in self.collectives:
             if c.by_layer:
-                part = c.payload * self.rank.layer_parameters // self.rank.parameters
+                layer, whole = c.shares or (self.rank.layer_parameters, self.rank.parameters)
+                part = c.payload * layer // whole
                 payload, wire = payload + part, wire + wire_bytes(c.collective, c.group_size, part)
         return payload, wire
 

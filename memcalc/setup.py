@@ -45,6 +45,12 @@ class Setup(NamedTuple):
     recompute: str
     recompute_layers: int | None
     """Of each stage the first so many; None: all."""
+    reduce_bucket_size: int | None
+    """This and the next four: DeepSpeed's, in elements; None with other engines, or where the stage has no such thing."""
+    max_live_parameters: int | None
+    max_reuse_distance: int | None
+    param_persistence_threshold: int | None
+    sub_group_size: int | None
     attention: str | None
     cross_entropy: str | None
     padded: bool
@@ -133,6 +139,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer_implementation=implementation,
         recompute=options.recompute,
         recompute_layers=options.recompute_layers,
+        **_zero_sizes(options, engine),
         attention=None if model is None else _attention(options, model),
         cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
         padded=options.padded,
@@ -154,6 +161,28 @@ def _data_parallel_degree(options: Options) -> int:
     if options.dp is not None and options.dp != dp:
         refuse("dp", options.dp, f"{options.gpus} GPUs over tp·pp·cp = {product} leave dp = {dp}; allowed: {dp}")
     return dp
+
+
+_ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
+    "reduce_bucket_size": (1, 500_000_000),
+    "max_live_parameters": (3, 1_000_000_000),
+    "max_reuse_distance": (3, 1_000_000_000),
+    "param_persistence_threshold": (3, 100_000),
+    "sub_group_size": (3, 1_000_000_000),
+}
+"""The lowest stage that has it, and DeepSpeed's default (deepspeed/runtime/zero/config.py), in elements."""
+
+
+def _zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
+    out: dict[str, int | None] = {}
+    for name, (stage, default) in _ZERO_SIZES.items():
+        given: int | None = getattr(options, name)
+        used = engine == "deepspeed" and options.zero >= stage
+        if given is not None and not used:
+            stages = "--zero 3" if stage == 3 else "--zero 1, 2 or 3"
+            refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
+        out[name] = (default if given is None else given) if used else None
+    return out
 
 
 def _network_gbps(options: Options) -> float | None:

@@ -32,7 +32,9 @@ GradDtype = Annotated[
     str | None, _option("fp32, bf16, fp16. (default: as the precision and engine say)", _MODEL, "--grad-dtype")
 ]
 Gpus = Annotated[int | None, _option("Total GPUs. (default: 1)", _PARALLEL, "--gpus", "-g")]
-GpusPerNode = Annotated[int | None, _option("GPUs of one node. (default: 8)", _PARALLEL, "--gpus-per-node")]
+GpusPerNode = Annotated[
+    int | None, _option("GPUs of one node, for the time of communication. (default: 8)", _PARALLEL, "--gpus-per-node")
+]
 Dp = Annotated[int | None, _option("Data parallel degree: what remains; given, it is checked.", _PARALLEL, "--dp")]
 Tp = Annotated[int | None, _option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
 Pp = Annotated[int | None, _option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
@@ -59,16 +61,48 @@ Schedule = Annotated[
 VirtualStages = Annotated[
     int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
 ]
+ReduceBucketSize = Annotated[
+    int | None,
+    _option("Elements of DeepSpeed's reduce bucket. (default: 500000000)", _PARALLEL, "--reduce-bucket-size"),
+]
+MaxLiveParameters = Annotated[
+    int | None,
+    _option(
+        "Elements that ZeRO-3 keeps gathered. (DeepSpeed's default: 1000000000)", _PARALLEL, "--max-live-parameters"
+    ),
+]
+MaxReuseDistance = Annotated[
+    int | None,
+    _option(
+        "Elements until its next use within which ZeRO-3 keeps a parameter gathered. (DeepSpeed's default: 1000000000)",
+        _PARALLEL,
+        "--max-reuse-distance",
+    ),
+]
+ParamPersistenceThreshold = Annotated[
+    int | None,
+    _option(
+        "Elements up to which ZeRO-3 leaves a parameter gathered. (DeepSpeed's default: 100000)",
+        _PARALLEL,
+        "--param-persistence-threshold",
+    ),
+]
+SubGroupSize = Annotated[
+    int | None,
+    _option("Elements that ZeRO-3 updates at a time. (DeepSpeed's default: 1000000000)", _PARALLEL, "--sub-group-size"),
+]
 FirstStageLayers = Annotated[
     int | None,
     _option(
-        "Layers of the first pipeline rank. (default: as many as the others have)", _PARALLEL, "--first-stage-layers"
+        "Layers of the first pipeline rank. (default: equal, or one less for the embedding)",
+        _PARALLEL,
+        "--first-stage-layers",
     ),
 ]
 LastStageLayers = Annotated[
     int | None,
     _option(
-        "Layers of the last pipeline rank. (default: as many as the others have)", _PARALLEL, "--last-stage-layers"
+        "Layers of the last pipeline rank. (default: equal, or one less for the head)", _PARALLEL, "--last-stage-layers"
     ),
 ]
 Engine = Annotated[
@@ -114,7 +148,9 @@ Recompute = Annotated[
 RecomputeLayers = Annotated[
     int | None,
     _option(
-        "With recompute full: only the first so many layers of a stage. (default: all)", _METHOD, "--recompute-layers"
+        "With recompute full: only the first so many layers of a stage or chunk. (default: all)",
+        _METHOD,
+        "--recompute-layers",
     ),
 ]
 Attention = Annotated[

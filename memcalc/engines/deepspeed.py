@@ -1,8 +1,9 @@
-"""DeepSpeed's ZeRO with the default configuration of 0.19 (`zero_optimization: {stage}`, `bf16` or `fp16` enabled or not).
+"""DeepSpeed's ZeRO with the configuration of 0.19 (`zero_optimization: {stage}`, `bf16` or `fp16` enabled or not).
 
-What it really holds besides the textbook's 16 bytes per parameter: a reduce bucket of 5e8 elements whatever the model's
-size, copies while a bucket is flushed, whole gradients of the parameters that straddle a partition's edge, and fp32 copies
-of the gradients in the step. Sources: deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py,
+What it really holds besides the textbook's 16 bytes per parameter: a reduce bucket, of 5e8 elements if nothing else is said
+and whatever the model's size, copies while a bucket is flushed, whole gradients of the parameters that straddle a
+partition's edge, and fp32 copies of the gradients in the step. Sources:
+deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py,
 zero/stage3.py, zero/partition_parameters.py, zero/partitioned_param_coordinator.py, engine.py.
 """
 
@@ -23,9 +24,6 @@ from memcalc.engines.holdings import (
     weight_rows,
 )
 from memcalc.engines.zero_layout import (
-    MAX_LIVE,
-    PERSISTENCE,
-    REDUCE_BUCKET,
     STAGE_0,
     STAGE_3,
     STAGE_12,
@@ -99,23 +97,25 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     if padding:
         always.append(_block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
     always += [*_partitioned_states(setup, partition), *input_rows(model, fp32, setup.compute_dtype)]
-    bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", REDUCE_BUCKET, dtype, "backward", STAGE_12)
+    size = setup.reduce_bucket_size
+    assert size is not None
+    bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
     owned = _owned_gradients(model, setup, partition)
     step = _step_1_2(model, setup, partition)
     if setup.zero == 1:
         return _stage_1(model, setup, always, bucket, owned, step)
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
-    copy = _bucket_copy(min(total, REDUCE_BUCKET), dtype, STAGE_12) if ranks > 1 else []
+    copy = _bucket_copy(min(total, size), dtype, STAGE_12) if ranks > 1 else []
     # The copy goes before the owned gradients come if the last flush is the only one.
     last = [(*earlier, bucket, *copy), (*earlier, bucket, *owned)]
-    if total > REDUCE_BUCKET:
+    if total > size:
         last = [(*earlier, bucket, *copy, *owned)]
     return Holdings(
         always=tuple(always),
         forward=earlier,
         backward=(*earlier, bucket),
         step=(*owned, *step),
-        flush=Flush(REDUCE_BUCKET * dtype.itemsize, (*copy, *owned)),
+        flush=Flush(size * dtype.itemsize, (*copy, *owned)),
         after_backward=tuple(last),
         keeps_gradients=False,
     )
@@ -126,7 +126,8 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, owned: 
     dtype, total = setup.compute_dtype, model.num_parameters
     gradients = tuple(weight_rows(model, dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    moved = buckets_before_exceeding(list(reversed(sizes_of(model))))[0]
+    assert setup.reduce_bucket_size is not None
+    moved = buckets_before_exceeding(list(reversed(sizes_of(model))), setup.reduce_bucket_size)[0]
     copy = _bucket_copy(moved, dtype, STAGE_12) if setup.shards > 1 else []
     rest = [_block("gradients", "gradients not reduced yet", "parameters", total - moved, dtype, "backward", STAGE_12)]
     reducing = (*(rest if total > moved else ()), bucket, *copy, *owned)
@@ -194,14 +195,16 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         for w in model.weight_classes
     ]
     partition = sum(numel(row.shape)[0] * row.copies for row in always)
-    bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", REDUCE_BUCKET, dtype, "always", STAGE_3)
+    size, most_live, in_group = setup.reduce_bucket_size, setup.max_live_parameters, setup.sub_group_size
+    assert size is not None and most_live is not None and in_group is not None
+    bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3)
     always += [
         *gradients,
         *_partitioned_states(setup, partition),
         bucket,
         *input_rows(model, fp32, setup.compute_dtype),
     ]
-    small, large, largest = _by_persistence(model)
+    small, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
     gathered: list[Row] = []
     if ranks > 1 and small:
         gathered.append(
@@ -209,13 +212,13 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
                 "buffers", "small parameters kept whole", "persistent", small, dtype, "forward and backward", STAGE_3
             )
         )
-    live = min(large, MAX_LIVE + largest)
+    live = min(large, most_live + largest)
     if ranks > 1 and live:
         gathered.append(
             _block("buffers", "gathered parameters (max_live and the last one)", "gathered", live, dtype,
                    "forward and backward", "deepspeed/runtime/zero/partitioned_param_coordinator.py")
         )  # fmt: skip
-    group = max(sub_groups([numel(r.shape)[0] for r in always[: len(model.weight_classes)] for _ in range(r.copies)]))
+    group = max(sub_groups([-(-n // ranks) for n in sizes_of(model)], in_group))
     cast = [
         _block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, "within the step", STAGE_3)
     ]
@@ -229,7 +232,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         "buffers",
         "copy of the bucket that is reduced",
         "bucket",
-        min(model.num_parameters, REDUCE_BUCKET),
+        min(model.num_parameters, size),
         dtype,
         "a flush in backward",
         STAGE_3,
@@ -239,14 +242,14 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         forward=tuple(gathered),
         backward=tuple(gathered),
         step=tuple(cast),
-        flush=Flush(REDUCE_BUCKET * dtype.itemsize, (copy,)),
+        flush=Flush(size * dtype.itemsize, (copy,)),
         after_backward=((copy,),),
         keeps_gradients=False,
     )
 
 
-def _by_persistence(model: Model) -> tuple[int, int, int]:
+def _by_persistence(model: Model, threshold: int) -> tuple[int, int, int]:
     """Elements of parameters at most and above the persistence threshold, and of the largest parameter."""
     sizes = sizes_of(model)
-    small = sum(n for n in sizes if n <= PERSISTENCE)
+    small = sum(n for n in sizes if n <= threshold)
     return small, sum(sizes) - small, max(sizes)

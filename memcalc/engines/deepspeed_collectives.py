@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO sends with the default configuration of 0.19, and what the textbook says it does.
+"""What DeepSpeed's ZeRO sends with the configuration of 0.19, and what the textbook says it does.
 
 Stages 1 and 2 all-reduce whole buckets and gather the updated weights; stage 3 gathers weights before each use, keeps those
 it needs again soon, and reduce-scatters gradients. `overlap_comm` is off by default in stages 1 and 2 and on in stage 3
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from memcalc.collectives import Collective, Kind
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.zero_layout import (
-    MAX_REUSE,
-    PERSISTENCE,
-    REDUCE_BUCKET,
+    ALL_REDUCE_BUCKET,
     STAGE_3,
     STAGE_12,
     buckets_before_exceeding,
@@ -42,7 +40,8 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
             _all_reduce("gradients", dtype, dp, calls, total * e, f"parameters·{e} B", "deepspeed/runtime/engine.py")
         ]
     reductions = m if setup.zero == 2 else 1
-    calls = len(buckets_before_exceeding(sizes_of(model)))
+    assert setup.reduce_bucket_size is not None
+    calls = len(buckets_before_exceeding(sizes_of(model), setup.reduce_bucket_size))
     flat = flat_elements(model, dp)
     name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
     formula = f"{reductions}·parameters·{e} B"
@@ -86,7 +85,7 @@ def _groups_after_exceeding(model: Model) -> int:
     calls = current = 0
     for n in sizes_of(model):
         current += n
-        if current > REDUCE_BUCKET:
+        if current > ALL_REDUCE_BUCKET:
             calls, current = calls + 1, 0
     return calls + (1 if current else 0)
 
@@ -95,10 +94,13 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
     e = dtype.itemsize
     sizes = sizes_of(model)
+    threshold, bucket = setup.param_persistence_threshold, setup.reduce_bucket_size
+    reuse, group = setup.max_reuse_distance, setup.sub_group_size
+    assert threshold is not None and bucket is not None and reuse is not None and group is not None
     padded = [-(-n // dp) * dp for n in sizes]
-    large = [p for n, p in zip(sizes, padded, strict=True) if n > PERSISTENCE]
-    again = large[: len(large) - _retained([n for n in sizes if n > PERSISTENCE])]
-    small = [p for n, p in zip(sizes, padded, strict=True) if n <= PERSISTENCE]
+    large = [p for n, p in zip(sizes, padded, strict=True) if n > threshold]
+    again = large[: len(large) - _retained([n for n in sizes if n > threshold], reuse)]
+    small = [p for n, p in zip(sizes, padded, strict=True) if n <= threshold]
     out = [
         Collective("dp", "all_gather", "parameters", "forward", dtype.name, dp, m * len(large), m * sum(large) * e,
                    f"{m}·{sum(large)}·{e} B", by_layer=True, source=STAGE_3, overlap="forward"),
@@ -109,12 +111,12 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
                        m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", by_layer=True, source=STAGE_3,
                        overlap="backward")
         )  # fmt: skip
-    flushes = len(buckets_before_exceeding(sizes))
+    flushes = len(buckets_before_exceeding(sizes, bucket))
     out.append(
         Collective("dp", "reduce_scatter", "gradient buckets", "backward", dtype.name, dp, m * flushes,
                    m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=STAGE_3, overlap="backward")
     )  # fmt: skip
-    groups = len(sub_groups([p // dp for p in padded]))
+    groups = len(sub_groups([p // dp for p in padded], group))
     out.append(
         Collective(
             "dp",
@@ -139,11 +141,11 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     return out
 
 
-def _retained(sizes: list[int]) -> int:
+def _retained(sizes: list[int], distance: int) -> int:
     """How many of the last parameters are still gathered when backward comes to them: those it reuses soon enough."""
     after = kept = 0
     for n in reversed(sizes):
-        if 2 * after >= MAX_REUSE:
+        if 2 * after >= distance:
             break
         kept += 1
         after += n

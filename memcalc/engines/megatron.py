@@ -102,6 +102,10 @@ class Buffer(NamedTuple):
     def elements(self) -> int:
         return sum(numel(w.shape)[0] * n for w, n in self.weights.items())
 
+    def of_a_layer(self, layers: int) -> int:
+        """Elements of one of so many layers, the mean."""
+        return sum(numel(w.shape)[0] * n for w, n in self.weights.items() if "*" in w.name) // layers
+
 
 def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
     """core/distributed/distributed_data_parallel.py: dense and expert-parallel parameters apart."""
@@ -257,11 +261,26 @@ def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Coll
                 _AXES.get(sent.axis, sent.axis),
                 sent.kind, sent.name, sent.phase, sent.dtype.name, sizes[sent.axis], count, count * each,  # type: ignore[arg-type]
                 f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
-                "decoder.layers.*" if sent.layer is not None else None, source=_LAYERS,
+                "decoder.layers.*" if sent.layer is not None else None, source=_source(sent),
                 each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B", overlap=_overlap(sent),
             )
         )  # fmt: skip
     return out
+
+
+_DISPATCHER: Final = "megatron/core/transformer/moe/token_dispatcher.py"
+_SOURCES: Final[Mapping[str, str]] = {
+    "ep": _DISPATCHER,
+    "etp": _DISPATCHER,
+    "ep·etp": _DISPATCHER,
+    "cp": "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py",
+    "tp": _LAYERS,
+}
+_LOSS: Final = ("maximum of the logits", "logits of the targets", "sum of exponentials", "softmax statistics")
+
+
+def _source(sent: Sent) -> str:
+    return "megatron/core/tensor_parallel/cross_entropy.py" if sent.name in _LOSS else _SOURCES[sent.axis]
 
 
 def _overlap(sent: Sent) -> Overlap:
@@ -307,28 +326,30 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
         )
 
     out = [one("hidden states to the next stage", "forward", forwards)] if forwards else []
-    return out + ([one("their gradient to the stage before", "backward", backwards)] if backwards else [])
+    return out + ([one("gradient to the stage before", "backward", backwards)] if backwards else [])
 
 
 def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
     """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
     out: list[Collective] = []
     grad_dtype = DTYPES[setup.grad_dtype]
+    layers = sum(chunk.layers for chunk in stage.chunks)
     for buffer in buffers_of(setup, stage):
         ranks, total = buffer.data_ranks, buffer.elements
-        of = "parameters of the stage" if buffer.name == "weights" else "parameters of its experts"
-        name = "main gradients" if buffer.name == "weights" else "main gradients of experts"
+        dense = buffer.name == "weights"
+        of = "parameters of the stage" if dense else "parameters of its experts"
+        name = "main gradients" if dense else "main gradients of experts"
         if ranks == 1:
             continue
-        if not setup.zero:
-            out.append(_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of))
-            continue
-        out.append(_of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of))
-        updated = f"updated {buffer.name}"
-        out.append(
-            _of_parameters("all_gather", updated, "step", setup.compute_dtype, ranks, total, _DISTRIBUTED, of=of)
-        )
-    return [c._replace(by_layer=True) for c in out]
+        if setup.zero:
+            scattered = _of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)
+            dtype, updated = setup.compute_dtype, f"updated {buffer.name}"
+            gathered = _of_parameters("all_gather", updated, "step", dtype, ranks, total, _DISTRIBUTED, of=of)
+            made = [scattered, gathered]
+        else:
+            made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
+        out += [c._replace(by_layer=True, shares=(buffer.of_a_layer(layers), total)) for c in made]
+    return out
 
 
 def _of_parameters(
@@ -353,7 +374,7 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
         if w.name.endswith(replicated if setup.sequence_parallel else always)
     )
     if setup.tp > 1 and whole:
-        name = "gradients of norms and biases" if setup.sequence_parallel else "gradients of the norms of q and k"
+        name = "gradients of replicated weights" if setup.sequence_parallel else "gradients of the norms of q and k"
         out.append(
             _of_parameters(
                 "all_reduce",

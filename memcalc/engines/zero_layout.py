@@ -1,4 +1,4 @@
-"""How ZeRO lays a model out in DeepSpeed 0.19: its default sizes, flat buffers, buckets and sub-groups."""
+"""How ZeRO lays a model out in DeepSpeed 0.19: flat buffers, buckets and sub-groups."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
-REDUCE_BUCKET: Final = 500_000_000  # elements; zero/config.py reduce_bucket_size
-MAX_LIVE: Final = 1_000_000_000  # elements; stage3_max_live_parameters
-MAX_REUSE: Final = 1_000_000_000  # elements; stage3_max_reuse_distance
-PERSISTENCE: Final = 100_000  # elements; stage3_param_persistence_threshold
-SUB_GROUP: Final = 1_000_000_000  # elements; sub_group_size
+ALL_REDUCE_BUCKET: Final = 500_000_000  # elements; engine.py MEMORY_OPT_ALLREDUCE_SIZE, stage 0
 ALIGNMENT: Final = 2  # nccl_start_alignment_factor
 
 STAGE_0: Final = "deepspeed/runtime/fp16/fused_optimizer.py"
@@ -51,29 +47,30 @@ def largest_group(model: Model) -> int:
     for size in sizes_of(model):
         current += size
         largest = max(largest, current)
-        if current > REDUCE_BUCKET:
+        if current > ALL_REDUCE_BUCKET:
             current = 0
     return largest
 
 
-def buckets_before_exceeding(sizes: list[int]) -> list[int]:
+def buckets_before_exceeding(sizes: list[int], most: int) -> list[int]:
+    """Elements of the reduce buckets of so many, from the last parameter to the first; a larger one has its own."""
     out: list[int] = []
     current = 0
     for n in reversed(sizes):
-        if current and current + n > REDUCE_BUCKET:
+        if current and current + n > most:
             out.append(current)
             current = 0
         current += n
     return [*out, current]
 
 
-def sub_groups(partitions: list[int]) -> list[int]:
-    """Elements of the sub-groups that the step takes one at a time."""
+def sub_groups(partitions: list[int], size: int) -> list[int]:
+    """Elements of the sub-groups that the step takes one at a time: each closes when it has `size`."""
     out: list[int] = []
     current = 0
     for n in partitions:
         current += n
-        if current >= SUB_GROUP:
+        if current >= size:
             out.append(current)
             current = 0
     return [*out, current] if current or not out else out

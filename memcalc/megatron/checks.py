@@ -109,18 +109,35 @@ def _check_stages(options: Options, name: str, a: Architecture) -> None:
     stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
     try:
         counts = layers_of_chunks(a.layers, stages, first, last)
-    except ValueError as error:
+    except ValueError:
         if first is not None or last is not None:
-            field = "last_stage_layers" if first is None else "first_stage_layers"
-            refuse(field, getattr(options, field), f"{name}'s {error} equal stages; allowed: what leaves equal ones")
-        why = f"{name} has {a.layers} layers: neither they nor they and the embedding and the head make {stages} equal stages"
-        allowed = (
-            f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}, or --first-stage-layers, --last-stage-layers"
-        )
-        refuse("pp", options.pp, f"{why}; allowed: {allowed}")
+            _refuse_given_stages(options, name, a.layers)
+        product = f" · virtual-stages {options.virtual_stages} = {stages}" if options.virtual_stages > 1 else ""
+        why = f"{name} has {a.layers} layers: neither they nor they and the embedding and the head make {stages} equal parts"
+        other = "" if options.virtual_stages > 1 else ", or --first-stage-layers, --last-stage-layers"
+        allowed = f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}{other}"
+        refuse("pp", f"{options.pp}{product}", f"{why}; allowed: {allowed}")
     if options.recompute_layers is not None and options.recompute_layers > min(counts):
-        why = f"the smallest stage of {name} has {min(counts)} layers"
+        what = "chunk" if options.virtual_stages > 1 else "stage"
+        why = f"the smallest {what} of {name} has {min(counts)} layers"
         refuse("recompute_layers", options.recompute_layers, f"{why}; allowed: 1 to {min(counts)}")
+
+
+def _refuse_given_stages(options: Options, name: str, layers: int) -> NoReturn:
+    """What the other stages, or the one given, would have to have."""
+    field = "last_stage_layers" if options.first_stage_layers is None else "first_stage_layers"
+    given: int = getattr(options, field)
+    other = 0 if field == "last_stage_layers" else options.last_stage_layers or 0
+    others = options.pp - (2 if other else 1)
+    if not others:
+        refuse(field, given, f"{name} has {layers} layers and the last stage {other}; allowed: {layers - other}")
+    fitting = [n for n in range(1, layers) if (rest := layers - other - n) > 0 and rest % others == 0]
+    shown = ", ".join(map(str, fitting[:12])) or "no number"
+    refuse(
+        field,
+        given,
+        f"{name}'s other {layers - other - given} layers do not make {others} equal stages; allowed: {shown}",
+    )
 
 
 def _check_sequence(options: Options, seq_len: int) -> None:

@@ -70,7 +70,9 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     _step: list[Tensor] = []
     for step in range(ranks):
         ends = step in (0, ranks - 1)
-        name = ("keys and values, again" if step == 0 else "their gradients") if ends else "keys, values and gradients"
+        name = "keys, values and their gradients"
+        if ends:
+            name = "gradients of keys and values" if step else "keys and values, again"
         _send(name, kv.shape if ends else (_PAIR, *kv.shape), kv)
         whole = step == ranks - 1  # before, gradients are of the first half of the keys and values
         _step = [

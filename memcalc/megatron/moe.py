@@ -97,7 +97,7 @@ class MoELayer:
             m.run.buffers[f"{m.path}.row_id_map.{m.layer}"] = row_id_map  # the dispatcher's, until the next micro-batch
             dispatched_input, probs = self.dispatch(hidden_states, probs)
             output = self.routed_experts(m / "experts", dispatched_input, probs)
-            output = self.all_to_all(output, "expert outputs", merge(batch, seq, self.per_token))
+            output = self.all_to_all(output, "outputs of experts", merge(batch, seq, self.per_token))
             output = unpermute(output, row_id_map, (merge(batch, seq), hidden))
             output = view(output, batch, seq, hidden)
             return output if shared_expert_output is None else output + shared_expert_output
@@ -169,7 +169,7 @@ class MoELayer:
         ranks = self.expert_parallel * self.tensor_parallel
         _send(rows.memory, "ep·etp", ranks, "all_gather", "tokens per expert", (self.counts,), int64)
         received = self.received(rows.shape[0])
-        return self.all_to_all(rows, "rows", received), self.all_to_all(weights, "weights of rows", received)
+        return self.all_to_all(rows, "tokens to experts", received), self.all_to_all(weights, "their weights", received)
 
     def all_to_all(self, x: Tensor, name: str, rows: Dim) -> Tensor:
         """tensor_parallel/mappings.py, _AllToAll: with one rank its input."""
@@ -179,15 +179,16 @@ class MoELayer:
         """dispatch_postprocess, TEGroupedMLP, combine_preprocess. The arguments stay in the caller's frame throughout."""
         sent = hidden_states.shape[0]
         whole = _times(self.tensor_parallel, sent)
-        dispatched_input = _exchanged("etp", self.tensor_parallel, "all_gather", hidden_states, "rows", whole)
-        permuted_probs = _exchanged("etp", self.tensor_parallel, "all_gather", probs, "weights of rows", whole)
+        ranks, of = self.tensor_parallel, "the experts' ranks"
+        dispatched_input = _exchanged("etp", ranks, "all_gather", hidden_states, f"tokens of {of}", whole)
+        permuted_probs = _exchanged("etp", ranks, "all_gather", probs, f"weights of the tokens of {of}", whole)
         if self.local.size > 1:
             dispatched_input, permuted_probs = _sorted(dispatched_input, permuted_probs)
         expert_output = self.grouped_mlp(m, dispatched_input, permuted_probs)
         output = expert_output
         if self.local.size > 1:
             (output,) = _sorted(output)
-        return _exchanged("etp", self.tensor_parallel, "reduce_scatter", output, "expert outputs", sent)
+        return _exchanged("etp", self.tensor_parallel, "reduce_scatter", output, f"outputs of {of}", sent)
 
     @module
     def grouped_mlp(self, m: Module, x: Tensor, probs: Tensor) -> Tensor:
@@ -222,20 +223,21 @@ def _exchanged(axis: str, ranks: int, kind: Kind, x: Tensor, name: str, rows: Di
     if ranks == 1:
         return x
     out = new_tensor(x.memory, (rows, *x.shape[1:]), x.dtype, f"{name} exchanged")
-    _send(x.memory, axis, ranks, kind, name, _larger(x.shape, out.shape), x.dtype)
+    _send(x.memory, axis, ranks, kind, name, _payload(kind, x.shape, out.shape), x.dtype)
     if recording(x):
         out.node = Node(x.memory, _exchanged_backward, (x,), (), (axis, ranks, _BACK[kind], name))
     return out
 
 
-def _larger(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    return a if a[0].size > b[0].size else b
+def _payload(kind: Kind, given: tuple[Dim, ...], made: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The tensor that a collective is called on: what is gathered, else what is given."""
+    return made if kind == "all_gather" else given
 
 
 def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     axis, ranks, kind, name = node.context
     shape, dtype = node.metadata[0]
-    _send(node.memory, axis, ranks, kind, f"gradient of {name}", _larger(shape, grads[0].shape), dtype)
+    _send(node.memory, axis, ranks, kind, f"gradient of {name}", _payload(kind, grads[0].shape, shape), dtype)
     return [new_tensor(node.memory, shape, dtype, f"gradient of {name} exchanged")]
 
 

@@ -35,8 +35,9 @@ def shares(report: Report) -> list[Share]:
         if c.layer is not None:
             out.append(Share(c, c.calls / (rank.layers * micro), c.payload // (rank.layers * micro), c.each))
         elif c.by_layer:
-            layer, whole = rank.layer_parameters, rank.parameters
-            share = f"layer·{c.payload // whole} B" if c.payload % whole == 0 else "its part"
+            layer, whole = c.shares or (rank.layer_parameters, rank.parameters)
+            exact = c.payload % whole == 0
+            share = f"{layer}·{c.payload // whole} B" if exact else f"{layer}/{whole} of {c.payload} B"
             out.append(Share(c, c.calls * layer / whole, c.payload * layer // whole, share))
     return out
 
@@ -46,7 +47,8 @@ def per_layer_table(report: Report, narrow: bool) -> Table | Text:
     rows = shares(report)
     if not rows:
         return Text("per layer: no layer sends anything")
-    table = Table(title="Communication of one layer", title_justify="left", box=None, pad_edge=False)
+    title = "Communication of one layer: activations of a micro-batch, gradients and weights of a step"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("axis",) if narrow else ("axis", "phase", "collective"):
         table.add_column(name, no_wrap=True)
     table.add_column("what", overflow="fold")

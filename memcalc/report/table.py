@@ -118,28 +118,27 @@ def _pipeline_lines(report: Report) -> list[Text]:
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
     counts = layers_of_chunks(report.model.layers, s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers)
     uneven = len(set(counts)) > 1
+    given = s.first_stage_layers is not None or s.last_stage_layers is not None
+    part = "chunk" if s.virtual_stages > 1 else "stage"
     share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time"),
-        *(
-            [Text(_uneven_line(counts, s.first_stage_layers is not None or s.last_stage_layers is not None))]
-            if uneven
-            else []
-        ),
+        *([Text(_uneven_line(counts, given, part))] if uneven else []),
     ]
 
 
-def _uneven_line(counts: list[int], given: bool) -> str:
+def _uneven_line(counts: list[int], given: bool, what: str) -> str:
     """How the layers are spread, and Megatron's options that spread them so."""
     usual = max(counts[1:-1], default=max(counts))
     flags = [
-        f"--account-for-{what}-in-pipeline-split"
-        for what, count in (("embedding", counts[0]), ("loss", counts[-1]))
+        f"--account-for-{part}-in-pipeline-split"
+        for part, count in (("embedding", counts[0]), ("loss", counts[-1]))
         if count != usual
     ]
     why = "" if given else f" ({', '.join(flags)})"
-    return f"layers: {counts[0]} in the first stage, {counts[-1]} in the last, {usual} in the others{why}"
+    others = f", {usual} in the others" if len(counts) > 2 else ""
+    return f"layers: {counts[0]} in the first {what}, {counts[-1]} in the last{others}{why}"
 
 
 def _trace_lines(report: Report) -> list[Text]:
@@ -180,7 +179,7 @@ def _memory_table(report: Report, narrow: bool) -> Table:
 
 def _largest(items: list[Item]) -> str:
     largest = max(items, key=lambda i: (i.at_peak, i.nbytes))
-    return f"{largest.name}  {show_bytes(largest.at_peak or largest.nbytes)}"
+    return f"{show_bytes(largest.at_peak or largest.nbytes)}  {largest.name}"  # a narrow table cuts the name
 
 
 def _phase_lines(report: Report) -> list[Text]:
@@ -193,8 +192,8 @@ def _phase_lines(report: Report) -> list[Text]:
 
 def _why(report: Report) -> str:
     """What the peak holds that the other phases' peaks hold less of."""
-    moving = [i for i in report.items if i.at_peak and i.component in ("temporaries", "gradients", "saved_activations")]
-    moving += [i for i in report.items if i.at_peak and i.component == "buffers" and i.life != "always"]
+    components = ("temporaries", "gradients", "saved_activations", "buffers")
+    moving = [i for i in report.items if i.at_peak and i.component in components and i.life != "always"]
     moving.sort(key=lambda i: -i.at_peak)
     named = [f"{i.name} ({show_bytes(i.at_peak)})" for i in moving[:3]]
     if not named:

@@ -112,10 +112,10 @@ def test_textbook_volumes() -> None:
 
 @given(sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=40))
 def test_buckets_hold_every_element_once(sizes: list[int]) -> None:
-    made = deepspeed.buckets_before_exceeding(sizes)
+    made = deepspeed.buckets_before_exceeding(sizes, 500_000_000)
     assert sum(made) == sum(sizes)
-    assert all(b <= deepspeed.REDUCE_BUCKET or b in sizes for b in made)
-    assert sum(deepspeed.sub_groups(sizes)) == sum(sizes)
+    assert all(b <= 500_000_000 or b in sizes for b in made)
+    assert sum(deepspeed.sub_groups(sizes, 10**9)) == sum(sizes)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b", "pythia-160m"])
@@ -173,6 +173,51 @@ def test_stage_1_moves_all_gradients_after_backward() -> None:
     held = load_engine("deepspeed").holdings(model, memcalc.estimate(model, gpus=8, zero=1).setup)
     before, reducing = (sum(row.nbytes for row in rows) for rows in held.after_backward)
     assert before == 2 * model.num_parameters + 10**9
-    moved = deepspeed.buckets_before_exceeding(list(reversed(deepspeed.sizes_of(model))))[0]
+    moved = deepspeed.buckets_before_exceeding(list(reversed(deepspeed.sizes_of(model))), 500_000_000)[0]
     owned = 2 * deepspeed.straddling_elements(model, 8)
     assert reducing == 2 * (model.num_parameters - moved) + 10**9 + 2 * moved + owned
+
+
+def test_the_reduce_bucket_is_as_large_as_it_is_said_to_be() -> None:
+    """zero/config.py, reduce_bucket_size: the buffer, its copy, and in how many calls the gradients go."""
+    for zero in (1, 2, 3):
+        report = memcalc.estimate("llama-7b", gpus=8, zero=zero, reduce_bucket_size=200_000_000)
+        assert by_name(report, "reduce bucket") == 400_000_000
+        calls = sum(c.calls for c in report.collectives if "gradient buckets" in c.name)
+        assert calls == len(deepspeed.buckets_before_exceeding(deepspeed.sizes_of(report.model), 200_000_000)) > 30
+
+
+def test_thresholds_of_stage_3() -> None:
+    """stage3_param_persistence_threshold, stage3_max_live_parameters, stage3_max_reuse_distance, sub_group_size."""
+    model = memcalc.load_model("llama-7b")
+    sizes = deepspeed.sizes_of(model)
+
+    def report(**options: int) -> Report:
+        return memcalc.estimate(model, gpus=8, zero=3, **options)
+
+    nothing_kept = report(param_persistence_threshold=0, max_live_parameters=0, max_reuse_distance=0)
+    gathered = {c.phase: c.payload for c in nothing_kept.collectives if c.collective == "all_gather"}
+    assert gathered == {"forward": 2 * sum(sizes), "backward": 2 * sum(sizes)}
+    assert by_name(nothing_kept, "gathered parameters (max_live and the last one)") == 2 * max(sizes)
+    assert by_name(report(param_persistence_threshold=10**9), "small parameters kept whole") == 2 * sum(sizes)
+
+    def step(size: int) -> int:
+        return report(sub_group_size=size).phases["step"]
+
+    # one group of all, or the largest that closes at 10^7 or more: joined in 16 bits, then cast
+    small = max(deepspeed.sub_groups([n // 8 for n in sizes], 10**7))
+    assert 10**7 <= small < 3 * 10**7
+    assert step(10**9) - step(10**7) == 6 * (sum(sizes) // 8 - small)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"reduce_bucket_size": 10**6}, "--reduce-bucket-size 1000000: is DeepSpeed's; allowed: with --engine deepspeed"),
+        ({"gpus": 8, "zero": 2, "sub_group_size": 5}, "--sub-group-size 5: is DeepSpeed's; .* and --zero 3"),
+        ({"gpus": 8, "zero": 3, "reduce_bucket_size": 0}, "--reduce-bucket-size 0: allowed: a whole number from 1"),
+    ],
+)  # fmt: skip
+def test_sizes_that_nothing_has_are_refused(options: dict[str, int], line: str) -> None:
+    with pytest.raises(memcalc.InputError, match=line):
+        memcalc.estimate("gpt2", **options)

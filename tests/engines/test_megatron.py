@@ -308,7 +308,7 @@ def test_what_is_reduced_besides() -> None:
 
     assert named(tp=2, sequence_parallel=False) == {"gradients of the norms of q and k": 28 * 2 * 128 * 4}
     norms = 28 * (2 * 128 + 2 * 1024) + 1024
-    assert named(tp=2) == {"gradients of norms and biases": norms * 4}
+    assert named(tp=2) == {"gradients of replicated weights": norms * 4}
     assert named(pp=2, pp_rank=1) == {"gradient of the tied embedding": padded_vocab(151936, 1) * 1024 * 4}
 
 
