@@ -80,7 +80,8 @@ class Step:
 def not_traced(*, padded: bool = False, encoder_decoder: bool = False) -> Iterator[None]:
     """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
     looks for packed sequences nor at the values of a padding mask. Here nothing is packed;
-    `padded` keeps the masks of padding, which of an encoder and a decoder are the encoder's. Weights are not initialized: some ways to do so look at what is not there."""
+    `padded` keeps the masks of padding, which of an encoder and a decoder are the encoder's. Weights are not initialized:
+    some ways to do so look at what is not there."""
     from transformers import PreTrainedModel, masking_utils
 
     initialize = PreTrainedModel.initialize_weights
