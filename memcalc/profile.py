@@ -139,7 +139,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.add_buffer(buffer)
     batch_of = [run.add_input(given) for given in program.inputs(size.batch, size.seq)]
     if choices.padded:
-        run.add_attention_mask()
+        run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
     with Autocast(memory, choices.autocast):
         left_behind = program.left_behind(run)
         memory.enter("forward", None)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine
-from memcalc.engines.holdings import ATTENTION_MASK, Holdings
+from memcalc.engines.holdings import Holdings, padding_row
 from memcalc.engines.tensor_parallel import collectives_of_run
 from memcalc.families.tensor_parallel import PLANS, split
 from memcalc.inputs.model import Model
@@ -155,7 +155,7 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
         if isinstance(model, Model):
             holdings = load_engine(setup.engine).holdings(model, setup)
             kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
-            masks = (ATTENTION_MASK,) if setup.padded else ()
+            masks = (padding_row(model),) if setup.padded else ()
             holdings = holdings._replace(always=(*holdings.always, *kept, *masks))
         else:
             holdings = model.holdings(setup)

@@ -77,20 +77,19 @@ class Step:
 
 
 @contextlib.contextmanager
-def not_traced(*, padded: bool = False) -> Iterator[None]:
+def not_traced(*, padded: bool = False, encoder_decoder: bool = False) -> Iterator[None]:
     """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
     looks for packed sequences nor at the values of a padding mask. Here nothing is packed;
-    `padded` keeps the masks of padding. Weights are not initialized: some ways to do so look at what is not there."""
+    `padded` keeps the masks of padding, which of an encoder and a decoder are the encoder's. Weights are not initialized:
+    some ways to do so look at what is not there."""
     from transformers import PreTrainedModel, masking_utils
 
     initialize = PreTrainedModel.initialize_weights
     PreTrainedModel.initialize_weights = lambda self: None
 
-    skips = {
-        name: getattr(masking_utils, name)
-        for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
-        if not padded
-    }
+    names = ["_ignore_causal_mask_sdpa"] if encoder_decoder or not padded else []
+    names += [] if padded else ["_ignore_bidirectional_mask_sdpa"]
+    skips = {name: getattr(masking_utils, name) for name in names}
     replaced = {"find_packed_sequence_indices": lambda position_ids: None} | {
         name: lambda padding_mask, *rest, original=original, **named: original(None, *rest, **named)
         for name, original in skips.items()
@@ -223,8 +222,9 @@ def training_step(
     mode = LiveBytes()
     lists = contextlib.nullcontext() if autocast is None else cuda_lists_on_the_cpu()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
+    encoder_decoder = AUTO_CLASSES.get(config["model_type"]) == "AutoModelForSeq2SeqLM"
     with (
-        contextlib.nullcontext() if real else not_traced(padded=padded),
+        contextlib.nullcontext() if real else not_traced(padded=padded, encoder_decoder=encoder_decoder),
         contextlib.nullcontext() if real else cuda_kernels(),
         fake,
         lists,
@@ -240,7 +240,8 @@ def training_step(
             mode.register(tensor)
         batch = batch_for(model.config, micro_batch_size, seq_len, dtype)
         if padded:
-            batch["attention_mask"] = padding_mask(micro_batch_size, seq_len)
+            speech = batch.get("input_features")
+            batch["attention_mask"] = padding_mask(micro_batch_size, seq_len if speech is None else speech.shape[2])
         with mode:
             for tensor in batch.values():
                 mode.register(tensor)

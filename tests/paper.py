@@ -73,7 +73,7 @@ class PaperRun:
             self.run.add_buffer(buffer)
         self.batch = [self.run.add_input(given) for given in program.inputs(size.batch, size.seq)]
         if padded:
-            self.run.add_attention_mask()
+            self.run.attention_mask = self.run.add_input(program.padding(size.batch, size.seq))
         with Autocast(self.memory, autocast):
             self.left_behind = program.left_behind(self.run)
 

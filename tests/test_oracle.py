@@ -14,6 +14,10 @@ LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 80, "num
          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 100}
 
+BART = {"model_type": "bart", "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 80, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 32,
+        "vocab_size": 100}  # fmt: skip
+
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 @pytest.mark.parametrize("recompute", [False, True])
@@ -26,6 +30,17 @@ def test_fake_tensors_count_as_real_ones(
         return training_step(
             config, micro_batch_size=2, seq_len=16, attention=attention, recompute=recompute, padded=padded, real=real
         )
+
+    assert run(real=True) == run(real=False)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_decoder_behind_a_padded_encoder_counts_on_fake_tensors_as_on_real_ones(attention: str) -> None:
+    """BART's decoder makes itself a mask of ones, which is dropped."""
+
+    def run(real: bool) -> object:
+        workload = {"micro_batch_size": 2, "seq_len": 16, "padded": True}
+        return training_step(BART, attention=attention, real=real, **workload)
 
     assert run(real=True) == run(real=False)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
-from memcalc.dtypes import DType, int64
+from memcalc.dtypes import DType
 from memcalc.optimizers import Parameter, load_optimizer
 from memcalc.rows import Row
 from memcalc.tensor import Memory, StorageRow
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
-
-ATTENTION_MASK: Final = Row(
-    "buffers", "attention_mask", (_BATCH, _SEQ), int64, life="the step's batch", source="the caller"
-)
-"""A padded batch has it beside its ids, whatever the engine."""
 
 
 class Flush(NamedTuple):
@@ -77,6 +72,13 @@ def weight_rows(
         for w in model.weight_classes
         if copies(w)
     ]
+
+
+def padding_row(model: Model) -> Row:
+    """The mask that a padded batch has beside its ids, whatever the engine."""
+    name, shape, dtype = model.program.padding(_BATCH, _SEQ)
+    assert dtype is not None
+    return Row("buffers", name, shape, dtype, life="the step's batch", source="the caller")
 
 
 def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> list[Row]:

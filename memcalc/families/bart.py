@@ -12,7 +12,7 @@ from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Pro
 from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask_of_ones
+from memcalc.families.masks import bidirectional_mask, causal_mask_of_ones
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import stacked
 from memcalc.ops.elementwise import clamp, dropout, like, of_two, scale
@@ -146,9 +146,11 @@ class Bart(EncoderDecoder):
         embed_pos = self.encoder_positions(m / "embed_positions")
         hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
         hidden_states = dropout(hidden_states, self.config.dropout)
+        attention_mask = bidirectional_mask(run)
         for i in range(self.encoder_layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.call(self.encoder_layer, Module(run, f"{m.path}.layers.*", i), hidden_states)
+            layer = Module(run, f"{m.path}.layers.*", i)
+            hidden_states = self.call(self.encoder_layer, layer, hidden_states, attention_mask)
         return hidden_states
 
     @module
@@ -157,13 +159,16 @@ class Bart(EncoderDecoder):
         inputs_embeds = self.embed_tokens(m, ids)
         positions = position_ids(run)
         attention_mask = causal_mask_of_ones(run)
+        encoder_attention_mask = bidirectional_mask(run)
         embed_pos = self.learned_positions(m / "embed_positions", positions)
         hidden_states = (m / "layernorm_embedding").layer_norm(inputs_embeds + embed_pos)
         hidden_states = dropout(hidden_states, self.config.dropout)
         for i in range(self.decoder_layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
-            hidden_states = self.call(self.decoder_layer, layer, hidden_states, attention_mask, encoder_hidden_states)
+            hidden_states = self.call(
+                self.decoder_layer, layer, hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask
+            )
         return hidden_states
 
     def embed_tokens(self, m: Module, ids: Tensor) -> Tensor:
@@ -180,11 +185,10 @@ class Bart(EncoderDecoder):
         return m.embedding(new_tensor(m.run.memory, positions.shape, int64, "position ids"))
 
     @module
-    def encoder_layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def encoder_layer(self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
         residual = hidden_states
-        hidden_states, _weights = self.attention(
-            m / "self_attn", hidden_states, None, None, self.config.encoder_attention_heads
-        )
+        heads = self.config.encoder_attention_heads
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, attention_mask, heads)
         hidden_states = dropout(hidden_states, self.config.dropout)
         hidden_states = residual + hidden_states
         hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
@@ -196,7 +200,12 @@ class Bart(EncoderDecoder):
 
     @module
     def decoder_layer(
-        self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None, encoder_hidden_states: Tensor
+        self,
+        m: Module,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor,
+        encoder_attention_mask: Tensor | None,
     ) -> Tensor:
         heads = self.config.decoder_attention_heads
         residual = hidden_states
@@ -205,7 +214,9 @@ class Bart(EncoderDecoder):
         hidden_states = residual + hidden_states
         hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
         residual = hidden_states
-        hidden_states, _weights = self.attention(m / "encoder_attn", hidden_states, encoder_hidden_states, None, heads)
+        hidden_states, _weights = self.attention(
+            m / "encoder_attn", hidden_states, encoder_hidden_states, encoder_attention_mask, heads
+        )
         hidden_states = dropout(hidden_states, self.config.dropout)
         hidden_states = residual + hidden_states
         hidden_states = (m / "encoder_attn_layer_norm").layer_norm(hidden_states)
@@ -249,11 +260,11 @@ class PreNorm(Bart):
     """Layers norm what they take (mBART, Pegasus, Blenderbot, Whisper)."""
 
     @module
-    def encoder_layer(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def encoder_layer(self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
         residual = hidden_states
         hidden_states = (m / "self_attn_layer_norm").layer_norm(hidden_states)
         heads = self.config.encoder_attention_heads
-        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, None, heads)
+        hidden_states, _weights = self.attention(m / "self_attn", hidden_states, None, attention_mask, heads)
         hidden_states = dropout(hidden_states, self.config.dropout)
         hidden_states = residual + hidden_states
         residual = hidden_states
@@ -262,7 +273,12 @@ class PreNorm(Bart):
 
     @module
     def decoder_layer(
-        self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None, encoder_hidden_states: Tensor
+        self,
+        m: Module,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor,
+        encoder_attention_mask: Tensor | None,
     ) -> Tensor:
         heads = self.config.decoder_attention_heads
         residual = hidden_states
@@ -272,7 +288,9 @@ class PreNorm(Bart):
         hidden_states = residual + hidden_states
         residual = hidden_states
         hidden_states = (m / "encoder_attn_layer_norm").layer_norm(hidden_states)
-        hidden_states, _weights = self.attention(m / "encoder_attn", hidden_states, encoder_hidden_states, None, heads)
+        hidden_states, _weights = self.attention(
+            m / "encoder_attn", hidden_states, encoder_hidden_states, encoder_attention_mask, heads
+        )
         hidden_states = dropout(hidden_states, self.config.dropout)
         hidden_states = residual + hidden_states
         residual = hidden_states

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 class EncoderDecoder(Program):
     """A program of two stacks. `layers` counts those of both."""
 
-    pads = False
     one_stack = False
 
     def __init__(self, config: Any, encoder_layers: int, decoder_layers: int) -> None:

@@ -24,17 +24,29 @@ def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
     """create_causal_mask, or with a window create_sliding_window_causal_mask."""
     run.memory.scope = "causal mask"
     if window is None:
-        return _mask(run, _causal)
-    return _mask(run, _and_masks(_sliding_window_overlay, _causal), window)
+        return _mask(run, _causal, _padding_mask(run))
+    return _mask(run, _and_masks(_sliding_window_overlay, _causal), _padding_mask(run), window)
 
 
-def _mask(run: Run, mask_function: MaskFunction, local_size: int | None = None) -> Tensor | None:
+def decoder_mask(run: Run) -> Tensor | None:
+    """create_causal_mask behind an encoder: the collator's mask is the encoder's, the decoder has none for its tokens."""
+    run.memory.scope = "causal mask"
+    return _mask(run, _causal, None)
+
+
+def _padding_mask(run: Run) -> Tensor | None:
+    """The collator's mask as booleans (_preprocess_mask_arguments)."""
+    return None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
+
+
+def _mask(
+    run: Run, mask_function: MaskFunction, padding_mask: Tensor | None, local_size: int | None = None
+) -> Tensor | None:
     """eager_mask or sdpa_mask.
 
     Eager attention adds a mask in the model's dtype; sdpa needs a boolean one where the batch has padding or the sequence
     reaches beyond what a token sees.
     """
-    padding_mask = None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
     if run.attention == "eager":
         mask = _boolean_mask(run, mask_function, padding_mask)
         zero = new_tensor(run.memory, (), run.dtype, "zero")
@@ -52,8 +64,7 @@ def recurrent_mask(run: Run) -> Tensor | None:
 def boolean_mask(run: Run) -> Tensor:
     """The causal mask of a model that never does without one (`allow_is_causal_skip=False`)."""
     run.memory.scope = "causal mask"
-    padding_mask = None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
-    return _boolean_mask(run, _causal, padding_mask)
+    return _boolean_mask(run, _causal, _padding_mask(run))
 
 
 def causal_mask_of_ones(run: Run) -> Tensor | None:
@@ -72,12 +83,11 @@ def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:
     where a sequence reaches beyond the window."""
     if window is None:
         run.memory.scope = "bidirectional mask"
-        return None if run.attention_mask is None else _mask(run, _bidirectional)
+        return None if run.attention_mask is None else _mask(run, _bidirectional, _padding_mask(run))
     if run.attention_mask is None and run.seq.size < window:
         return None
     run.memory.scope = "mask of the window"
-    padding_mask = None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
-    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), padding_mask)
+    mask = _boolean_mask(run, _and_masks(_bidirectional_window_overlay, _everything), _padding_mask(run))
     return (
         where(mask, new_tensor(run.memory, (), run.dtype, "zero"), "additive mask")
         if run.attention == "eager"
@@ -89,7 +99,7 @@ def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
     """create_chunked_causal_mask: its left padding is counted by sequence, which gives the mask a batch dim of its own."""
     run.memory.scope = "chunked causal mask"
     _left_padding = new_tensor(run.memory, (run.batch,), int64, "left padding")
-    return _mask(run, _and_masks(_chunked_overlay, _causal), chunk_size)
+    return _mask(run, _and_masks(_chunked_overlay, _causal), _padding_mask(run), chunk_size)
 
 
 def _boolean_mask(run: Run, mask_function: MaskFunction, padding_mask: Tensor | None) -> Tensor:

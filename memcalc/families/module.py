@@ -7,7 +7,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from memcalc.autograd import Leaf
-from memcalc.dtypes import int64
 from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import conv1d, linear
 from memcalc.ops.norm import layer_norm
@@ -94,7 +93,7 @@ class Run:
     hooks: Hooks | None = None
     tensor_parallel: TensorParallel | None = None
     attention_mask: Tensor | None = None
-    """The collator's int64 mask of a padded batch, (batch, seq); None where no sequence is padded."""
+    """The collator's mask of a padded batch, of tokens int64 and (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
@@ -113,11 +112,6 @@ class Run:
         if self.tensor_parallel is None:
             return linear(x, weight, bias)
         return self.tensor_parallel.linear(path, x, weight, bias)
-
-    def add_attention_mask(self) -> None:
-        """Pad the batch: from here on there is a mask, which the caller holds."""
-        shape = (self.batch, self.seq)
-        self.attention_mask = new_tensor(self.memory, shape, int64, "attention mask", component="buffers")
 
     def add_input(self, given: Input) -> Tensor:
         """Allocate a tensor of the batch, which the caller holds."""

@@ -101,6 +101,10 @@ class Program:
         """The batch, in the order in which `forward` takes it."""
         return (Input("input_ids (also the labels)", (batch, seq), int64),)
 
+    def padding(self, batch: Dim, seq: Dim) -> Input:
+        """The collator's mask of a padded batch."""
+        return Input("attention_mask", (batch, seq), int64)
+
     forward: Any
     """A method: the loss of the model's forward, from a run and the batch."""
 

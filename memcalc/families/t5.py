@@ -12,7 +12,7 @@ from memcalc.families.blocks import act
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability
 from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
+from memcalc.families.masks import bidirectional_mask, decoder_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.program import stacked
 from memcalc.ops.attention import scaled_dot_product_attention
@@ -174,7 +174,9 @@ class T5(EncoderDecoder):
         """T5Stack. The first block makes the position biases, all others take them."""
         run = m.run
         inputs_embeds = Module(run, "shared").embedding(ids)
-        attention_mask = None if encoder_hidden_states is None else causal_mask(run)
+        is_decoder = encoder_hidden_states is not None
+        attention_mask = decoder_mask(run) if is_decoder else bidirectional_mask(run)
+        encoder_extended_attention_mask = bidirectional_mask(run) if is_decoder else None
         position_bias = encoder_decoder_position_bias = None
         hidden_states = dropout(inputs_embeds, self.config.dropout_rate)
         for i in range(depth):
@@ -187,6 +189,7 @@ class T5(EncoderDecoder):
                 attention_mask,
                 position_bias,
                 encoder_hidden_states,
+                encoder_extended_attention_mask,
                 encoder_decoder_position_bias,
             )
             position_bias = self_attention_position_bias
@@ -203,6 +206,7 @@ class T5(EncoderDecoder):
         attention_mask: Tensor | None,
         position_bias: Tensor | None,
         encoder_hidden_states: Tensor | None,
+        encoder_attention_mask: Tensor | None,
         encoder_decoder_position_bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """T5Block"""
@@ -217,7 +221,7 @@ class T5(EncoderDecoder):
                 "EncDecAttention",
                 hidden_states,
                 encoder_hidden_states,
-                None,
+                encoder_attention_mask,
                 encoder_decoder_position_bias,
             )
             hidden_states, _clamp_value = self.clamped(hidden_states)
@@ -297,14 +301,21 @@ class T5(EncoderDecoder):
     def sdpa_attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, position_bias: Tensor, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """sdpa_attention_forward with create_position_bias_mask (integrations/sdpa_attention.py)."""
-        attention_mask = position_bias
-        if causal and q.shape[2].size > 1:
-            causal_mask = self.causal_positions(q, k)
-            attention_mask = where_else(causal_mask, position_bias, "position bias of what is seen")
-        attention_mask = contiguous(attention_mask)
+        """sdpa_attention_forward (integrations/sdpa_attention.py)."""
+        is_causal = causal and mask is None and q.shape[2].size > 1
+        attention_mask = self.position_bias_mask(q, k, mask, position_bias, is_causal)
         attn_output = scaled_dot_product_attention(q, k, v, attention_mask)
         return contiguous(transpose(attn_output, 1, 2)), None
+
+    def position_bias_mask(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, position_bias: Tensor, is_causal: bool
+    ) -> Tensor:
+        """create_position_bias_mask: the bias of what is seen, anew in every layer."""
+        if is_causal:
+            mask = self.causal_positions(q, k)
+        if mask is not None:
+            position_bias = where_else(mask, position_bias, "position bias of what is seen")
+        return contiguous(position_bias)
 
     def causal_positions(self, q: Tensor, k: Tensor) -> Tensor:
         """arange(q_length)[:, None] >= arange(kv_length)[None, :]"""

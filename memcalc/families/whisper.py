@@ -16,7 +16,7 @@ from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Pro
 from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
+from memcalc.families.masks import decoder_mask
 from memcalc.families.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.program import stacked
 from memcalc.ops.axes import permute
@@ -95,6 +95,10 @@ class Whisper(PreNorm):
     def inputs(self, batch: Dim, seq: Dim) -> Sequence[Input]:
         return Input("input_features", (batch, self.mel, self.frames)), Input("labels", (batch, seq), int64)
 
+    def padding(self, batch: Dim, seq: Dim) -> Input:
+        """The feature extractor's, of frames: the model takes it and masks nothing by it without SpecAugment."""
+        return Input("attention_mask", (batch, self.frames), int64)
+
     # --- weights and buffers
 
     @property
@@ -154,7 +158,7 @@ class Whisper(PreNorm):
         hidden_states = dropout(hidden_states, self.config.dropout)
         for i in range(self.encoder_layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.call(self.encoder_layer, Module(run, f"{m.path}.layers.*", i), hidden_states)
+            hidden_states = self.call(self.encoder_layer, Module(run, f"{m.path}.layers.*", i), hidden_states, None)
         run.memory.enter(run.memory.phase, None)
         return (m / "layer_norm").layer_norm(hidden_states)
 
@@ -177,11 +181,11 @@ class Whisper(PreNorm):
         positions = new_tensor(run.memory, (run.batch, run.seq), int64, "position ids")
         embed_pos = index((m / "embed_positions").weight(), positions, "embed_positions")
         hidden_states = dropout(inputs_embeds + embed_pos, self.config.dropout)
-        mask = causal_mask(run)
+        mask = decoder_mask(run)
         for i in range(self.decoder_layers):
             run.memory.enter(run.memory.phase, i)
             layer = Module(run, f"{m.path}.layers.*", i)
-            hidden_states = self.call(self.decoder_layer, layer, hidden_states, mask, encoder_hidden_states)
+            hidden_states = self.call(self.decoder_layer, layer, hidden_states, mask, encoder_hidden_states, None)
         run.memory.enter(run.memory.phase, None)
         return (m / "layer_norm").layer_norm(hidden_states)
 

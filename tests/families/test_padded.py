@@ -13,6 +13,7 @@ import pytest
 import torch
 from cases import step_cases
 
+import memcalc
 from memcalc.dtypes import DType, bf16, fp32
 from memcalc.families import FAMILIES
 
@@ -156,6 +157,24 @@ def test_a_padded_step_of_every_family_is_the_real_one(case: cases.Case, attenti
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
 
 
+ENCODER_DECODERS = [
+    pytest.param(step_cases(family)[1], attention, id=f"{family}-{attention}")
+    for family in ("t5", "bart", "whisper")
+    for attention in ("sdpa", "eager")
+]
+
+
+@pytest.mark.parametrize(("case", "attention"), ENCODER_DECODERS)
+def test_a_padded_step_of_an_encoder_and_a_decoder_recomputed(case: cases.Case, attention: str) -> None:
+    """Under autocast as well: the masks are of the weights' dtype, the scores of autocast's."""
+    workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq, "padded": True, "recompute": True}
+    on_paper = paper.paper_step(case.fields, dtype=fp32, autocast=bf16, attention=attention, **workload)
+    oracle_step = oracle.training_step(
+        deepcopy(case.fields), dtype=torch.float32, autocast=torch.bfloat16, attention=attention, **workload
+    )
+    assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
+
+
 def test_every_family_of_the_first_ten_has_two_cases() -> None:
     families = [case.fields["model_type"] for case in CASES]
     assert len(set(families)) == 10
@@ -185,3 +204,37 @@ def test_padding_moves_every_number() -> None:
     additive_mask = batch * seq * seq * 2
     assert padded.saved - plain.saved == layers * (repeated + additive_mask)
     assert padded.resident - plain.resident == batch * seq * 8
+
+
+def added_by_padding(family: str) -> tuple[int, int]:
+    """Bytes that a padded batch of the family's first case saves and holds more than another one."""
+    case = step_cases(family)[0]
+    workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq}
+    plain, padded = (oracle.training_step(deepcopy(case.fields), padded=on, **workload) for on in (False, True))
+    return padded.saved - plain.saved, padded.resident - plain.resident
+
+
+def test_padding_adds_a_mask_to_barts_encoder_and_to_what_looks_at_it() -> None:
+    """With the oracle: 2 layers each; the decoder's attention to itself has none."""
+    batch, seq, encoder_layers, decoder_layers = 2, 16, 2, 2
+    additive_mask = batch * seq * seq * 2
+    assert added_by_padding("bart") == ((encoder_layers + decoder_layers) * additive_mask, batch * seq * 8)
+
+
+def test_padding_gives_each_of_t5s_sequences_its_own_position_bias() -> None:
+    """With the oracle: the bias of all sequences becomes one of each, in every layer, and the encoder's keeps the mask.
+    Between decoder and encoder there were zeros that all layers shared."""
+    batch, seq, heads, encoder_layers, decoder_layers = 2, 32, 4, 2, 2
+    bias = heads * seq * seq * 2
+    encoder = encoder_layers * (batch - 1) * bias + batch * seq * seq
+    cross_attention = decoder_layers * batch * bias - bias
+    assert added_by_padding("t5") == (encoder + cross_attention, batch * seq * 8)
+
+
+def test_padding_masks_nothing_in_whisper() -> None:
+    """With the oracle: the mask of the frames is there and no more."""
+    batch, frames = 2, 2 * 30
+    assert added_by_padding("whisper") == (0, batch * frames * 8)
+    estimates = [memcalc.estimate("openai/whisper-tiny", micro_batch_size=2, padded=on) for on in (False, True)]
+    plain, padded = (estimate.total("buffers") for estimate in estimates)
+    assert padded - plain == 2 * 3000 * 8
