@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ from memcalc.dtypes import DType, bf16, fp32
 from memcalc.families import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 
 class Case(NamedTuple):
@@ -113,16 +112,6 @@ RUNS = [
     for attention in paper.program_of(case.fields).attention_kinds
     for recompute in (False, True)
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def little_garbage() -> Iterator[None]:
-    """The oracle collects garbage before each step; half a run would go into walking what torch has imported."""
-    oracle.training_step(deepcopy(LLAMA_GQA.fields), micro_batch_size=1, seq_len=4)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def bytes_above_start(step: paper.PaperStep | oracle.Step, start: int) -> tuple[int, int, int]:

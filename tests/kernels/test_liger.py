@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,18 +24,9 @@ from memcalc.ops.shape import chunk, transpose
 from memcalc.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 DTYPES: dict[DType, torch.dtype] = {bf16: torch.bfloat16, fp32: torch.float32}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def little_garbage() -> Iterator[None]:
-    oracle.training_step({"model_type": "llama", "num_hidden_layers": 1}, micro_batch_size=1, seq_len=4)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def takes_liger(case: Case) -> bool:
