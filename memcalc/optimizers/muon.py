@@ -7,7 +7,8 @@ after it. `implementation` is the second one's: Muon itself has a for-loop only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from memcalc.dims import Shape
@@ -54,7 +55,8 @@ MUON: Final = Muon("muon", ADAMW.implementations)
 def _split(parameters: Sequence[Parameter]) -> tuple[list[Parameter], list[Parameter]]:
     matrices: list[Parameter] = []
     others: list[Parameter] = []
-    for parameter in parameters:
+    stacks = groupby(parameters, lambda parameter: parameter.count)
+    for parameter in (replace(p, stack=i) for i, (_, stack) in enumerate(stacks) for p in stack):
         (matrices if parameter.is_matrix and len(parameter.shape) == 2 else others).append(parameter)
     return matrices, others
 

@@ -31,6 +31,8 @@ class Parameter:
     shape: Shape
     count: int
     is_matrix: bool
+    stack: int = 0
+    """Tells stacks of equal depth apart that are no neighbours in the model, once what was between them is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def one_by_one(memory: Memory, parameters: Sequence[Parameter]) -> Iterator[Para
     """
     outer = memory.scope
     try:
-        for count, neighbours in groupby(parameters, lambda parameter: parameter.count):
+        for (count, _), neighbours in groupby(parameters, lambda parameter: (parameter.count, parameter.stack)):
             stack = list(neighbours)
             for _ in range(min(count, 2)):
                 for parameter in stack:
