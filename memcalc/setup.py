@@ -1,15 +1,14 @@
-"""A setup: every option resolved, and refused where the combination cannot run or is not modelled."""
+"""A setup: every option resolved. What is refused by name is in refusals.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
-from memcalc.families.tensor_parallel import NOT_RUN, PLANS
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
+from memcalc.refusals import check_fsdp2, check_fused_softmax, check_megatron, check_modelled
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -105,11 +104,11 @@ def resolve(options: Options, model: Model | None) -> Setup:
     dp = _data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = _precision(options, engine, model)
-    _refuse_what_is_not_modelled(options, engine, model)
+    check_modelled(options, engine, model)
     seq_len = None if model is None else _seq_len(options, model)
     global_batch_size = _global_batch_size(options, dp)
     if engine == "megatron":
-        _check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
+        check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     kernels = _kernels(options, precision, engine, model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
@@ -199,70 +198,10 @@ def _network_gbps(options: Options) -> float | None:
     return None if network is None else network.value
 
 
-_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
-    "megatron": (),
-    "fsdp2": ("pp", "virtual_stages", "cp", "ep", "etp"),
-}
-"""The degrees that an engine leaves at one."""
-
-
-def _refuse_what_is_not_modelled(options: Options, engine: str, model: Model | None) -> None:
-    for name in _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages", "cp", "ep", "etp")):
-        degree: int | None = getattr(options, name)
-        if degree is not None and degree > 1:
-            refuse(name, degree, f"with engine {engine} {NOT_YET}1")
-    for name in ("first_stage_layers", "last_stage_layers"):
-        if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
-            refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
-    if options.recompute_layers is not None and (engine != "megatron" or options.recompute != "full"):
-        refuse("recompute_layers", options.recompute_layers, "needs --engine megatron and --recompute full")
-    if options.pp == 1 and options.schedule != "1f1b":
-        refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
-    if options.sequence_parallel and options.tp == 1:
-        refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
-    if options.sequence_parallel and engine == "fsdp2":
-        refuse("sequence_parallel", "on", "with engine fsdp2 transformers' tensor parallelism has none; allowed: off")
-    if model is None:
-        return
-    if options.padded and not model.program.pads:
-        refuse("padded", "on", f"for a {model.model_type} " + NOT_YET + "off")
-    if "autocast" in str(options.precision) and not model.program.autocasts:
-        refuse(
-            "precision",
-            options.precision,
-            f"for a {model.model_type} " + NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
-        )
-    only: tuple[tuple[str, tuple[object, ...]], ...] = (
-        (
-            "recompute",
-            ("none", "selective", "full") if "megatron" in (options.kernels, engine) else ("none", "full"),
-        ),
-    )
-    for name, values in only:
-        value = getattr(options, name)
-        if value not in values:
-            refuse(name, value, NOT_YET + ", ".join(str(v) for v in values))
-    if options.recompute != "none" and not model.program.recomputes:
-        refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
-
-
 def _sequence_parallel(options: Options, engine: str) -> bool:
     if options.sequence_parallel is None:
         return options.tp > 1 and engine == "megatron"
     return options.sequence_parallel
-
-
-def _check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:
-    from memcalc.megatron.checks import check_model, check_step
-
-    check_step(options, micro_batches)
-    if model is not None and seq_len is not None:
-        name = model.name or f"this {model.model_type}"
-        check_model(options, dp, seq_len, name, model.model_type, model.program.config)
-    elif options.ep > 1 or options.etp not in (None, options.tp):
-        refuse(
-            "ep", options.ep, "which weights are experts' a number of parameters does not tell; allowed: 1, or --model"
-        )
 
 
 def _pp_rank(options: Options) -> int | None:
@@ -290,7 +229,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     if engine in ("none", "ddp") and options.zero and options.gpus > 1:
         refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed or fsdp2")
     if engine == "fsdp2":
-        _check_fsdp2(options, model)
+        check_fsdp2(options, model)
     if engine == "deepspeed" and options.optimizer == "muon":
         refuse(
             "optimizer",
@@ -304,62 +243,6 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             "optimizer sgd keeps no state that ZeRO could shard; allowed: 0, or another --optimizer",
         )
     return engine
-
-
-def _check_fsdp2(options: Options, model: Model | None) -> None:
-    if options.zero == 0:
-        refuse(
-            "engine",
-            "fsdp2",
-            "shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2",
-        )
-    if options.zero == 1:
-        refuse(
-            "zero", 1, "fsdp2 shards weights, gradients and states; allowed: 3 (reshards after forward), 2 (does not)"
-        )
-    if model is not None and model.program.source:
-        refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {NOT_YET}deepspeed")
-    if model is not None and not model.program.one_stack:
-        stacks = "which has more than one stack of layers"
-        refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {NOT_YET}deepspeed")
-    if model is not None and model.program.layers_share:
-        refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {NOT_YET}deepspeed")
-    if model is not None and model.program.untrained:
-        refuse(
-            "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
-        )
-    if model is not None and options.tp > 1:
-        _check_tensor_parallel(options, model)
-    elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
-    if options.optimizer not in elementwise:
-        refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
-
-
-def _check_tensor_parallel(options: Options, model: Model) -> None:
-    """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
-    if model.model_type not in PLANS:
-        refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
-    program: Any = model.program
-    field = NOT_RUN.get(model.model_type)
-    if field is not None and getattr(program.config, field):
-        refuse(
-            "tp",
-            options.tp,
-            f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
-        )
-    sizes = {"attention heads": program.heads.size, "key/value heads": program.kv_heads.size}
-    for what, size in sizes.items():
-        if size % options.tp:
-            why = f"{model.name} has {size} {what}, and a rank of transformers' tensor parallelism has whole ones"
-            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
-    if options.kernels not in (None, "hf"):
-        refuse("kernels", options.kernels, f"with engine fsdp2 and tp above 1 {NOT_YET}hf")
-    if str(options.precision).endswith("-autocast"):
-        refuse(
-            "precision",
-            options.precision,
-            f"with engine fsdp2 and tp above 1 {NOT_YET}fp32, bf16, fp16, bf16-mixed, fp16-mixed",
-        )
 
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
@@ -512,23 +395,8 @@ def _kernels(options: Options, precision: str, engine: str, model: Model | None)
         if precision == "fp32":
             refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
         if options.attention == "eager":
-            _refuse_unfused_softmax(options, model)
+            check_fused_softmax(options, _seq_len(options, model), program)
     return kernels
-
-
-def _refuse_unfused_softmax(options: Options, model: Model) -> None:
-    """FusedScaleMaskSoftmax.is_kernel_available (megatron/core/fusions/fused_softmax.py): else torch's ops, in fp32."""
-    seq_len = _seq_len(options, model)
-    program: Any = model.program
-    blocks = 8 if seq_len <= 128 else 4
-    heads = program.heads.size // options.tp
-    if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * heads % blocks:
-        refuse(
-            "attention",
-            "eager",
-            f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
-            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * heads}; allowed: sdpa",
-        )
 
 
 def _cross_entropy(options: Options, kernels: str, precision: str, model: Model) -> str:

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
     ("memcalc.megatron",),
     ("memcalc.inputs",),
+    ("memcalc.refusals",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device", "memcalc.cost"),
     ("memcalc.engines",),
     ("memcalc.sizing", "memcalc.ranks"),
