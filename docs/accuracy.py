@@ -95,7 +95,7 @@ def published() -> list[str]:
         "## Runs measured elsewhere",
         "",
         "Peak of the allocated memory in GiB. None of them was measured for memcalc; what their sources leave open is said in",
-        "tests/published_runs.py and tests/engines/test_megatron.py. No run on a GPU of its own is recorded yet.",
+        "tests/published_runs.py. No run on a GPU of its own is recorded yet.",
         "",
         "| run | published | memcalc | error | source |",
         "|---|---|---|---|---|",

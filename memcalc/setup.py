@@ -139,7 +139,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute=options.recompute,
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
-        attention=None if model is None else _attention(options, model),
+        attention=None if model is None else _attention(options, engine, model),
         cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),
@@ -363,10 +363,10 @@ def _expert_imbalance(options: Options, model: Model | None) -> float:
     return imbalance
 
 
-def _attention(options: Options, model: Model) -> str:
-    kinds = model.program.attention_kinds
+def _attention(options: Options, engine: str, model: Model) -> str:
+    kinds = ("sdpa", "eager", "flash") if engine == "megatron" else model.program.attention_kinds
     if options.attention is None:
-        return kinds[0]
+        return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
     if options.attention not in kinds:
         why = (
             NOT_YET
@@ -375,6 +375,18 @@ def _attention(options: Options, model: Model) -> str:
         )
         refuse("attention", options.attention, why + ", ".join(kinds))
     return options.attention
+
+
+def _takes_flash(options: Options, model: Model) -> bool:
+    """Transformer Engine prefers the flash-attn package on GPUs before Hopper (get_attention_backend, at its end)."""
+    if options.gpu is None or options.cp > 1:
+        return False
+    from memcalc.inputs.gpu import load_gpu
+    from memcalc.megatron.architecture import ARCHITECTURES
+    from memcalc.megatron.checks import unfit_for_flash
+
+    before_hopper = load_gpu(options.gpu).compute_capability.startswith("8.")
+    return before_hopper and unfit_for_flash(ARCHITECTURES[model.model_type](model.program.config)) is None
 
 
 def _kernels(options: Options, precision: str, engine: str, model: Model | None) -> str:

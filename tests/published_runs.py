@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import memcalc
+from memcalc.megatron.architecture import ARCHITECTURES, Architecture
 
 
 class PublishedRun(NamedTuple):
@@ -15,9 +17,15 @@ class PublishedRun(NamedTuple):
     options: dict[str, Any]
     allocated: float
     source: str
+    architecture: Architecture | None = None
+    """What Megatron made of its options, where no model of transformers is that."""
 
     def estimate(self) -> memcalc.Report:
-        return memcalc.estimate(self.model, **self.options)
+        if self.architecture is None:
+            return memcalc.estimate(self.model, **self.options)
+        architecture = self.architecture
+        with patch.dict(ARCHITECTURES, {self.model["model_type"]: lambda _: architecture}):
+            return memcalc.estimate(self.model, **self.options)
 
 
 def _of(name: str, **changes: Any) -> dict[str, Any]:
@@ -31,7 +39,27 @@ def _of(name: str, **changes: Any) -> dict[str, Any]:
 _SIMUMAX = "SimuMax's published comparison: Megatron with Transformer Engine on 8 B200"
 _B200: dict[str, Any] = {"gpus": 8, "zero": 1, "seq_len": 4096, "cross_entropy": "fused"}
 
-PUBLISHED_RUNS = (
+_MEGATRON = "Megatron-LM's functional test gpt3_7b, as recorded by its CI"
+_GPT3_7B = Architecture(
+    layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=16384, vocab=131073, gated=False, rms_norm=False,
+    qkv_bias=True, linear_bias=True, qk_norm=False, positions=None, tied=False, hidden_dropout=0.1, attention_dropout=0.1,
+)  # fmt: skip
+_GPT3_7B_SIZES: dict[str, Any] = {
+    "model_type": "llama", "num_key_value_heads": 8, "intermediate_size": 16384, "vocab_size": 131073,
+}  # fmt: skip
+_8_GPUS: dict[str, Any] = {
+    "gpus": 8, "tp": 4, "zero": 1, "sequence_parallel": False, "seq_len": 8192, "micro_batch_size": 2, "global_batch_size": 8,
+}  # fmt: skip
+
+
+def _gpt3_7b(gpu: str, allocated: float) -> PublishedRun:
+    return PublishedRun(
+        f"gpt3_7b, tp 4, {gpu}", _GPT3_7B_SIZES, {**_8_GPUS, "gpu": gpu}, allocated, _MEGATRON, _GPT3_7B
+    )
+
+
+MEGATRON_RUNS = (_gpt3_7b("h100-80gb", 53.22), _gpt3_7b("a100-80gb", 54.19))
+SIMUMAX_RUNS = (
     PublishedRun("Llama-3-70B, 12 layers, tp 2", _of("llama-3-70b", num_hidden_layers=12), {**_B200, "tp": 2}, 60.68, _SIMUMAX),
     PublishedRun("Llama-3-70B, 12 layers, tp 8", _of("llama-3-70b", num_hidden_layers=12), {**_B200, "tp": 8}, 28.29, _SIMUMAX),
     PublishedRun(
@@ -42,3 +70,5 @@ PUBLISHED_RUNS = (
         _SIMUMAX,
     ),
 )  # fmt: skip
+
+PUBLISHED_RUNS = (*SIMUMAX_RUNS, *MEGATRON_RUNS)

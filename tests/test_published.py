@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from published_runs import PUBLISHED_RUNS, PublishedRun
+from published_runs import SIMUMAX_RUNS, PublishedRun
 
 import memcalc
 
@@ -189,7 +189,7 @@ def test_narayanan(billions: str, hidden: int, layers: int) -> None:
 # --- measured elsewhere
 
 
-@pytest.mark.parametrize("run", PUBLISHED_RUNS, ids=lambda run: run.name)
+@pytest.mark.parametrize("run", SIMUMAX_RUNS, ids=lambda run: run.name)
 def test_measured_elsewhere(run: PublishedRun) -> None:
     """The tables have two decimals; workspaces of cuBLAS and Transformer Engine, tens of MiB, are in them and not here."""
     difference = run.estimate().allocated / 2**30 - run.allocated

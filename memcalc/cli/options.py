@@ -154,7 +154,12 @@ RecomputeLayers = Annotated[
     ),
 ]
 Attention = Annotated[
-    str | None, _option("eager, sdpa; flash: not yet. (default: sdpa where there is one)", _METHOD, "--attention")
+    str | None,
+    _option(
+        "eager, sdpa; flash: Megatron's on Ampere and Ada, its default there. (default: sdpa where there is one)",
+        _METHOD,
+        "--attention",
+    ),
 ]
 CrossEntropy = Annotated[
     str | None,

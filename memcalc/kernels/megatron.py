@@ -4,7 +4,9 @@ Norms save their input and fp32 statistics (transformer_engine/pytorch/csrc/exte
 a gated unit its input alone (megatron/core/fusions/fused_bias_gelu.py, fused_bias_swiglu.py), rotary positions only the
 angles (transformer_engine/pytorch/attention/rope.py). A bias is added inside the kernel that follows; dropout keeps one
 byte per element. `--attention eager` is Megatron-Core's DotProductAttention with its fused softmax, the attention of
-Korthikanti et al. 2022 (arXiv 2205.05198); `sdpa` is Transformer Engine's FusedAttention (cuDNN).
+Korthikanti et al. 2022 (arXiv 2205.05198); `sdpa` is Transformer Engine's FusedAttention (cuDNN), `flash` its
+FlashAttention (the flash-attn package), which it takes on GPUs before Hopper (get_attention_backend in
+transformer_engine/pytorch/attention/dot_product_attention/utils.py).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from memcalc.kernels.liger import alias, packed
 from memcalc.ops import norm
 from memcalc.ops.attention import heads_inside, scaled_dot_product_attention
 from memcalc.ops.elementwise import activation, dropout, like, recording
-from memcalc.ops.shape import contiguous, transpose
+from memcalc.ops.shape import clone, contiguous, transpose
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -110,6 +112,21 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Att
 
 def te_fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return contiguous(transpose(scaled_dot_product_attention(q, k, v, None), 1, 2))
+
+
+def te_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """FlashAttention (dot_product_attention/backends.py): its kernel wants the batch first, Megatron has the sequence first.
+
+    So q, k and v are copied, and those copies saved; so is the output, which the kernel has saved already. With one sequence
+    both orders are the same.
+    """
+    if q.shape[0].size == 1:
+        return te_fused_attention(q, k, v)
+    return clone(te_fused_attention(*(_batch_first(x) for x in (q, k, v))))
+
+
+def _batch_first(x: Tensor) -> Tensor:
+    return transpose(clone(transpose(x, 1, 2)), 1, 2)
 
 
 def core_attention(

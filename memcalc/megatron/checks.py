@@ -65,6 +65,20 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
     _check_experts(options, dp, name, a)
     _check_stages(options, name, a)
     _check_sequence(options, seq_len)
+    why = None if options.attention != "flash" else unfit_for_flash(a)
+    if why is not None:
+        refuse(
+            "attention", "flash", f"the flash-attn package takes {why} (get_attention_backend); allowed: sdpa, eager"
+        )
+
+
+def unfit_for_flash(a: Architecture) -> str | None:
+    """What Transformer Engine would not give to the flash-attn package (get_attention_backend); None: it would."""
+    if a.latent is not None:
+        return "heads of values as wide as those of keys"
+    if a.head_dim > 256 or a.head_dim % 8:
+        return f"a head_dim up to 256 that is a multiple of 8, not {a.head_dim}"
+    return None
 
 
 def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None:
@@ -149,6 +163,8 @@ def _check_sequence(options: Options, seq_len: int) -> None:
             "eager",
             f"Megatron's own attention has no context parallelism (cp {options.cp}); allowed: sdpa",
         )
+    if options.cp > 1 and options.attention == "flash":
+        refuse("attention", "flash", f"under context parallelism (cp {options.cp}) {NOT_YET}sdpa")
     if options.cp > 1 and seq_len % (2 * options.cp):
         refuse("seq_len", seq_len, f"context parallelism needs a multiple of 2·cp = {2 * options.cp}")
     if seq_len % unit:

@@ -316,8 +316,10 @@ class GPTModel(Program):
                     return checkpoint(memory, kernels.dot_product_attention, q, k, v, p)
                 return kernels.dot_product_attention(q, k, v, p)
             ranks = self.layout.context_parallel
-            fused = kernels.te_fused_attention if ranks == 1 else partial(ring_attention, ranks=ranks)
-            return checkpoint(memory, fused, q, k, v) if self.layout.selective else fused(q, k, v)
+            kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
+            if ranks > 1:
+                kernel = partial(ring_attention, ranks=ranks)
+            return checkpoint(memory, kernel, q, k, v) if self.layout.selective else kernel(q, k, v)
 
     @module
     def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from megatron_oracle import gpt_model
+from published_runs import MEGATRON_RUNS, PublishedRun
 
 import memcalc
 from memcalc.dims import numel
 from memcalc.dtypes import bf16, fp32
-from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.megatron.architecture import Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
 from memcalc.profile import Choices, Trace, full_profile, profile, trace
 from memcalc.rows import Item
@@ -155,25 +156,55 @@ def activations(report: Any) -> int:
     )
 
 
-# --- a published run
+# --- published runs
 
 
-def test_megatrons_recorded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron-LM's functional test gpt3_7b, tp 4 on 8 H100s: 19.24 GiB between steps, peak 53.22 GiB allocated."""
-    gpt3_7b = Architecture(
-        layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=16384, vocab=131073, gated=False, rms_norm=False,
-        qkv_bias=True, linear_bias=True, qk_norm=False, positions=None, tied=False, hidden_dropout=0.1,
-        attention_dropout=0.1,
-    )  # fmt: skip
-    monkeypatch.setitem(ARCHITECTURES, "llama", lambda _: gpt3_7b)  # type: ignore[arg-type]
-    config = {"model_type": "llama", "num_key_value_heads": 8, "intermediate_size": 16384, "vocab_size": 131073}
-    report = memcalc.estimate(
-        config, gpus=8, tp=4, zero=1, sequence_parallel=False, seq_len=8192, micro_batch_size=2, global_batch_size=8,
-        gpu="h100-80gb",
-    )  # fmt: skip
-    # the record, to two digits, has workspaces of cuBLAS and Transformer Engine besides: some 0.2 GiB
-    assert report.phases["step"] == pytest.approx(19.24 * GIB, rel=0.01)
-    assert report.allocated == pytest.approx(53.22 * GIB, rel=0.005)
+@pytest.mark.parametrize("run", MEGATRON_RUNS, ids=lambda run: run.name)
+def test_megatrons_recorded_memory(run: PublishedRun) -> None:
+    """19.24 GiB (H100) and 19.22 GiB (A100) between steps; workspaces of Transformer Engine, some 0.2 GiB, are in them."""
+    report = run.estimate()
+    assert report.phases["step"] == pytest.approx((19.24 if "h100" in run.name else 19.22) * GIB, rel=0.01)
+    assert report.allocated == pytest.approx(run.allocated * GIB, rel=0.005)
+
+
+# --- which attention kernel
+
+
+@pytest.mark.parametrize(
+    ("gpu", "attention"),
+    [
+        ("a100-80gb", "flash"),
+        ("rtx4090", "flash"),
+        ("h100-80gb", "sdpa"),
+        ("mi300x", "sdpa"),
+        ("v100-32gb", "sdpa"),
+        (None, "sdpa"),
+    ],
+)
+def test_transformer_engine_takes_flash_attn_before_hopper(gpu: str | None, attention: str) -> None:
+    assert memcalc.estimate("llama-7b", gpus=8, tp=8, gpu=gpu).setup.attention == attention
+
+
+def test_flash_attn_keeps_its_output_twice_from_two_sequences_on() -> None:
+    def saved(batch: int, attention: str) -> int:
+        report = memcalc.estimate("llama-7b", gpus=2, tp=2, micro_batch_size=batch, attention=attention)
+        return report.total("saved_activations")
+
+    assert saved(1, "flash") == saved(1, "sdpa")
+    assert saved(2, "flash") - saved(2, "sdpa") == 32 * 2 * 2048 * 4096 // 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "why"),
+    [
+        ("llama-7b", {"gpus": 2, "cp": 2}, "under context parallelism"),
+        ("deepseek-v3", {"gpus": 8, "ep": 8}, "heads of values"),
+        ("llama-7b", {"engine": "none"}, "not modelled"),
+    ],
+)
+def test_flash_is_refused(model: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--attention flash: .*{why}"):
+        memcalc.estimate(model, attention="flash", **options)
 
 
 # --- properties

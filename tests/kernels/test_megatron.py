@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import megatron_stand_ins as stand_ins
 import paper
 import pytest
+import torch
 from kernel_bytes import Arg, Kernel, in_torch, on_paper
 
 import memcalc
 from memcalc.dims import numel
 from memcalc.dtypes import DType, bf16, fp16, fp32, int64
 from memcalc.kernels import choose, megatron
-from memcalc.tensor import StorageRow
+from memcalc.ops.shape import transpose
+from memcalc.tensor import StorageRow, Tensor
 
 # --- each kernel
 
@@ -23,7 +25,21 @@ X, WEIGHT, TARGET, LOGITS = Arg((3, 16, 8)), Arg((8,)), Arg((3, 16), int64, grad
 HEADS, ANGLES, SCORES = Arg((3, 4, 16, 8)), Arg((1, 16, 8), grad=False), Arg((3, 4, 16, 16))
 
 
+def flash(batch: int) -> Kernel:
+    """8 tokens, 4 heads, 2 key/value heads of 16; as (batch, seq, …) on paper and (seq, batch, …) there."""
+
+    def ours(*qkv: Tensor) -> Tensor:
+        return megatron.te_flash_attention(*(transpose(x, 1, 2) for x in qkv))
+
+    def theirs(*qkv: torch.Tensor) -> torch.Tensor:
+        return stand_ins.flash_attention(*(x.view(8, batch, -1, 16) for x in qkv))
+
+    return Kernel(ours, theirs, (Arg((batch, 8, 4, 16)), Arg((batch, 8, 2, 16)), Arg((batch, 8, 2, 16))))
+
+
 KERNELS: dict[str, Kernel] = {
+    "flash": flash(3),
+    "flash-one-sequence": flash(1),
     "rms_norm": Kernel(lambda x, w: megatron._norm(x, (w,), ("rstd",)), stand_ins.RMSNorm.apply, (X, WEIGHT)),
     "layer_norm": Kernel(megatron.layer_norm, stand_ins.LayerNorm.apply, (X, WEIGHT, WEIGHT)),
     "gelu": Kernel(lambda x: megatron.act(x, "gelu"), stand_ins.GeLU.apply, (X,)),
