@@ -29,6 +29,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
             refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
+    if options.cp_comm_type is not None and options.cp == 1:
+        refuse("cp_comm_type", options.cp_comm_type, "is context parallelism's; allowed: with --cp 2 or more")
     if options.recompute_layers is not None and (engine != "megatron" or options.recompute != "full"):
         refuse("recompute_layers", options.recompute_layers, "needs --engine megatron and --recompute full")
     if options.pp == 1 and options.schedule != "1f1b":

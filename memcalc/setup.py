@@ -42,6 +42,8 @@ class Setup(NamedTuple):
     optimizer: str
     optimizer_implementation: str
     recompute: str
+    cp_comm_type: str | None
+    """How ranks of a sequence share keys and values, Megatron's name; None where cp is 1."""
     recompute_layers: int | None
     """Of each stage the first so many; None: all."""
     reduce_bucket_size: int | None
@@ -137,6 +139,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer=options.optimizer,
         optimizer_implementation=implementation,
         recompute=options.recompute,
+        cp_comm_type=(options.cp_comm_type or "p2p") if options.cp > 1 else None,
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
         attention=None if model is None else _attention(options, engine, model),

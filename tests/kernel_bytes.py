@@ -39,8 +39,8 @@ class Bytes(NamedTuple):
     backward: int
 
 
-def on_paper(kernel: Kernel) -> Bytes:
-    memory = Memory()
+def on_paper(kernel: Kernel, memory: Memory | None = None) -> Bytes:
+    memory = memory or Memory()
     operands: list[Tensor] = []
     for arg in kernel.args:
         operands.append(new_tensor(memory, tuple(Dim("n", n) for n in arg.sizes), arg.dtype, "operand"))
@@ -64,8 +64,8 @@ def replay(memory: Memory, first: int, last: int, now: int) -> tuple[int, int]:
     return now, highest
 
 
-def in_torch(kernel: Kernel) -> Bytes:
-    mode = LiveBytes()
+def in_torch(kernel: Kernel, mode: LiveBytes | None = None) -> Bytes:
+    mode = mode or LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True):
         operands = [
             torch.empty(arg.sizes, dtype=DTYPES[arg.dtype], requires_grad=arg.grad) for arg in kernel.args

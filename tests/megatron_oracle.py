@@ -34,6 +34,8 @@ _NAMES = {
     "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_": "reduce_scatter",
     "alltoall_base_": "all_to_all",
+    "send": "send",
+    "recv_": "receive",
 }
 
 

@@ -14,7 +14,8 @@ import memcalc
 from memcalc.cli.main import COMMANDS
 
 OPTIONS = (
-    "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp", "--pp-rank",
+    "--model", "-m", "--params", "--gpus", "-g", "--gpus-per-node", "--tp", "--pp", "--cp", "--ep", "--dp", "--etp",
+    "--cp-comm-type", "--pp-rank",
     "--zero", "--shard-group", "--sequence-parallel", "--no-sequence-parallel", "--schedule",
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
@@ -40,6 +41,7 @@ VALUES = {
 
 DEFAULTS: dict[str, Any] = {
     "gpus": 1, "gpus_per_node": 8, "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "etp": 1, "pp_rank": 0, "zero": 0,
+    "cp_comm_type": None,
     "shard_group": 1, "sequence_parallel": False, "schedule": "1f1b", "virtual_stages": 1, "first_stage_layers": None,
     "last_stage_layers": None, "recompute_layers": None, "reduce_bucket_size": None, "max_live_parameters": None,
     "max_reuse_distance": None, "param_persistence_threshold": None, "sub_group_size": None, "micro_batch_size": 1,

@@ -35,6 +35,7 @@ def estimate(
     tp: o.Tp = None,
     pp: o.Pp = None,
     cp: o.Cp = None,
+    cp_comm_type: o.CpCommType = None,
     ep: o.Ep = None,
     etp: o.Etp = None,
     pp_rank: o.PpRank = None,

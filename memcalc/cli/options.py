@@ -39,6 +39,10 @@ Dp = Annotated[int | None, _option("Data parallel degree: what remains; given, i
 Tp = Annotated[int | None, _option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
 Pp = Annotated[int | None, _option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
 Cp = Annotated[int | None, _option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
+CpCommType = Annotated[
+    str | None,
+    _option("Of --cp: p2p (a ring), all_gather, a2a (Ulysses). (default: p2p)", _PARALLEL, "--cp-comm-type"),
+]
 Ep = Annotated[int | None, _option("Expert parallel degree. (default: 1)", _PARALLEL, "--ep")]
 Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. (default: tp)", _PARALLEL, "--etp")]
 PpRank = Annotated[int | None, _option("Report this pipeline rank. (default: the worst)", _PARALLEL, "--pp-rank")]

@@ -68,6 +68,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         tensor_parallel=setup.tp,
         sequence_parallel=setup.sequence_parallel,
         context_parallel=setup.cp,
+        cp_comm_type=setup.cp_comm_type,
         expert_parallel=setup.ep,
         expert_tensor_parallel=setup.etp,
         expert_imbalance=setup.expert_imbalance,
@@ -284,13 +285,16 @@ def _source(sent: Sent) -> str:
 
 
 def _overlap(sent: Sent) -> Overlap:
-    """Keys and values go round while attention runs on those that came before (context_parallel.py of Transformer Engine).
+    """In a ring keys and values go round while attention runs on those that came before (context_parallel.py of Transformer
+    Engine); gathered or exchanged they must be there first.
 
     Of the tensor-parallel ones only what backward starts asynchronously hides: behind the gradients of a column-parallel layer.
 
     Those are the second gather of its input and the sum of its input's gradient
     (LinearWithGradAccumulationAndAsyncCommunication in layers.py, Linear in transformer_engine/pytorch/module/linear.py).
     """
+    if sent.axis == "cp" and sent.kind != "send":
+        return "exposed"
     if sent.axis == "cp":
         return "forward" if sent.phase == "forward" else "backward"
     own = sent.name.startswith("input gradient of ") or sent.name.endswith(", again")

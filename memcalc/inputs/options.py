@@ -23,6 +23,7 @@ class Options(NamedTuple):
     ep: int = 1
     etp: int | None = None
     pp_rank: int | None = None
+    cp_comm_type: str | None = None
     zero: int = 0
     shard_group: int | None = None
     sequence_parallel: bool | None = None
@@ -57,6 +58,7 @@ class Options(NamedTuple):
 _DEGREE: Final = (1, 10**6)
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble"),
+    "cp_comm_type": ("p2p", "all_gather", "a2a"),
     "precision": (
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
     ),

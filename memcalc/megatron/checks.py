@@ -65,6 +65,7 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
     _check_experts(options, dp, name, a)
     _check_stages(options, name, a)
     _check_sequence(options, seq_len)
+    _check_context_parallel(options, name, a)
     why = None if options.attention != "flash" else unfit_for_flash(a)
     if why is not None:
         refuse(
@@ -152,6 +153,22 @@ def _refuse_given_stages(options: Options, name: str, layers: int) -> NoReturn:
         given,
         f"{name}'s other {layers - other - given} layers do not make {others} equal stages; allowed: {shown}",
     )
+
+
+def _check_context_parallel(options: Options, name: str, a: Architecture) -> None:
+    """attn_forward_func_with_cp and what it calls (Transformer Engine's context_parallel.py)."""
+    kind = options.cp_comm_type or "p2p"
+    if options.cp == 1 or kind == "p2p":
+        return
+    if a.latent is not None:
+        refuse("cp_comm_type", kind, f"{name} has values of another width than its keys; allowed: p2p")
+    if a.head_dim % 8:
+        refuse("cp_comm_type", kind, f"{name}'s head_dim is {a.head_dim}, not a multiple of 8; allowed: p2p")
+    heads = {"attention heads": a.heads // options.tp, "key/value heads": max(a.kv_heads // options.tp, 1)}
+    for what, count in heads.items() if kind == "a2a" else ():
+        if count % options.cp:
+            why = f"{name} has {count} {what} on a tensor-parallel rank, which do not divide by cp {options.cp}"
+            refuse("cp_comm_type", kind, f"{why}; allowed: p2p, all_gather")
 
 
 def _check_sequence(options: Options, seq_len: int) -> None:

@@ -15,7 +15,7 @@ from memcalc.dtypes import boolean, fp32
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.program import Program
 from memcalc.kernels import megatron as kernels
-from memcalc.megatron.context_parallel import ring_attention
+from memcalc.megatron.context_parallel import ATTENTION
 from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
     TensorParallel,
@@ -43,6 +43,8 @@ class Layout(NamedTuple):
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     context_parallel: int = 1
+    cp_comm_type: str | None = None
+    """One of context_parallel.ATTENTION; None where there is one rank."""
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
     expert_imbalance: float = 1.0
@@ -315,10 +317,9 @@ class GPTModel(Program):
                 if self.layout.selective:
                     return checkpoint(memory, kernels.dot_product_attention, q, k, v, p)
                 return kernels.dot_product_attention(q, k, v, p)
-            ranks = self.layout.context_parallel
             kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
-            if ranks > 1:
-                kernel = partial(ring_attention, ranks=ranks)
+            if self.layout.cp_comm_type is not None:
+                kernel = partial(ATTENTION[self.layout.cp_comm_type], ranks=self.layout.context_parallel)
             return checkpoint(memory, kernel, q, k, v) if self.layout.selective else kernel(q, k, v)
 
     @module

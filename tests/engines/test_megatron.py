@@ -447,6 +447,49 @@ def test_a_ring_halves_the_sequence() -> None:
     assert (reduced.group_size, reduced.collective) == (4, "all_reduce")
 
 
+@pytest.mark.parametrize("cp_comm_type", ["all_gather", "a2a"])
+def test_gathered_keys_and_exchanged_heads_keep_the_output_twice(cp_comm_type: str) -> None:
+    """Beside the ring's, which keeps one pair of keys and values: of plain attention as much again as the output."""
+    ring, other = (
+        memcalc.estimate("llama-7b", gpus=4, cp=4, seq_len=4096, cp_comm_type=kind) for kind in ("p2p", cp_comm_type)
+    )
+    assert other.total("saved_activations") - ring.total("saved_activations") == 32 * 1024 * 4096 * 2
+    sent = [(c.collective, c.calls) for c in other.collectives if c.axis == "cp"]
+    layers = 32
+    exchanged = [("all_to_all", layers)] * 8
+    gathered = [("all_gather", layers)] * 4 + [("reduce_scatter", layers)] * 2
+    assert sorted(sent) == (exchanged if cp_comm_type == "a2a" else gathered)
+
+
+def test_bytes_of_the_kinds() -> None:
+    """(c-1)/c·2bskd elements forward for a ring and gathered keys, (c-1)/c·bs(2ad+2kd)/c for exchanged heads."""
+
+    def wire(kind: str, phase: str = "forward") -> int:
+        report = memcalc.estimate("llama-3-8b", gpus=4, cp=4, seq_len=8192, cp_comm_type=kind)
+        return sum(c.wire for c in report.collectives if c.axis == "cp" and c.phase == phase)
+
+    pair = 32 * 3 * 2 * 8192 * 8 * 128 * 2 // 4
+    assert wire("p2p") == wire("all_gather") == pair
+    assert wire("a2a") == 32 * 3 * 8192 * (2 * 32 + 2 * 8) * 128 * 2 // 4 // 4
+    assert wire("p2p", "backward") == pair * 2
+    assert wire("all_gather", "backward") == 2 * pair
+    assert wire("a2a", "backward") == wire("a2a")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "why"),
+    [
+        ("llama-3-8b", {"gpus": 16, "cp": 16, "cp_comm_type": "a2a"}, "8 key/value heads .* do not divide by cp 16"),
+        ("llama-3-8b", {"gpus": 8, "cp": 2, "tp": 4, "cp_comm_type": "a2b"}, "allowed: p2p, all_gather, a2a"),
+        ("llama-3-8b", {"cp_comm_type": "a2a"}, "with --cp 2 or more"),
+        ("deepseek-v3", {"gpus": 8, "cp": 8, "cp_comm_type": "all_gather"}, "values of another width"),
+    ],
+)
+def test_kinds_are_refused(model: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--cp-comm-type.*{why}"):
+        memcalc.estimate(model, seq_len=8192, **options)
+
+
 def test_llama_3_405b() -> None:
     """Dubey et al. 2024 (arXiv 2407.21783), table 4: 126 layers on 16 stages; the last row's dp is misprinted as 4."""
     first = memcalc.estimate("llama-3.1-405b", gpus=8192, tp=8, pp=16, zero=1, seq_len=8192, pp_rank=0)

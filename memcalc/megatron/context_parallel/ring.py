@@ -1,8 +1,8 @@
-"""Attention over a sequence that several ranks share, keys and values going round (`--cp-comm-type p2p`).
+"""Keys and values go round (AttnFuncWithCPAndKVP2P), with a causal mask, on the last rank of the ring.
 
-Written after transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py (AttnFuncWithCPAndKVP2P) for
-a causal mask on the last rank of the ring, whose queries attend to something of every rank's: no rank has more alive.
-Corrections are fused kernels there (torch.compile), without temporaries.
+Its queries attend to something of every rank's, so no rank has more alive in forward. In backward the others have the
+statistics of the second half of their queries besides: half of the logsumexp. Corrections are fused kernels there
+(torch.compile), without temporaries.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     memory, shapes = node.memory, [shape for shape, _ in node.metadata[1:]]
     query_gradient = _laid_out(q.shape, q, "query gradient")
     buffers = [new_tensor(memory, (_PAIR, *kv.shape), kv.dtype, "keys, values and their gradients") for _ in range(2)]
-    _step: list[Tensor] = []
     for step in range(ranks):
         ends = step in (0, ranks - 1)
         name = "keys, values and their gradients"
@@ -75,11 +74,11 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
             name = "gradients of keys and values" if step else "keys and values, again"
         _send(name, kv.shape if ends else (_PAIR, *kv.shape), kv)
         whole = step == ranks - 1  # before, gradients are of the first half of the keys and values
-        _step = [
+        _of_step = [
             _laid_out(q.shape, q, "query gradient of a step"),
             *(new_tensor(memory, shape, kv.dtype, "gradient of a step") for shape in (shapes if whole else shapes[:1])),
         ]
-    _step.clear()
+        del _of_step
     received = buffers[ranks % 2]
     buffers.clear()
     gradients = [Tensor(received.storage, shape, heads_inside(shape), kv.dtype) for shape in shapes]

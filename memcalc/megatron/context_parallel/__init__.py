@@ -1,0 +1,32 @@
+"""Attention over a sequence that several ranks share, after Transformer Engine 2.11's context_parallel.py.
+
+By `--cp-comm-type`, Megatron's own names: keys and values go round a ring (`p2p`), are gathered (`all_gather`), or heads are
+exchanged for tokens (`a2a`, Ulysses: arXiv 2309.14509). Each takes q (batch, heads, seq/cp, head_dim), k and v alike with their
+heads, and the ranks, and gives (batch, seq/cp, heads, head_dim).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from memcalc.megatron.context_parallel.exchanged import exchanged_attention
+from memcalc.megatron.context_parallel.gathered import gathered_attention
+from memcalc.megatron.context_parallel.ring import ring_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.tensor import Tensor
+
+
+class SharedAttention(Protocol):
+    """q, k and v of this rank's tokens, and how many ranks share the sequence."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor: ...
+
+
+ATTENTION: Final[Mapping[str, SharedAttention]] = {
+    "p2p": ring_attention,
+    "all_gather": gathered_attention,
+    "a2a": exchanged_attention,
+}

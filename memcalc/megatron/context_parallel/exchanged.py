@@ -1,0 +1,84 @@
+"""Ranks exchange heads for tokens: each runs attention over the whole sequence for its part of the heads
+(AttnFuncWithCPAndQKVOA2A; Ulysses, arXiv 2309.14509).
+
+A tensor is copied so that what goes to a rank lies together, sent, and put in order by another copy; of a list the next is
+copied while the one before is under way.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from memcalc.autograd import Node
+from memcalc.dims import Dim, Shape
+from memcalc.dtypes import fp32
+from memcalc.ops.attention import heads_inside
+from memcalc.ops.elementwise import recording
+from memcalc.ops.shape import transpose
+from memcalc.tensor import Sent, Tensor, new_tensor
+
+
+def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
+    """Saves q, k, v and the output of its heads, the output of its tokens, and one fp32 logsumexp per query and head."""
+    own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
+    q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
+    out_part = _laid_out(q, own[0], "attention output of a rank's heads")
+    logsumexp = new_tensor(q.memory, own[0][:3], fp32, "attention logsumexp")
+    (out,) = _to_tokens([out_part], [q.shape], ["attention output"])
+    if recording(q, k, v):
+        saved = (q_part, k_part, v_part, out_part, logsumexp)
+        out.node = Node(q.memory, _exchanged_backward, (q, k, v), saved)
+    return transpose(out, 1, 2)
+
+
+@lru_cache(maxsize=1024)
+def _heads_of_a_rank(shape: Shape, ranks: int) -> Shape:
+    batch, heads, seq, width = shape
+    whole = Dim(seq.name.removesuffix("/cp"), ranks * seq.size, tuple(ranks * c for c in seq.poly))  # type: ignore[arg-type]
+    return batch, Dim(f"{heads.name}/cp", heads.size // ranks), whole, width
+
+
+def _laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
+    return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
+
+
+def _received(sent: Tensor, name: str) -> Tensor:
+    memory = sent.memory
+    memory.sent.append(Sent("cp", "all_to_all", name, memory.phase, memory.layer, sent.shape, sent.dtype))
+    return _laid_out(sent, sent.shape, f"{name}, received")
+
+
+def _to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> list[Tensor]:
+    """flash_attn_a2a_communicate, before attention."""
+    copies: list[Tensor] = []
+    out: list[Tensor] = []
+    for i in range(len(tensors) + 2):
+        if 0 < i <= len(tensors):
+            out.append(_received(copies[i - 1], names[i - 1]))
+        if i > 1:
+            out[i - 2] = _laid_out(out[i - 2], shapes[i - 2], f"{names[i - 2]} of a rank's heads")
+        if i < len(tensors):
+            copies.append(_laid_out(tensors[i], tensors[i].shape, f"{names[i]} by rank"))
+    return out
+
+
+def _to_tokens(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> list[Tensor]:
+    """The same after attention."""
+    copies: list[Tensor] = []
+    out: list[Tensor] = []
+    for i in range(len(tensors) + 2):
+        if 0 < i <= len(tensors):
+            out.append(_received(copies[i - 1], names[i - 1]))
+        if i < len(tensors):
+            copies.append(_laid_out(tensors[i], tensors[i].shape, f"{names[i]} by rank"))
+        if i > 1:
+            out[i - 2] = _laid_out(out[i - 2], shapes[i - 2], names[i - 2])
+    return out
+
+
+def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    q, k, v, out, _logsumexp = node.unpack()
+    tokens = [shape for shape, _ in node.metadata]
+    (_grad,) = _to_heads([grads[0]], [out.shape], ["output gradient"])
+    gradients = [_laid_out(x, x.shape, "gradient of a rank's heads") for x in (q, k, v)]
+    return _to_tokens(gradients, tokens, ["query gradient", "key gradient", "value gradient"])
