@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from memcalc.validate.realism import cuda_kernels, not_traced
+
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all live storages that an op returned while the mode was on."""
@@ -77,63 +79,6 @@ class Step:
 
 
 @contextlib.contextmanager
-def not_traced(*, padded: bool = False, encoder_decoder: bool = False) -> Iterator[None]:
-    """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
-    looks for packed sequences nor at the values of a padding mask. Here nothing is packed;
-    `padded` keeps the masks of padding, which of an encoder and a decoder are the encoder's. Weights are not initialized:
-    some ways to do so look at what is not there."""
-    from transformers import PreTrainedModel, masking_utils
-
-    initialize = PreTrainedModel.initialize_weights
-    PreTrainedModel.initialize_weights = lambda self: None
-
-    names = ["_ignore_causal_mask_sdpa"] if encoder_decoder or not padded else []
-    names += [] if padded else ["_ignore_bidirectional_mask_sdpa"]
-    skips = {name: getattr(masking_utils, name) for name in names}
-    replaced = {"find_packed_sequence_indices": lambda position_ids: None} | {
-        name: lambda padding_mask, *rest, original=original, **named: original(None, *rest, **named)
-        for name, original in skips.items()
-    }
-    originals = {name: getattr(masking_utils, name) for name in replaced}
-    for name, function in replaced.items():
-        setattr(masking_utils, name, function)
-    try:
-        yield
-    finally:
-        PreTrainedModel.initialize_weights = initialize
-        for name, function in originals.items():
-            setattr(masking_utils, name, function)
-
-
-def fused_as_on_cuda(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """sdpa as CUDA chooses it. The CPU has no fused kernel for values of another width than the keys', nor for a bias that
-    wants a gradient."""
-    biased = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-    if query.shape[-1] == value.shape[-1] and not biased:
-        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    assert not enable_gqa
-    if torch.is_autocast_enabled("cpu"):  # sdpa is on its list, the kernel that it calls is not
-        dtype = torch.get_autocast_dtype("cpu")
-        given = (attn_mask, value, key, query)
-        attn_mask, value, key, query = (t if t is None or not t.is_floating_point() else t.to(dtype) for t in given)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:  # convert_boolean_attn_mask
-        attn_mask = torch.where(attn_mask.logical_not(), float("-inf"), torch.zeros((), dtype=query.dtype))
-    elif attn_mask is not None:
-        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
-    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
-
-
-@contextlib.contextmanager
 def balanced_routing() -> Iterator[None]:
     """Expert e is chosen for the copies e, e + experts, e + 2·experts, … of tokens, whatever the router says."""
     original = torch.topk
@@ -150,29 +95,6 @@ def balanced_routing() -> Iterator[None]:
         yield
     finally:
         torch.topk = original
-
-
-_SDPA = torch.nn.functional.scaled_dot_product_attention
-
-
-def grouped_mm_of_any_dtype(a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    """Shape and strides of a grouped product: torch's own rule for fake tensors knows bf16 alone."""
-    return _GROUPED_MM(a.bfloat16(), b.bfloat16(), *rest, **named).to(a.dtype)
-
-
-_GROUPED_MM = torch._meta_registrations._meta_grouped_mm_common
-
-
-@contextlib.contextmanager
-def cuda_kernels() -> Iterator[None]:
-    """Fake tensors may take kernels that the CPU does not have."""
-    torch.nn.functional.scaled_dot_product_attention = fused_as_on_cuda
-    torch._meta_registrations._meta_grouped_mm_common = grouped_mm_of_any_dtype
-    try:
-        yield
-    finally:
-        torch.nn.functional.scaled_dot_product_attention = _SDPA
-        torch._meta_registrations._meta_grouped_mm_common = _GROUPED_MM
 
 
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:

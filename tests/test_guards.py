@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.engines",),
     ("memcalc.sizing", "memcalc.ranks"),
     ("memcalc.estimation",),
+    ("memcalc.validate",),
     ("memcalc",),
     ("memcalc.report",),
     ("memcalc.cli", "memcalc.__main__"),
@@ -50,8 +51,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "click": (),
     "rich": ("memcalc.cli", "memcalc.report"),
     "huggingface_hub": ("memcalc.inputs.hub",),
-    "torch": ("memcalc.tracing",),
-    "transformers": ("memcalc.tracing",),
+    "torch": ("memcalc.tracing", "memcalc.validate"),
+    "transformers": ("memcalc.tracing", "memcalc.validate"),
     "numpy": (),
 }
 """Who may import what, anywhere in its source."""

@@ -92,7 +92,7 @@ def estimate(
     given = {
         name: value
         for name, value in ctx.params.items()
-        if name not in _NOT_SETUP and value is not None and value is not False
+        if name not in NOT_SETUP and value is not None and value is not False
     }
     if sequence_parallel is False:
         given["sequence_parallel"] = False
@@ -106,4 +106,4 @@ def estimate(
         raise typer.Exit(1)
 
 
-_NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "all_ranks", "json", "format", "output")
+NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "all_ranks", "json", "format", "output")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 COMMANDS: Final[dict[str, str]] = {
     "estimate": "memcalc.cli.estimate",
+    "validate": "memcalc.cli.validate",
     "models": "memcalc.cli.models",
     "gpus": "memcalc.cli.gpus",
 }

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 class Model:
     """A model to size. Made by `load_model`; never changes, but keeps the profiles that runs of it have made."""
 
-    __slots__ = ("_copies", "_num_parameters", "model_type", "name", "profiles", "program", "weight_classes")
+    __slots__ = ("_copies", "_num_parameters", "fields", "model_type", "name", "profiles", "program", "weight_classes")
 
-    def __init__(self, name: str, model_type: str, program: Program) -> None:
+    def __init__(self, name: str, model_type: str, program: Program, fields: Mapping[str, Any] | None = None) -> None:
         self.name = name
+        self.fields = fields
+        """The config.json that it was made of; None for a part of another model."""
         self.model_type = model_type
         self.program = program
         self._copies: dict[tuple[str, Any], int] = {}
@@ -180,14 +182,14 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
         checked = family.Config.trusted(config) if bundled else family.Config.read(config)
     except ValueError as error:
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
-    return Model(one_line(name), model_type, family(checked))
+    return Model(one_line(name), model_type, family(checked), config)
 
 
 def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str) -> Model:
     """A model without a program of its own; `field` says what makes it so."""
     from memcalc.tracing.program import Traced
 
-    return Model(one_line(name), model_type, Traced(name, model_type, config, field))
+    return Model(one_line(name), model_type, Traced(name, model_type, config, field), config)
 
 
 def _shown(config: Mapping[str, Any], field: str) -> str:

@@ -70,17 +70,17 @@ def on_meta(config: Any) -> Module:
         return _from_config(config, dtype=torch.float32)
 
 
-def to_run(config: Any, attention: str, dtype: DType) -> Module:
-    """The model as it is trained: all of one dtype, the key-value cache off. To be called under a FakeTensorMode."""
-    model = _from_config(config, attn_implementation=attention, dtype=_TORCH_DTYPES[dtype])
+def to_run(config: Any, attention: str, dtype: DType, auto: Any = None) -> Module:
+    """The model as it is trained: all of one dtype, the key-value cache off; `auto` is another auto class than the rule's."""
+    model = _from_config(config, auto, attn_implementation=attention, dtype=_TORCH_DTYPES[dtype])
     _cast(model, _TORCH_DTYPES[dtype])
     return model.train()
 
 
-def _from_config(config: Any, **choices: Any) -> Module:
+def _from_config(config: Any, auto: Any = None, **choices: Any) -> Module:
     config = copy.deepcopy(config)  # it is written to
     config.use_cache = False
-    return auto_class(config).from_config(config, **choices)
+    return (auto or auto_class(config)).from_config(config, **choices)
 
 
 def _cast(model: Module, dtype: torch.dtype) -> None:

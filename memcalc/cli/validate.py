@@ -1,0 +1,89 @@
+"""`memcalc validate`: run the setup that was estimated, and print both side by side."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memcalc.cli import options as o
+from memcalc.cli.estimate import NOT_SETUP, estimate
+
+EPILOG = """Examples:
+
+memcalc validate --model gpt2 --precision bf16 -b 2 -s 512
+
+memcalc validate --model llama-7b --engine fsdp2 --zero 3 --gpus 8
+
+memcalc validate --model llama-7b --backend cuda --precision bf16 --recompute full
+
+memcalc validate --suite cases.json --record measured.json --backend cuda
+"""
+
+_PANEL = "Measurement"
+
+
+def validate(
+    ctx: typer.Context,
+    model: o.Model = None,
+    backend: Annotated[
+        str,
+        typer.Option("--backend", help="fake (no GPU: sizes without data) or cuda.", rich_help_panel=_PANEL),
+    ] = "fake",
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", help='Instead of --model: a JSON file {"cases": [...]}.', rich_help_panel=_PANEL),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", help="Of --suite: write here; what is there already is not run again.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel=_PANEL)] = False,
+    **setup: Any,
+) -> None:
+    """Run the estimated step (transformers, torch, the engine) and print prediction and measurement side by side."""
+    from memcalc.errors import InputError
+    from memcalc.validate import run
+
+    given = {name: value for name, value in setup.items() if value is not None and value is not False}
+    if setup.get("sequence_parallel") is False:
+        given["sequence_parallel"] = False
+    if (model is None) == (suite is None):
+        raise InputError("--model or --suite: exactly one of them is needed")
+    if suite is None and record is not None:
+        raise InputError("--record: goes with --suite; allowed: --json, whose output is the record of one case")
+    if suite is not None:
+        if given:
+            raise InputError(
+                f"--{next(iter(given)).replace('_', '-')}: a suite's cases have options of their own; leave it out"
+            )
+        made = run.run_suite(run.read_suite(suite), backend, record, lambda line: print(line, file=sys.stderr))
+        document: dict[str, Any] = {"schema_version": 1, "cases": made}
+    else:
+        comparison = run.validate(model, backend=backend, **given)
+        if not json:
+            from memcalc.report.comparison import print_comparison
+
+            print_comparison(comparison, sys.stdout)
+            return
+        document = comparison.to_dict()
+    if json:
+        import json as library
+
+        print(library.dumps(document, indent=1, ensure_ascii=False))
+
+
+def _with_setup_options(command: Any) -> None:
+    """Give a command that takes `**setup` every setup option of `memcalc estimate`."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+    theirs = inspect.signature(estimate, eval_str=True).parameters.values()
+    setup = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in theirs if p.name not in ("ctx", *NOT_SETUP)]
+    command.__signature__ = inspect.Signature([*own, *setup])
+
+
+_with_setup_options(validate)

@@ -1,0 +1,47 @@
+"""Which setups a backend can run, and which not, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.errors import InputError
+from memcalc.inputs.options import NOT_YET, refuse
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+    from memcalc.inputs.model import Model
+
+BACKENDS: Final = ("fake", "cuda")
+_ENGINES: Final = ("none", "ddp", "fsdp2")
+_OPTIMIZERS: Final = ("adamw", "adam", "sgd", "sgd-momentum")
+INSTALL: Final = "pip install 'memcalc-llm[validate]'"
+
+
+def check(report: Report, backend: str) -> None:
+    """InputError for what is estimated but not run."""
+    s = report.setup
+    if s.seq_len is None:
+        raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
+    if s.engine not in _ENGINES:
+        refuse("engine", s.engine, f"to be run {NOT_YET}{', '.join(_ENGINES)}")
+    if s.kernels != "hf":
+        refuse("kernels", s.kernels, f"to be run {NOT_YET}hf")
+    if s.cross_entropy != "eager":
+        refuse("cross_entropy", s.cross_entropy, f"to be run {NOT_YET}eager")
+    if s.recompute not in ("none", "full"):
+        refuse("recompute", s.recompute, f"to be run {NOT_YET}none, full")
+    if s.optimizer not in _OPTIMIZERS:
+        refuse("optimizer", s.optimizer, f"to be run {NOT_YET}{', '.join(_OPTIMIZERS)}")
+    if s.expert_imbalance != 1:
+        refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
+    if s.autocast_dtype is not None and backend == "fake":
+        refuse(
+            "precision", s.precision, "autocast's lists of ops are other ones on the CPU; allowed: with --backend cuda"
+        )
+
+
+def fields_of(model: Model) -> dict[str, object]:
+    """The config.json that the model was made of."""
+    if model.fields is None:
+        raise InputError(f"--model {model.name}: was not made of a config.json")
+    return dict(model.fields)

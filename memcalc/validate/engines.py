@@ -1,0 +1,93 @@
+# pyright: basic
+"""The module under its engine: DistributedDataParallel, or `fully_shard` over every layer and then the model."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from memcalc.setup import DTYPES as BY_NAME
+from memcalc.validate.reference import DTYPES, Job, make_optimizer, torch_optimizer
+
+if TYPE_CHECKING:
+    from memcalc.setup import Setup
+    from memcalc.validate.live import Live
+
+
+def wrapped(setup: Setup, module: Any, batch: dict[str, torch.Tensor], mesh: Any, live: Live | None) -> Job:
+    """A job of the setup's engine. `mesh` is FSDP2's, made before any mode for fake tensors; `live` is told of DDP's buckets."""
+    if setup.engine == "fsdp2":
+        return _fsdp2(setup, module, batch, mesh)
+    if setup.engine == "ddp":
+        return _ddp(setup, module, batch, live)
+    return Job(module, module, make_optimizer(setup, module), batch, lambda more: contextlib.nullcontext())
+
+
+def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live | None) -> Job:
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(module)
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations, and refuses ones that are strings
+        """What the reducer does itself; its buckets are made in C++, where a dispatch mode does not look."""
+        assert live is not None
+        buffer = bucket.buffer()
+        live.register(buffer)
+        work: Any = torch.distributed.all_reduce(buffer, async_op=True)
+        return work.get_future().then(lambda _: buffer)
+
+    if live is not None:
+        model.register_comm_hook(None, hook)
+    return Job(
+        model, module, make_optimizer(setup, module), batch,
+        lambda more: model.no_sync() if more else contextlib.nullcontext(),
+    )  # fmt: skip
+
+
+def mesh_of(setup: Setup, device: str) -> Any:
+    """FSDP2's mesh: replicas, shards and tensor parallelism, those of them that there are."""
+    sizes = {"dp_replicate": setup.dp // setup.shards, "dp_shard": setup.shards, "tp": setup.tp}
+    names = tuple(name for name, size in sizes.items() if size > 1 or name == "dp_shard")
+    return init_device_mesh(device, tuple(sizes[name] for name in names), mesh_dim_names=names)
+
+
+def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:
+    over = tuple(name for name in whole.mesh_dim_names if name != "tp")
+    if setup.tp > 1:
+        _split(module, whole["tp"])
+    policy = MixedPrecisionPolicy()
+    if setup.has_master_weights:
+        policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES[setup.compute_dtype], reduce_dtype=DTYPES[BY_NAME[setup.grad_dtype]]
+        )
+    how: dict[str, Any] = {
+        "mesh": whole[over] if setup.tp > 1 else whole, "mp_policy": policy,
+        "reshard_after_forward": None if setup.zero == 3 else False,
+    }  # fmt: skip
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for layer in [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]:
+        fully_shard(layer, **how)
+    fully_shard(module, **how)
+    groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
+    for parameter in module.parameters():
+        groups.setdefault(parameter.device_mesh, []).append(parameter)
+    optimizer = torch_optimizer(setup, [{"params": parameters} for parameters in groups.values()])
+    return Job(module, module, optimizer, batch, lambda more: contextlib.nullcontext())
+
+
+def _split(module: Any, mesh: Any) -> None:
+    """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    plan, _, _ = module._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), fsdp_size=1))
+    own, tied = dict(module.named_parameters()), dict(module.named_parameters(remove_duplicate=False))
+    again = [name for name in plan if name in tied and name not in own]
+    apply_tensor_parallelism(module, mesh, {name: style for name, style in plan.items() if name not in again})
+    if again:  # weights are tied once they are split
+        module.get_output_embeddings().weight = module.get_input_embeddings().weight

@@ -1,0 +1,133 @@
+# pyright: basic
+"""Backend `fake`: a whole steady-state step under fake tensors, which have sizes and no data, on rank 0 of a fake group.
+
+Everything is on the CPU as far as torch knows; where that goes another way than a GPU (dropout, fused attention), it is
+told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are real, and setups small, with
+tensor parallelism, because the waits of functional collectives give fake ones storages that they do not have, and with DDP,
+whose reducer copies data in C++.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from memcalc.errors import InputError, one_line
+from memcalc.tracing.modules import quiet
+from memcalc.tracing.realism import collected_by_hand, gpu_dropout
+from memcalc.units import GIB
+from memcalc.validate.checks import fields_of
+from memcalc.validate.comparison import Measured
+from memcalc.validate.engines import mesh_of, wrapped
+from memcalc.validate.live import Live, resizing
+from memcalc.validate.realism import cuda_kernels, not_traced
+from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+    from memcalc.setup import Setup
+
+REAL_LIMIT: Final = 4 * GIB
+
+
+def measure(report: Report) -> Measured:
+    """A steady-state step of the report's setup. InputError where transformers' code cannot be run without data."""
+    setup, model = report.setup, report.model
+    live = Live()
+    two_stacks = model.model_type in ("t5", "bart", "whisper")
+    fake = setup.engine != "ddp" and setup.tp == 1
+    if not fake and report.peak > REAL_LIMIT:
+        raise InputError(
+            f"--backend fake: {'tp' if setup.tp > 1 else 'ddp'} runs over real tensors on the CPU, and this setup's peak is "
+            f"{report.peak / 2**30:.1f} GiB; allowed: up to {REAL_LIMIT // 2**30} GiB"
+        )
+    with contextlib.ExitStack() as stack:
+        for context in (
+            process_group(setup.gpus) if setup.engine != "none" else contextlib.nullcontext(),
+            not_traced(padded=setup.padded, encoder_decoder=two_stacks), cuda_kernels(), gpu_dropout(), collected_by_hand(),
+            resizing(live), quiet(),
+        ):  # fmt: skip
+            stack.enter_context(context)
+        mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext():
+                return _run(live, setup, build(setup, model.model_type, fields_of(model)), mesh)
+        except InputError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {one_line(error, 200)}"
+            raise InputError(f"--backend fake: {model.name} cannot be run without data ({why})") from error
+
+
+@contextlib.contextmanager
+def process_group(ranks: int) -> Iterator[None]:
+    """This process is rank 0 of `ranks`; nothing is sent."""
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _run(live: Live, setup: Setup, module: Any, mesh: Any) -> Measured:
+    job = wrapped(setup, module, make_batch(setup, module.config), mesh, live)
+    for tensor in [*module.parameters(), *module.buffers(), *job.batch.values()]:
+        live.register(of_rank(tensor))
+    with live:
+        for tensor in getattr(job.optimizer, "masters", ()):
+            live.register(tensor)
+        losses: list[Any] = [None]
+        for _ in range(2 if setup.engine == "ddp" else 1):  # in its second step DDP tells all ranks its new buckets
+            _step(live, setup, job, losses)
+        return _step(live, setup, job, losses)
+
+
+def _step(live: Live, setup: Setup, job: Job, losses: list[Any]) -> Measured:
+    """One step. The caller holds the last loss until there is a new one."""
+    gc.collect()
+    live.calls = {}
+    counters = _counters(job.optimizer)
+    forward = backward = saved = 0
+    for micro_batch in range(setup.micro_batches):
+        before = live.now
+        live.begin()
+        with job.accumulating(micro_batch < setup.micro_batches - 1):
+            out = job.model(**job.batch)
+            losses[0] = out.loss
+            del out
+            gc.collect()
+            forward = max(forward, live.highest)
+            saved = live.now - before if micro_batch == 0 else saved
+            live.begin()
+            losses[0].backward()
+        backward = max(backward, live.highest)
+    gradients = nbytes(p.grad for p in job.module.parameters())
+    live.begin()
+    job.optimizer.step()
+    job.optimizer.zero_grad(set_to_none=True)
+    states = [s for state in job.optimizer.state.values() for s in state.values()]
+    return Measured(
+        parameters=nbytes(job.module.parameters()),
+        gradients=None if setup.engine == "fsdp2" else gradients,  # whole ones come and go
+        optimizer_states=nbytes([*states, *getattr(job.optimizer, "masters", ())]) - counters,
+        saved_activations=saved if setup.engine == "none" else None,
+        forward=forward - counters,
+        backward=backward - counters,
+        step=live.highest - counters,
+        calls=dict(live.calls) if setup.engine != "none" else None,
+        environment=environment(),
+    )
+
+
+def _counters(optimizer: Any) -> int:
+    """Bytes of Adam's `step` counters, which of tensors on a GPU are on the CPU unless it is fused."""
+    group = getattr(optimizer, "optimizer", optimizer).param_groups[0]
+    if group.get("fused") or group.get("capturable"):
+        return 0
+    return nbytes(state["step"] for state in optimizer.state.values() if "step" in state)

@@ -1,0 +1,135 @@
+# pyright: basic
+"""The reference step as transformers and torch run it, on whatever device the backend gives it.
+
+out = model(input_ids=ids, labels=ids); loss = out.loss; del out
+loss.backward(); optimizer.step(); optimizer.zero_grad(set_to_none=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import transformers
+from torch.nn import Module, Parameter
+
+from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
+
+if TYPE_CHECKING:
+    from memcalc.setup import Setup
+
+DTYPES: dict[DType, torch.dtype] = {fp32: torch.float32, bf16: torch.bfloat16, fp16: torch.float16}
+
+
+_AUTO_CLASSES: dict[str, Any] = {
+    "resnet": transformers.AutoModelForImageClassification,
+    "whisper": transformers.AutoModelForSpeechSeq2Seq,
+}
+"""Of the types that are no language models."""
+
+
+class Job(NamedTuple):
+    """A model ready to be trained."""
+
+    model: Any
+    """What is called: the module, or the engine's wrapper of it."""
+    module: Module
+    optimizer: Any
+    batch: dict[str, torch.Tensor]
+    accumulating: Callable[[bool], Any]
+    """A context for a micro-batch; whether another one of the same step follows."""
+
+
+class MasterWeights:
+    """An optimizer over fp32 copies of 16-bit weights: the mixed precision of the ZeRO paper (arXiv 1910.02054, section 3.1)."""
+
+    def __init__(self, parameters: list[Parameter], setup: Setup) -> None:
+        self.parameters = parameters
+        self.masters = [Parameter(p.detach().float()) for p in parameters]
+        self.optimizer = torch_optimizer(setup, self.masters)
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.optimizer.step()
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            parameter.copy_(master)
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        for parameter in (*self.masters, *self.parameters):
+            parameter.grad = None
+
+
+def torch_optimizer(setup: Setup, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """torch's own; `parameters` may be groups."""
+    implementation = setup.optimizer_implementation
+    flags: dict[str, Any] = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+    made = {
+        "adamw": lambda: torch.optim.AdamW(parameters, **flags),
+        "adam": lambda: torch.optim.Adam(parameters, **flags),
+        "sgd": lambda: torch.optim.SGD(parameters, lr=1e-3, **flags),
+        "sgd-momentum": lambda: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **flags),
+    }
+    return made[setup.optimizer]()
+
+
+def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
+    """The model of the setup's precision and attention, recomputing if it should. To be called with its device as default."""
+    weights = fp32 if setup.engine == "fsdp2" and setup.has_master_weights else setup.compute_dtype
+    with quiet():
+        config, auto = configuration(model_type, fields), _AUTO_CLASSES.get(model_type)
+        model = to_run(config, setup.attention or "eager", weights, auto)
+        if setup.recompute == "full":
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    return model
+
+
+def make_optimizer(setup: Setup, module: Module) -> Any:
+    """Over the module's weights, or over fp32 copies of them."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if setup.has_master_weights and setup.engine != "fsdp2":
+        return MasterWeights(parameters, setup)
+    return torch_optimizer(setup, parameters)
+
+
+def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
+    """Zeros: tokens that are their own labels, speech with its transcript, or images with theirs."""
+    size, dtype = setup.micro_batch_size, DTYPES[setup.compute_dtype]
+    assert setup.seq_len is not None
+    if config.model_type == "resnet":
+        pixels = torch.zeros((size, config.num_channels, 224, 224), dtype=dtype)
+        return {"pixel_values": pixels, "labels": torch.zeros(size, dtype=torch.int64)}
+    ids = torch.zeros((size, setup.seq_len), dtype=torch.int64)
+    if config.model_type == "whisper":
+        features = torch.zeros((size, config.num_mel_bins, 2 * config.max_source_positions), dtype=dtype)
+        batch = {"input_features": features, "labels": ids}
+    else:
+        batch = {"input_ids": ids, "labels": ids}
+    if setup.padded:  # a collator's mask of a batch whose first sequence is a token short
+        mask = torch.ones((size, batch.get("input_features", ids).shape[-1]), dtype=torch.int64)
+        mask[0, -1] = 0
+        batch["attention_mask"] = mask
+    return batch
+
+
+def environment() -> dict[str, str]:
+    """What ran."""
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "source": f"{TRANSFORMERS}, {TORCH}"}
+
+
+def of_rank(tensor: Any) -> torch.Tensor:
+    """This rank's part of a sharded tensor; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def nbytes(tensors: Iterable[Any]) -> int:
+    """Of the tensors' storages, each once; of a sharded one this rank's part."""
+    local: list[Any] = [of_rank(t) for t in tensors if isinstance(t, torch.Tensor)]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in local}.values())

@@ -1,0 +1,62 @@
+"""`memcalc validate`: what it prints, and every bad input in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import check_refused, here, write_config
+
+LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+                         "vocab_size": 100, "num_attention_heads": 4}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    return str(write_config(tmp_path, LLAMA))
+
+
+def test_a_table(capsys: pytest.CaptureFixture[str], config: str) -> None:
+    ran = here(capsys, "validate", "-m", config, "--precision", "bf16", "-s", "16")
+    assert ran.status == 0, ran.stderr
+    assert "peak in backward" in ran.stdout
+    assert "every row of memory is exact" in ran.stdout
+
+
+def test_collectives(capsys: pytest.CaptureFixture[str], config: str) -> None:
+    ran = here(
+        capsys, "validate", "-m", config, "--engine", "fsdp2", "--zero", "3", "--gpus", "8", "-s", "16", "--json"
+    )
+    assert ran.status == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    assert {row["name"]: row["predicted"] for row in document["communication"]} == {
+        row["name"]: row["measured"] for row in document["communication"]
+    }
+    assert any(row["name"].startswith("all_gather over 8") for row in document["communication"])
+
+
+def test_a_suite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    suite, record = tmp_path / "suite.json", tmp_path / "record.json"
+    suite.write_text(json.dumps({"cases": [{"model": LLAMA, "precision": "bf16", "seq_len": 8}]}))
+    ran = here(capsys, "validate", "--suite", str(suite), "--record", str(record))
+    assert (ran.status, ran.stdout) == (0, "")
+    assert ran.stderr.startswith("1/1 llama")
+    assert json.loads(record.read_text())["cases"][0]["outcome"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("--model or --suite",)),
+        (("-m", "llama-7b", "--suite", "x"), ("--model or --suite",)),
+        (("-m", "llama-7b", "--record", "x"), ("--record", "--suite")),
+        (("--suite", "x", "--gpus", "8"), ("--gpus", "leave it out")),
+        (("-m", "llama-7b", "--backend", "gpu"), ("--backend gpu", "fake, cuda")),
+        (("-m", "llama-7b", "--zero", "3", "--gpus", "8"), ("--engine deepspeed", "none, ddp, fsdp2")),
+        (("--suite", "/no/such/file"), ("--suite", "no")),
+    ],
+)
+def test_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    check_refused(here(capsys, "validate", *arguments), *words)

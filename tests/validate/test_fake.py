@@ -1,0 +1,114 @@
+"""`memcalc validate --backend fake`: transformers' code and torch's engines without data, beside the estimate.
+
+Equality here says that the command measures what the estimate means. What is measured is checked against tests/oracle.py and
+tests/fsdp2_oracle.py, whose trackers are other code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import pytest
+import torch
+from fsdp2_oracle import sharded_step
+
+import memcalc
+from memcalc.validate import fake
+from memcalc.validate.comparison import Comparison
+from memcalc.validate.run import validate
+
+LLAMA = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 3, "vocab_size": 700,
+         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 500}
+QWEN3 = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 500,
+         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
+DEEPSEEK = {"model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 8,
+            "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+            "vocab_size": 300, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+            "v_head_dim": 16}  # fmt: skip
+T5 = {"model_type": "t5", "d_model": 64, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 100,
+      "decoder_start_token_id": 0}  # fmt: skip
+RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 10}
+
+
+def same(comparison: Comparison) -> None:
+    rows = comparison.memory + comparison.communication
+    assert [(row.name, row.predicted) for row in rows] == [(row.name, row.measured) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (LLAMA, {"precision": "bf16"}),
+        (LLAMA, {"precision": "fp32", "recompute": "full", "optimizer_implementation": "fused"}),
+        (LLAMA, {"precision": "bf16-mixed", "global_batch_size": 6}),
+        (LLAMA, {"precision": "fp16", "attention": "eager", "optimizer": "sgd-momentum"}),
+        (GPT2, {"precision": "bf16", "padded": True}),
+        (GPT2, {"precision": "fp32", "attention": "eager"}),
+        (QWEN3, {"precision": "bf16-mixed", "recompute": "full"}),
+        (DEEPSEEK, {"precision": "bf16"}),
+        (T5, {"precision": "bf16", "attention": "eager"}),
+        (RESNET, {"precision": "fp32", "seq_len": None}),
+    ],
+)
+def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
+    """Dropout is on, as a GPU does it."""
+    same(validate(model, **{"micro_batch_size": 2, "seq_len": 32} | options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": 8, "zero": 3, "precision": "bf16"},
+        {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16},
+        {"gpus": 64, "zero": 3, "recompute": "full", "grad_dtype": "bf16"},
+        {"gpus": 4, "zero": 3, "tp": 2},
+    ],
+)
+def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:
+    same(validate(LLAMA, engine="fsdp2", seq_len=32, **options))
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}])
+def test_a_rank_of_ddp(options: dict[str, Any]) -> None:
+    same(validate(LLAMA, gpus=4, seq_len=32, **options))
+
+
+def test_it_measures_what_the_oracle_does() -> None:
+    theirs = oracle.training_step(LLAMA, micro_batch_size=2, seq_len=32)
+    ours = fake.measure(memcalc.estimate(LLAMA, precision="bf16", micro_batch_size=2, seq_len=32))
+    counters = 4 * len(memcalc.load_model(LLAMA).weights())
+    assert ours.saved_activations == theirs.saved
+    assert [ours.forward, ours.backward, ours.step] == [
+        x - counters for x in (theirs.forward, theirs.backward, theirs.step)
+    ]
+
+
+def test_it_measures_what_the_oracle_of_fsdp2_does() -> None:
+    theirs = sharded_step(LLAMA, mesh=(8,), micro_batch_size=1, seq_len=32, implementation="fused")
+    report = memcalc.estimate(LLAMA, gpus=8, zero=3, engine="fsdp2", seq_len=32, optimizer_implementation="fused")
+    ours = fake.measure(report)
+    assert [ours.forward, ours.backward, ours.step] == [theirs.forward, theirs.backward, theirs.step]
+    assert ours.calls is not None
+    assert sum(calls for calls, _ in ours.calls.values()) == len(theirs.sent)
+
+
+def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = memcalc.estimate(LLAMA, precision="bf16", seq_len=32)
+    other = memcalc.estimate(LLAMA, precision="bf16", seq_len=33)
+    comparison = Comparison(report, fake.measure(other), "fake")
+    wrong = [row.name for row in comparison.memory if row.difference]
+    assert wrong == ["saved_activations", "peak in forward", "peak in backward", "peak in step", "peak"]
+    assert comparison.worst.name == "saved_activations"
+    assert comparison.worst.error < 0
+
+
+def test_modes_and_patches_are_gone_afterwards() -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    validate(LLAMA, precision="bf16", seq_len=8)
+    validate(LLAMA, gpus=2, zero=3, engine="fsdp2", seq_len=8)
+    assert torch.nn.functional.scaled_dot_product_attention is attend
+    assert not torch.distributed.is_initialized()
+    assert float(torch.ones(2).sum()) == 2.0

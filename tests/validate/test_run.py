@@ -1,0 +1,99 @@
+"""Cases, suites and records; what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.validate import run
+from memcalc.validate.run import read_suite, run_suite, validate
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100,
+         "num_attention_heads": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"backend": "tpu"}, "--backend tpu: allowed: fake, cuda"),
+        ({"backend": "cuda"}, "--backend cuda: torch sees no CUDA device; allowed: fake"),
+        ({"gpus": 8, "zero": 3}, "--engine deepspeed: .*allowed: none, ddp, fsdp2"),
+        ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2"),
+        ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
+        ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
+        ({"optimizer": "lion"}, "--optimizer lion: .*allowed: adamw"),
+        ({"precision": "bf16-autocast"}, "--precision bf16-autocast: .*--backend cuda"),
+        ({"precision": "bf17"}, "--precision bf17"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(memcalc.InputError, match=line) as caught:
+        validate(LLAMA, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_ddp_over_real_tensors_has_a_limit() -> None:
+    with pytest.raises(memcalc.InputError, match=r"--backend fake: ddp runs over real tensors .* 4 GiB"):
+        validate("llama-7b", gpus=8)
+
+
+def test_a_document() -> None:
+    document = validate(LLAMA, precision="bf16", seq_len=16).to_dict()
+    assert json.loads(json.dumps(document)) == document
+    assert set(document["environment"]) >= {"torch", "transformers"}
+    names = [row["name"] for row in document["memory"]]
+    assert names[:4] == ["parameters", "gradients", "optimizer_states", "saved_activations"]
+    assert names[4:] == ["peak in forward", "peak in backward", "peak in step", "peak"]
+
+
+CASES = [
+    {"model": LLAMA, "precision": "bf16", "seq_len": 16},
+    {"model": LLAMA, "precision": "fp7"},
+    {"model": LLAMA, "precision": "fp32", "seq_len": 16},
+]
+
+
+def test_a_suite_is_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, told = tmp_path / "record.json", list[str]()
+    first = run_suite(CASES[:2], "fake", record, told.append)
+    assert [made["outcome"] for made in first] == ["measured", "refused"]
+    assert json.loads(record.read_text())["cases"] == first
+    ran: list[Any] = []
+    monkeypatch.setattr(run, "validate", lambda *args, **options: ran.append(options) or validate(*args, **options))
+    second = run_suite(CASES, "fake", record, told.append)
+    assert second[:2] == first
+    assert [options["precision"] for options in ran] == ["fp32"]
+    assert json.loads(record.read_text())["cases"] == second
+    assert [line.split(":")[0] for line in told[2:]] == [
+        "1/3 llama precision=bf16 seq_len=16", "2/3 llama precision=fp7", "3/3 llama precision=fp32 seq_len=16",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == [record]
+
+
+def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class OutOfMemoryError(RuntimeError):
+        """As torch's, which is one."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr(run, "validate", full)
+    (made,) = run_suite(CASES[:1], "cuda", tmp_path / "r.json", lambda _: None)
+    assert made["outcome"] == "out of memory"
+    assert made["why"].startswith("CUDA out of memory")
+    assert made["predicted"]["device"] > made["predicted"]["peak"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("{}", "field `cases`"), ('{"cases": []}', "field `cases`"), ('{"cases": [3]}', "case 1 is 3"), ("[", "--suite")],
+)
+def test_a_suite_that_is_none(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "suite.json"
+    file.write_text(content)
+    with pytest.raises(memcalc.InputError, match=words):
+        read_suite(str(file))
