@@ -24,10 +24,12 @@ DTYPES: dict[DType, torch.dtype] = {fp32: torch.float32, bf16: torch.bfloat16, f
 
 
 _AUTO_CLASSES: dict[str, Any] = {
+    "t5": transformers.AutoModelForSeq2SeqLM,
+    "bart": transformers.AutoModelForSeq2SeqLM,
     "resnet": transformers.AutoModelForImageClassification,
     "whisper": transformers.AutoModelForSpeechSeq2Seq,
 }
-"""Of the types that are no language models."""
+"""Of the types that are not trained as a language model of one stack."""
 
 
 class Job(NamedTuple):
@@ -85,6 +87,8 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
     weights = fp32 if setup.engine == "fsdp2" and setup.has_master_weights else setup.compute_dtype
     with quiet():
         config, auto = configuration(model_type, fields), _AUTO_CLASSES.get(model_type)
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = config.pad_token_id  # what T5 was trained with; its value changes no size
         model = to_run(config, setup.attention or "eager", weights, auto)
         if setup.recompute == "full":
             model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]

@@ -28,8 +28,10 @@ DEEPSEEK = {"model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size":
             "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
             "vocab_size": 300, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
             "v_head_dim": 16}  # fmt: skip
-T5 = {"model_type": "t5", "d_model": 64, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 100,
-      "decoder_start_token_id": 0}  # fmt: skip
+T5 = {"model_type": "t5", "d_model": 64, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
+BART = {"model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 96, "vocab_size": 100,
+        "decoder_ffn_dim": 80, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+        "max_position_embeddings": 40}  # fmt: skip
 RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 10}
 
 
@@ -50,6 +52,7 @@ def same(comparison: Comparison) -> None:
         (QWEN3, {"precision": "bf16-mixed", "recompute": "full"}),
         (DEEPSEEK, {"precision": "bf16"}),
         (T5, {"precision": "bf16", "attention": "eager"}),
+        (BART, {"precision": "bf16"}),
         (RESNET, {"precision": "fp32", "seq_len": None}),
     ],
 )
