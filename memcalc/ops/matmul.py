@@ -11,6 +11,7 @@ from memcalc.dims import Dim, merge
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.shape import contiguous, expand, reshape, transpose, view
+from memcalc.selective import PRODUCT, selected
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 
@@ -62,7 +63,11 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Te
     if recording(*inputs):
         saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
         node = Node(a.memory, _mm_backward, inputs, saved, (name, b.shape, b.strides))
-    out = new_tensor(a.memory, (a.shape[0], b.shape[1]), a.dtype, name)
+    shape = (a.shape[0], b.shape[1])
+    if bias is None:
+        (out,) = selected(a.memory, PRODUCT, lambda: (new_tensor(a.memory, shape, a.dtype, name),))
+    else:
+        out = new_tensor(a.memory, shape, a.dtype, name)
     out.node = node
     return out
 
