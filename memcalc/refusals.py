@@ -58,8 +58,6 @@ def _check_recompute(options: Options, engine: str, model: Model) -> None:
         refuse("recompute", options.recompute, f"{why}; allowed: {', '.join(kinds)}")
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
-    if options.recompute == "op" and not model.program.recomputes_ops:
-        refuse("recompute", "op", f"for a {model.model_type} {NOT_YET}none, full")
     if options.recompute == "op" and options.kernels == "fused":
         refuse("recompute", "op", f"with kernels fused {NOT_YET}none, full")
 

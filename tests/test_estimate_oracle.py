@@ -137,7 +137,7 @@ INPUTS = 4 * 2 * 9 * 32 * 4  # of those layers, in fp32, which their norms save
 
 @pytest.mark.parametrize(
     ("recompute", "precision", "micro_batches", "again"),
-    [("none", "bf16", 1, STATES), ("full", "bf16", 2, 0), ("full", "bf16-autocast", 1, INPUTS)],
+    [("none", "bf16", 1, STATES), ("full", "bf16", 2, 0), ("full", "bf16-autocast", 1, INPUTS), ("op", "bf16", 2, 0)],
 )
 def test_every_phase_of_layers_that_keep_their_state(
     recompute: str, precision: str, micro_batches: int, again: int

@@ -28,8 +28,6 @@ class Program:
     """What transformers offers for it, its default first."""
     recomputes: bool = True
     """Whether transformers can recompute its layers in backward (`supports_gradient_checkpointing`), as is written out."""
-    recomputes_ops: bool = True
-    """Whether what its layers leave behind is written out where some of their results are kept."""
     routed: tuple[int, int] = (1, 1)
     """Experts that a token is sent to, and routed experts."""
     embedding: str = "model.embed_tokens"

@@ -107,7 +107,6 @@ class RecurrentGemma(Llama):
     """The program of RecurrentGemmaForCausalLM."""
 
     Config = RecurrentGemmaConfig
-    recomputes_ops = False
     final_norm = "final_norm"
 
     def __init__(self, config: Any) -> None:
