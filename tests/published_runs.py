@@ -42,3 +42,32 @@ PUBLISHED_RUNS = (
         _SIMUMAX,
     ),
 )  # fmt: skip
+
+
+class ReservedRun(NamedTuple):
+    """`reserved` is in GiB, as printed; `replayed` is what torch's caching allocator reserves for torchtitan's own model,
+    traced (tests/torchtitan_oracle.py) and played through the allocator's rules (tests/caching_allocator.py)."""
+
+    name: str
+    options: dict[str, Any]
+    reserved: float
+    replayed: float
+    source: str
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def estimate(self) -> memcalc.Report:
+        return memcalc.estimate(_of("llama-3.1-8b"), **self.options)
+
+
+_TORCHTITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md: H100, FSDP, selective AC, no compile"
+_FSDP: dict[str, Any] = {
+    "engine": "fsdp2", "zero": 3, "micro_batch_size": 2, "seq_len": 8192, "recompute": "op",
+}  # fmt: skip
+
+RESERVED_RUNS = (
+    ReservedRun("Llama-3.1-8B, 8 GPUs", {**_FSDP, "gpus": 8}, 82.4, 82.50, _TORCHTITAN),
+    ReservedRun("Llama-3.1-8B, 128 GPUs", {**_FSDP, "gpus": 128}, 67.0, 67.51, _TORCHTITAN),
+)
+"""The benchmark names the policy "selective" only; op is what the preset of its model (llama3_8b.toml) says."""
