@@ -37,6 +37,7 @@ def test_a_published_run(run: ReservedRun) -> None:
     real, report = torchtitans(run), run.estimate()
     assert abs(report.phases["forward"] - real.forward) < 0.01 * GIB
     assert abs(report.phases["backward"] - real.backward) < 0.01 * GIB
+    assert round(real.backward / GIB, 2) == run.traced
     assert round(reserved(real.events) / GIB, 2) == run.replayed
     assert abs(run.replayed / run.reserved - 1) < 0.01
 

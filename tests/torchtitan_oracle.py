@@ -223,7 +223,7 @@ def two_steps(gpus: int, micro_batch_size: int, seq_len: int, sizes: Sizes) -> S
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=i < sizes.layers - 1)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        for tensor in [model.angles, *(p._local_tensor for p in model.parameters())]:
+        for tensor in [*(p._local_tensor for p in model.parameters()), model.angles]:
             mode.register(tensor)
         peaks: list[int] = []
         with mode:
