@@ -14,7 +14,8 @@ from typing import Any
 
 from memcalc.dims import ONE_DIM, Shape, numel
 from memcalc.dtypes import DType
-from memcalc.tensor import Autocast, Memory, Saved, Tensor, contiguous_strides, new_tensor, same_sizes
+from memcalc.selective import Keeping, Policy, Taking
+from memcalc.tensor import Autocast, Memory, Packer, Saved, Tensor, contiguous_strides, new_tensor, same_sizes
 
 Gradients = list[Tensor | None]
 Backward = Callable[["Node", list[Tensor]], Sequence[Tensor | None]]
@@ -232,22 +233,42 @@ class _Holder:
         return tensor
 
 
+class _Argument:
+    """An argument of a checkpoint within another one, which packs it. It wants a gradient if it did."""
+
+    __slots__ = ("node", "output", "saved")
+
+    def __init__(self, outer: Packer, tensor: Tensor) -> None:
+        self.node, self.output = tensor.node, tensor.output
+        self.saved = outer.pack(tensor)
+
+    def unpack(self) -> Tensor:
+        t = self.saved.unpack()
+        return Tensor(t.storage, t.shape, t.strides, t.dtype, self.node, self.output)
+
+
 class Checkpoint:
     """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`.
 
     Within another one's function, its arguments are among what the other one recomputes.
     """
 
-    __slots__ = ("args", "autocast", "done", "early_stop", "function", "holders", "memory")
+    __slots__ = ("args", "autocast", "context", "done", "early_stop", "function", "holders", "memory")
     keeps = False
 
     def __init__(
-        self, memory: Memory, function: Callable[..., Any], args: tuple[Any, ...], *, early_stop: bool
+        self,
+        memory: Memory,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: Keeping | None,
+        *,
+        early_stop: bool,
     ) -> None:
         outer = memory.checkpoint
-        self.memory, self.function, self.early_stop = memory, function, early_stop
+        self.memory, self.function, self.context, self.early_stop = memory, function, context, early_stop
         self.args = (
-            args if outer is None else tuple(outer.pack(arg) if isinstance(arg, Tensor) else arg for arg in args)
+            args if outer is None else tuple(_Argument(outer, arg) if isinstance(arg, Tensor) else arg for arg in args)
         )
         self.autocast = None if memory.autocast is None else memory.autocast.dtype
         self.holders: list[_Holder] = []
@@ -262,15 +283,17 @@ class Checkpoint:
         if self.done:
             return
         memory, scope = self.memory, self.memory.scope
-        args = [arg.unpack() if isinstance(arg, _Holder) else arg for arg in self.args]
+        args = [arg.unpack() if isinstance(arg, _Argument) else arg for arg in self.args]
         memory.grad_enabled = True
         memory.checkpoint = _Recomputation(self)
+        if self.context is not None:
+            memory.contexts = Taking(self.context.kept, memory.contexts)
         try:
             with Autocast(memory, self.autocast):
                 self.function(*args)
         except _StopRecomputation:
             pass
-        memory.checkpoint = None
+        memory.checkpoint = memory.contexts = None
         memory.grad_enabled = False
         memory.scope = scope
         self.done = True
@@ -296,14 +319,19 @@ class _Recomputation:
         return tensor
 
 
-def checkpoint(memory: Memory, function: Callable[..., Any], *args: Any, early_stop: bool = True) -> Any:
+def checkpoint(
+    memory: Memory, function: Callable[..., Any], *args: Any, early_stop: bool = True, policy: Policy | None = None
+) -> Any:
     """Run `function(*args)`, keeping its arguments only; what it saves is recomputed when backward asks for it.
 
     `early_stop`: a recomputation ends with the last tensor that is asked for, as torch's non-reentrant one does.
+    `policy`: of which ops the results are kept too.
     """
-    outer = memory.checkpoint
-    memory.checkpoint = Checkpoint(memory, function, args, early_stop=early_stop)
+    outer, contexts = memory.checkpoint, memory.contexts
+    context = None if policy is None else Keeping(policy, contexts)
+    memory.checkpoint = Checkpoint(memory, function, args, context, early_stop=early_stop)
+    memory.contexts = context or contexts
     try:
         return function(*args)
     finally:
-        memory.checkpoint = outer
+        memory.checkpoint, memory.contexts = outer, contexts

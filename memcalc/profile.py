@@ -27,6 +27,7 @@ from memcalc.dtypes import DType, fp32
 from memcalc.families.module import Hooks, Run
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
+from memcalc.selective import Policy
 from memcalc.tensor import Autocast, Memory, Sent, StorageRow
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Choices(NamedTuple):
     autocast: DType | None = None
     kernels: Kernels = TRANSFORMERS
     hooks: HooksOf | None = None
+    policy: Policy | None = None
+    """Of which ops a recomputed layer keeps the results."""
 
 
 class Moment(NamedTuple):
@@ -125,6 +128,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq, choices.accumulating)
+    run.policy = choices.policy
     if program.source:
         forward_end = program.traced_step(run)
         return Trace(memory.log, memory.rows, memory.segments, forward_end, middle, program.source)

@@ -18,6 +18,7 @@ from memcalc.kernels import held as kept_by_kernels
 from memcalc.megatron.schedules import State
 from memcalc.profile import Choices, Profile, profile
 from memcalc.rows import Row
+from memcalc.selective import per_op
 from memcalc.setup import Setup
 
 
@@ -168,10 +169,11 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     program: Any = model.program
     assert setup.cross_entropy is not None
     kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=setup.recompute == "selective")
-    recompute = setup.recompute == "full"
+    policy = per_op if setup.recompute == "op" else None
+    recompute = setup.recompute == "full" or policy is not None
     choices = Choices(
         setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
-        holdings.hooks,
+        holdings.hooks, policy,
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None

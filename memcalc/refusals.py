@@ -49,11 +49,19 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
             options.precision,
             f"for a {model.model_type} " + NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
-    kinds = ("none", "selective", "full") if "megatron" in (options.kernels, engine) else ("none", "full")
+    _check_recompute(options, engine, model)
+
+
+def _check_recompute(options: Options, engine: str, model: Model) -> None:
+    """Core attention is recomputed by Megatron's code, single ops by what torch's dispatcher sees of transformers'."""
+    kinds = ("none", "selective", "full") if "megatron" in (options.kernels, engine) else ("none", "op", "full")
     if options.recompute not in kinds:
-        refuse("recompute", options.recompute, NOT_YET + ", ".join(kinds))
+        why = "of core attention alone is Megatron's" if options.recompute == "selective" else "is not Megatron's"
+        refuse("recompute", options.recompute, f"{why}; allowed: {', '.join(kinds)}")
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
+    if options.recompute == "op" and options.kernels == "fused":
+        refuse("recompute", "op", f"with kernels fused {NOT_YET}none, full")
 
 
 def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:

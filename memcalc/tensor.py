@@ -66,6 +66,12 @@ class Saved(Protocol):
     def unpack(self) -> Tensor: ...
 
 
+class Contexts(Protocol):
+    """What stands between an op and its results, inside a selective checkpoint (`memcalc.selective`)."""
+
+    def call(self, op: str, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
+
+
 class Memory:
     """The memory counter of one run: a log of allocations and frees, in their order.
 
@@ -76,6 +82,7 @@ class Memory:
     __slots__ = (
         "autocast",
         "checkpoint",
+        "contexts",
         "grad_enabled",
         "kernels",
         "layer",
@@ -100,6 +107,7 @@ class Memory:
         self.sequence = 0
         self.grad_enabled = True
         self.checkpoint: Packer | None = None
+        self.contexts: Contexts | None = None
         self.autocast: Autocast | None = None
 
     def enter(self, phase: str, layer: int | None) -> None:

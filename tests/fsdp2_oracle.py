@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from oracle import LiveBytes, build, cuda_kernels, not_traced
+from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -166,7 +167,7 @@ def sharded_step(
     dtype: torch.dtype = torch.float32,
     policy: torch.dtype | None = torch.bfloat16,
     reshards: bool | None = None,
-    recompute: bool = False,
+    recompute: bool | str = False,
     implementation: str = "foreach",
     micro_batches: int = 1,
     reduced: torch.dtype | None = None,
@@ -194,7 +195,7 @@ def sharded_step(
             split(model, whole["tp"])
             mode.tensor_parallel_group = whole["tp"].get_group().group_name
         if recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
         for layer in _layers(model):
             fully_shard(layer, reshard_after_forward=reshards, **how)
         fully_shard(model, reshard_after_forward=reshards, **how)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from cases import AUTO_CLASSES, DROPOUTS
 from cuda_autocast import cuda_lists_on_the_cpu
+from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -128,7 +129,7 @@ def training_step(
     seq_len: int,
     attention: str = "sdpa",
     dtype: torch.dtype = torch.bfloat16,
-    recompute: bool = False,
+    recompute: bool | str = False,
     optimizer: str = "adamw",
     implementation: str = "foreach",
     micro_batches: int = 1,
@@ -140,7 +141,9 @@ def training_step(
     auto: str = "",
     patch: Callable[[torch.nn.Module], None] | None = None,
 ) -> Step:
-    """The contract's reference step, run twice; the second is reported. `patch` is done to the model before."""
+    """The contract's reference step, run twice; the second is reported. `patch` is done to the model before.
+
+    `recompute`: a key of CHECKPOINTS; True is "full"."""
     mode = LiveBytes()
     lists = contextlib.nullcontext() if autocast is None else cuda_lists_on_the_cpu()
     fake = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
@@ -156,7 +159,7 @@ def training_step(
         if patch is not None:
             patch(model)
         if recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))
         for tensor in [*model.parameters(), *model.buffers()]:
             mode.register(tensor)

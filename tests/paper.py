@@ -13,6 +13,7 @@ from memcalc.dims import fixed_size, numel, workload_size
 from memcalc.dtypes import DType
 from memcalc.families import FAMILIES
 from memcalc.families.module import Run
+from memcalc.selective import per_op
 from memcalc.tensor import Autocast, Memory, StorageRow
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class PaperRun:
         dtype: DType,
         attention: str = "sdpa",
         *,
-        recompute: bool = False,
+        recompute: bool | str = False,
         padded: bool = False,
         autocast: DType | None = None,
         kernels: Replacements | None = None,
@@ -66,7 +67,8 @@ class PaperRun:
         self.program = program
         self.memory = Memory(kernels)
         size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
-        self.run = Run(self.memory, dtype, attention, recompute, size.batch, size.seq)
+        self.run = Run(self.memory, dtype, attention, bool(recompute), size.batch, size.seq)
+        self.run.policy = per_op if recompute == "op" else None
         for weight in program.weights():
             self.run.add_weight(weight)
         for buffer in program.buffers():
@@ -130,7 +132,7 @@ def paper_step(
     seq_len: int,
     dtype: DType,
     attention: str = "sdpa",
-    recompute: bool = False,
+    recompute: bool | str = False,
     padded: bool = False,
     autocast: DType | None = None,
     kernels: Replacements | None = None,

@@ -72,3 +72,39 @@ SIMUMAX_RUNS = (
 )  # fmt: skip
 
 PUBLISHED_RUNS = (*SIMUMAX_RUNS, *MEGATRON_RUNS)
+
+
+class ReservedRun(NamedTuple):
+    """`reserved` is in GiB, as printed; `replayed` is what the rules of torch's caching allocator
+    (tests/caching_allocator.py) reserve for the allocations of the estimate."""
+
+    name: str
+    options: dict[str, Any]
+    reserved: float
+    replayed: float
+    source: str
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return _of("llama-3.1-8b")
+
+    def estimate(self) -> memcalc.Report:
+        return memcalc.estimate(self.model, **self.options)
+
+
+_TORCHTITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md: H100, FSDP, selective AC, no compile"
+_FSDP: dict[str, Any] = {
+    "engine": "fsdp2", "zero": 3, "micro_batch_size": 2, "seq_len": 8192, "recompute": "op",
+}  # fmt: skip
+
+RESERVED_RUNS = (
+    ReservedRun("Llama-3.1-8B, 8 GPUs", {**_FSDP, "gpus": 8}, 82.4, 82.55, _TORCHTITAN),
+    ReservedRun("Llama-3.1-8B, 128 GPUs", {**_FSDP, "gpus": 128}, 67.0, 67.56, _TORCHTITAN),
+)
+"""The benchmark names the policy "selective" only; op is what the preset of its model (llama3_8b.toml) says."""
+
+TORCHTITANS_OWN = {"peak": 68.63, "replayed": 82.35}
+"""GiB of torchtitan's own model in the first of these runs (tests/torchtitan_oracle.py)."""

@@ -45,7 +45,8 @@ def check(config: dict[str, Any], *, precision: str = "bf16", b: int = 2, s: int
           micro_batches: int = 1, padded: bool = False, replaced: int = 0) -> None:  # fmt: skip
     real = training_step(
         config, micro_batch_size=b, seq_len=s, attention=attention, dtype=DTYPES.get(precision, torch.float32),
-        autocast=AUTOCAST.get(precision), recompute=recompute == "full", optimizer=optimizer, implementation=implementation,
+        autocast=AUTOCAST.get(precision), recompute=recompute != "none" and recompute, optimizer=optimizer,
+        implementation=implementation,
         # adafactor's step reads a value, which fake tensors have not; grouped_mm of fake tensors takes bf16 only
         micro_batches=micro_batches, padded=padded, real=optimizer == "adafactor" or config is MIXTRAL,
     )  # fmt: skip
@@ -60,7 +61,7 @@ def check(config: dict[str, Any], *, precision: str = "bf16", b: int = 2, s: int
     assert report.phases["step"] == real.step - extra
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "op", "full"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_every_phase_of_llama(precision: str, attention: str, recompute: str) -> None:
@@ -136,7 +137,7 @@ INPUTS = 4 * 2 * 9 * 32 * 4  # of those layers, in fp32, which their norms save
 
 @pytest.mark.parametrize(
     ("recompute", "precision", "micro_batches", "again"),
-    [("none", "bf16", 1, STATES), ("full", "bf16", 2, 0), ("full", "bf16-autocast", 1, INPUTS)],
+    [("none", "bf16", 1, STATES), ("full", "bf16", 2, 0), ("full", "bf16-autocast", 1, INPUTS), ("op", "bf16", 2, 0)],
 )
 def test_every_phase_of_layers_that_keep_their_state(
     recompute: str, precision: str, micro_batches: int, again: int
@@ -161,7 +162,7 @@ def test_every_phase_under_autocast(config: dict[str, Any], attention: str, reco
     check(config, precision="bf16-autocast", attention=attention, recompute=recompute)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "op", "full"])
 def test_autocast_with_gradients_of_earlier_micro_batches(recompute: str) -> None:
     check(LLAMA, precision="bf16-autocast", micro_batches=2, recompute=recompute)
     check(QWEN3, precision="fp16-autocast", micro_batches=3, recompute=recompute, implementation="fused")

@@ -17,6 +17,7 @@ from memcalc.dtypes import bf16, fp32
 from memcalc.kernels import TRANSFORMERS
 from memcalc.profile import Choices, Profile, full_profile, profile
 from memcalc.rows import COMPONENTS
+from memcalc.selective import per_op
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 STATES = ("parameters", "gradients", "optimizer_states")
@@ -374,6 +375,7 @@ CHOICES = st.one_of(
             st.just(autocast),
             kernels=st.just(TRANSFORMERS),
             hooks=st.none(),
+            policy=st.sampled_from((None, per_op)),
         )
         for dtype, autocast in ((bf16, None), (fp32, None), (fp32, bf16))
     ]

@@ -15,6 +15,7 @@ from command import PACKAGE, environment
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.errors", "memcalc.units", "memcalc.dims", "memcalc.dtypes"),
     ("memcalc.tensor", "memcalc.ops.strides"),
+    ("memcalc.selective",),
     ("memcalc.autograd",),
     ("memcalc.ops",),
     (

@@ -13,6 +13,7 @@ from memcalc.dtypes import bf16, fp32
 from memcalc.engines.fsdp2_step import Sharding
 from memcalc.families import FAMILIES
 from memcalc.profile import Choices, Moment, Profile, full_profile, profile
+from memcalc.selective import per_op
 
 DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
@@ -55,6 +56,15 @@ def test_a_profile_is_a_run_of_that_depth_and_size(family: str, depth: int, reco
                 if program.branch(b, s) == program.branch(batch, seq):
                     whole = full_profile(program, choices, b, s)
                     assert peaks(short, b, s) == peaks(whole, b, s)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "zamba2", "t5"])
+def test_a_profile_of_kept_results_is_a_run_of_that_depth(family: str) -> None:
+    program = paper.program_of(deeper(family, 15))
+    choices = Choices(bf16, program.attention_kinds[0], True, False, policy=per_op)
+    assert peaks(profile(program, choices, 2, 24), 2, 24) == peaks(full_profile(program, choices, 2, 24), 2, 24)
+    full = profile(program, choices._replace(policy=None), 2, 24)
+    assert peaks(profile(program, choices, 2, 24), 2, 24) > peaks(full, 2, 24)
 
 
 @pytest.mark.parametrize(("depth", "recompute", "reshards"), [(15, True, True), (15, False, True), (14, True, False)])

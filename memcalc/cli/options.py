@@ -147,7 +147,13 @@ OptimizerImplementation = Annotated[
     ),
 ]
 Recompute = Annotated[
-    str | None, _option("none, selective (megatron), full; op: not yet. (default: none)", _METHOD, "--recompute")
+    str | None,
+    _option(
+        "none, full; op (torchtitan's: fused attention and every second product are kept); selective (megatron's core "
+        "attention). (default: none)",
+        _METHOD,
+        "--recompute",
+    ),
 ]
 RecomputeLayers = Annotated[
     int | None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from memcalc.autograd import Leaf
+from memcalc.autograd import Leaf, checkpoint
 from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import conv1d, linear
 from memcalc.ops.norm import layer_norm
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
     from memcalc.families.tensor_parallel import TensorParallel
+    from memcalc.selective import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,6 +89,8 @@ class Run:
     batch: Dim
     seq: Dim
     accumulating: bool = False
+    policy: Policy | None = None
+    """Of which ops a recomputed layer keeps the results; None: of none."""
     buffer_dtype: DType | None = None
     """Of floating-point buffers, where it is not that of the run."""
     hooks: Hooks | None = None
@@ -106,6 +109,10 @@ class Run:
             leaf.ready = self.tensor_parallel.gradient_hook(weight)
         tensor.node = leaf
         self.weights[weight.name, weight.layer] = tensor
+
+    def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(*args)`, recomputed in backward as the run says."""
+        return checkpoint(self.memory, function, *args, policy=self.policy)
 
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The nn.Linear at `path`."""

@@ -6,7 +6,6 @@ from collections import Counter
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from memcalc.autograd import checkpoint
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Weight
 
@@ -156,8 +155,9 @@ class Program:
 
     def call(self, layer: Callable[..., Any], m: Module, *args: Any) -> Any:
         """The same of a model that has layers of several kinds."""
-        hooked = layer if m.run.hooks is None else partial(m.run.hooks.layer, layer)
-        return checkpoint(m.run.memory, hooked, m, *args) if m.run.recompute else hooked(m, *args)
+        run = m.run
+        forward = partial(run.checkpoint, layer) if run.recompute else layer  # without the hooks of `__call__`
+        return forward(m, *args) if run.hooks is None else run.hooks.layer(forward, m, *args)
 
     def branch(self, batch: int, seq: int) -> Hashable:
         """What of a workload decides which way the program goes: one profile holds for all that agree in it."""

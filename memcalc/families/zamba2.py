@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from memcalc.autograd import checkpoint
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import QKV, Rotary, act, position_ids
 from memcalc.families.config import (
@@ -266,7 +265,7 @@ class Zamba2(Llama):
         transformer_hidden_states = (m / "linear").linear(transformer_hidden_states)
         mamba_decoder = partial(self.mamba_layer, transformer_hidden_states=transformer_hidden_states)
         if m.run.recompute:  # a layer of its own within this one
-            return checkpoint(m.memory, mamba_decoder, m / "mamba_decoder", hidden_states, padding)
+            return m.run.checkpoint(mamba_decoder, m / "mamba_decoder", hidden_states, padding)
         return mamba_decoder(m / "mamba_decoder", hidden_states, padding)
 
     @module

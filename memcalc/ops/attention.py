@@ -21,6 +21,7 @@ the mask copied into one of ⌈seq/8⌉·8 columns, and that is what is saved.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from memcalc.autograd import Node
@@ -29,6 +30,7 @@ from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import cast, like, recording, scale, softmax, where
 from memcalc.ops.matmul import matmul
 from memcalc.ops.shape import expand, transpose
+from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
@@ -50,21 +52,28 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     if mask is not None and biased:
         mask = expand(mask, *q.shape[:3], k.shape[2])
     efficient = biased or q.shape[3].size != v.shape[3].size
-    out = _efficient_output(q, v) if efficient else like(q, "attention output")
-    logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
-    dropout_state = [new_tensor(q.memory, (), int64, f"dropout {n}") for n in ("seed", "offset")] if efficient else []
+    out, *statistics = selected(q.memory, ATTENTION, partial(_efficient if efficient else _flash, q, v))
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
-        saved = [q, k, v, *([] if mask is None else [mask]), result, logsumexp, *dropout_state]
+        saved = [q, k, v, *([] if mask is None else [mask]), result, *statistics]
         out.node = Node(
             q.memory, _attention_backward, (q, k, v, *([mask] if mask is not None and biased else [])), saved
         )
     return out
 
 
-def _efficient_output(q: Tensor, v: Tensor) -> Tensor:
+def _flash(q: Tensor, v: Tensor) -> Results:
+    """Output and logsumexp."""
+    return like(q, "attention output"), new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
+
+
+def _efficient(q: Tensor, v: Tensor) -> Results:
+    """Output, logsumexp, and the state of the kernel's dropout."""
     shape = (*q.shape[:3], v.shape[3])
-    return new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
+    out = new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
+    logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
+    seed, offset = (new_tensor(q.memory, (), int64, f"dropout {name}") for name in ("seed", "offset"))
+    return out, logsumexp, seed, offset
 
 
 @autocast("scaled_dot_product_attention")

@@ -9,16 +9,23 @@ from __future__ import annotations
 from memcalc.autograd import Node
 from memcalc.dims import Dim, merge
 from memcalc.ops.autocast import autocast
-from memcalc.ops.elementwise import like, recording
+from memcalc.ops.elementwise import add, like, recording
 from memcalc.ops.shape import contiguous, expand, reshape, transpose, view
-from memcalc.tensor import Strides, Tensor, new_tensor
+from memcalc.selective import PRODUCT, selected
+from memcalc.tensor import Strides, Tensor, is_contiguous, new_tensor
 
 
 @autocast("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear: x (..., in), weight (out, in), bias (out) -> (..., out)."""
-    columns = transpose(weight, 0, 1)
-    return _unflattened(mm(_flat(x), columns, bias, weight.name.removesuffix(".weight")), x)
+    """F.linear: x (..., in), weight (out, in), bias (out) -> (..., out).
+
+    A bias is part of the product if the rows of x lie in one piece (aten/src/ATen/native/Linear.cpp). Else it is added to
+    it: in place, but out of place under a dispatch mode, which the contexts of a selective checkpoint are.
+    """
+    columns, name = transpose(weight, 0, 1), weight.name.removesuffix(".weight")
+    if bias is not None and x.memory.contexts is not None and len(x.shape) > 2 and not is_contiguous(x):
+        return add(_unflattened(mm(_flat(x), columns, name=name), x), bias)
+    return _unflattened(mm(_flat(x), columns, bias, name), x)
 
 
 @autocast("matmul")
@@ -62,7 +69,11 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Te
     if recording(*inputs):
         saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
         node = Node(a.memory, _mm_backward, inputs, saved, (name, b.shape, b.strides))
-    out = new_tensor(a.memory, (a.shape[0], b.shape[1]), a.dtype, name)
+    shape = (a.shape[0], b.shape[1])
+    if bias is None:
+        (out,) = selected(a.memory, PRODUCT, lambda: (new_tensor(a.memory, shape, a.dtype, name),))
+    else:
+        out = new_tensor(a.memory, shape, a.dtype, name)
     out.node = node
     return out
 

@@ -12,11 +12,13 @@ from torch.nn import Module
 
 from memcalc.errors import InputError, one_line
 from memcalc.families.module import Run
+from memcalc.selective import Policy
 from memcalc.tensor import Memory
 from memcalc.tracing.description import Place
 from memcalc.tracing.modules import quiet, to_run
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized, not_taken_for_compiling
 from memcalc.tracing.recorder import Recorder
+from memcalc.tracing.selective import context_fn
 
 
 def step(run: Run, config: Any) -> int:
@@ -25,7 +27,7 @@ def step(run: Run, config: Any) -> int:
         with not_initialized():
             model = to_run(config, run.attention, run.dtype)
         if run.recompute:
-            _recompute(model)
+            _recompute(model, run.policy)
         memory = Memory()
         recorder = Recorder(memory, model)
         with gpu_dropout(), recorder:
@@ -55,8 +57,12 @@ def forward(model: Module, ids: torch.Tensor, recorder: Recorder) -> torch.Tenso
     return loss
 
 
-def _recompute(model: Any) -> None:
+def _recompute(model: Any, policy: Policy | None) -> None:
+    how: dict[str, Any] = {"use_reentrant": False}
+    if policy is not None:
+        how["context_fn"] = context_fn(policy)
     try:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable(how)
     except ValueError as error:
-        raise InputError(f"--recompute full: {one_line(error, 200)}; allowed: none") from None
+        option = "full" if policy is None else "op"
+        raise InputError(f"--recompute {option}: {one_line(error, 200)}; allowed: none") from None

@@ -31,6 +31,8 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero 2": ({"zero": 2}, {"reshards": False}),
     "recompute": ({"recompute": "full"}, {"recompute": True}),
     "zero 2, recompute": ({"zero": 2, "recompute": "full"}, {"reshards": False, "recompute": True}),
+    "recompute op": ({"recompute": "op"}, {"recompute": "op"}),
+    "zero 2, recompute op": ({"zero": 2, "recompute": "op"}, {"reshards": False, "recompute": "op"}),
     "eager": ({"attention": "eager"}, {"attention": "eager"}),
     "fp32": ({"precision": "fp32"}, {"policy": None}),
     "bf16": ({"precision": "bf16"}, {"policy": None, "dtype": torch.bfloat16}),
@@ -105,6 +107,17 @@ def test_a_step_of_another_family(model_type: str) -> None:
     case = step_cases(model_type)[0]
     kind = memcalc.load_model(case.fields).program.attention_kinds[0]
     workload = {"micro_batch_size": case.batch, "seq_len": case.seq, "attention": kind}
+    report, real = both(case.fields | dict.fromkeys(DROPOUTS, 0.0), workload, workload)
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert said(report) == counted(real.sent)
+
+
+@pytest.mark.parametrize("recompute", ["full", "op"])
+@pytest.mark.parametrize("model_type", ["ernie4_5", "mixtral"])
+def test_a_recomputed_step_of_another_family(model_type: str, recompute: str) -> None:
+    """ERNIE's angles are in fp32: a layer's hooks cast them, and they are outside of what is recomputed."""
+    case = step_cases(model_type)[0]
+    workload = {"micro_batch_size": case.batch, "seq_len": case.seq, "recompute": recompute}
     report, real = both(case.fields | dict.fromkeys(DROPOUTS, 0.0), workload, workload)
     assert phases(report) == [real.forward, real.backward, real.step]
     assert said(report) == counted(real.sent)

@@ -31,6 +31,7 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "biases": (BIASED, {}, {}),
     "zero 2, tied": ({"tie_word_embeddings": True}, {"zero": 2}, {"reshards": False}),
     "seven layers, recompute": ({"num_hidden_layers": 7}, {"recompute": "full"}, {"recompute": True}),
+    "seven layers, recompute op": ({"num_hidden_layers": 7}, {"recompute": "op"}, {"recompute": "op"}),
     "dp 1, tp 4, fp32": (
         {"num_key_value_heads": 4},
         {"gpus": 4, "tp": 4, "precision": "fp32"},

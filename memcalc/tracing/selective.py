@@ -1,0 +1,44 @@
+# pyright: basic
+"""A policy of memcalc as the contexts that torch's checkpoint asks for: torch keeps the results of the same ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from memcalc.selective import ATTENTION, MAXIMUM, PRODUCT, Policy
+
+_ATEN: Final = torch.ops.aten
+OPS: Final[dict[Any, str]] = {
+    _ATEN.mm.default: PRODUCT,
+    _ATEN.max.default: MAXIMUM,
+    _ATEN._scaled_dot_product_flash_attention.default: ATTENTION,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default: ATTENTION,
+    _ATEN._scaled_dot_product_efficient_attention.default: ATTENTION,
+    _ATEN._scaled_dot_product_cudnn_attention.default: ATTENTION,
+}
+"""What a policy knows torch's ops as."""
+
+
+def context_fn(policy: Policy) -> Callable[[], Any]:
+    """For `checkpoint(…, use_reentrant=False, context_fn=…)`: what makes the two contexts of one call."""
+    return partial(_contexts, policy)
+
+
+def _contexts(policy: Policy) -> Any:
+    calls: Counter[str] = Counter()
+
+    def chosen(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = OPS.get(op)
+        if name is None:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        calls[name] += 1
+        kept = policy(name, calls[name] - 1)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(chosen)
