@@ -27,7 +27,7 @@ def step(run: Run, config: Any) -> int:
         with not_initialized():
             model = to_run(config, run.attention, run.dtype)
         if run.recompute:
-            _recompute(model, run.policy)
+            recompute(model, run.policy)
         memory = Memory()
         recorder = Recorder(memory, model)
         with gpu_dropout(), recorder:
@@ -57,7 +57,8 @@ def forward(model: Module, ids: torch.Tensor, recorder: Recorder) -> torch.Tenso
     return loss
 
 
-def _recompute(model: Any, policy: Policy | None) -> None:
+def recompute(model: Any, policy: Policy | None) -> None:
+    """Checkpoint every layer; what `policy` keeps is not run again. InputError where transformers does not offer it."""
     how: dict[str, Any] = {"use_reentrant": False}
     if policy is not None:
         how["context_fn"] = context_fn(policy)

@@ -28,8 +28,8 @@ def check(report: Report, backend: str) -> None:
         refuse("kernels", s.kernels, f"to be run {NOT_YET}hf")
     if s.cross_entropy != "eager":
         refuse("cross_entropy", s.cross_entropy, f"to be run {NOT_YET}eager")
-    if s.recompute not in ("none", "full"):
-        refuse("recompute", s.recompute, f"to be run {NOT_YET}none, full")
+    if s.recompute not in ("none", "op", "full"):
+        refuse("recompute", s.recompute, f"to be run {NOT_YET}none, op, full")
     if s.optimizer not in _OPTIMIZERS:
         refuse("optimizer", s.optimizer, f"to be run {NOT_YET}{', '.join(_OPTIMIZERS)}")
     if s.expert_imbalance != 1:

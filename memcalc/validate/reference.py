@@ -15,7 +15,9 @@ import transformers
 from torch.nn import Module, Parameter
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.selective import per_op
 from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
+from memcalc.tracing.step import recompute
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -90,8 +92,8 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id  # what T5 was trained with; its value changes no size
         model = to_run(config, setup.attention or "eager", weights, auto)
-        if setup.recompute == "full":
-            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        if setup.recompute != "none":
+            recompute(model, per_op if setup.recompute == "op" else None)
     return model
 
 

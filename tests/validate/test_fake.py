@@ -47,6 +47,7 @@ def same(comparison: Comparison) -> None:
         (LLAMA, {"precision": "fp32", "recompute": "full", "optimizer_implementation": "fused"}),
         (LLAMA, {"precision": "bf16-mixed", "global_batch_size": 6}),
         (LLAMA, {"precision": "fp16", "attention": "eager", "optimizer": "sgd-momentum"}),
+        (LLAMA, {"precision": "bf16", "recompute": "op"}),
         (GPT2, {"precision": "bf16", "padded": True}),
         (GPT2, {"precision": "fp32", "attention": "eager"}),
         (QWEN3, {"precision": "bf16-mixed", "recompute": "full"}),
