@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from dtensor_plans import column_and_row_parallel, sequence_parallel
 from oracle import LiveBytes, build, cuda_kernels, not_traced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -89,6 +90,8 @@ class RankMode(LiveBytes):
             self.split.append((self.phase, "all_gather", args[0].nbytes * args[1]))
         elif name == "all_reduce":
             self.split.append((self.phase, "all_reduce", args[0].nbytes))
+        elif name == "reduce_scatter_tensor":
+            self.split.append((self.phase, "reduce_scatter", args[0].nbytes))
         else:
             raise AssertionError(f"{name} is not counted")
 
@@ -171,6 +174,7 @@ def sharded_step(
     micro_batches: int = 1,
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
+    plan: str = "transformers",
     log: bool = False,
 ) -> Sharded:
     """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks)."""
@@ -191,7 +195,7 @@ def sharded_step(
             stack.enter_context(context)
         model = build(config, attention, dtype)
         if tensor_parallel > 1:
-            split(model, whole["tp"])
+            PLANS[plan](model, whole["tp"])
             mode.tensor_parallel_group = whole["tp"].get_group().group_name
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -205,13 +209,19 @@ def sharded_step(
         groups = [{"params": parameters} for parameters in by_mesh.values()]
         optimizer = torch.optim.AdamW(groups, **{implementation: True})
         ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
-        for tensor in [ids, *model.buffers(), *(p._local_tensor for p in model.parameters())]:
+        batch = {"input_ids": ids, "labels": ids}
+        if plan == "sequence parallel":  # transformers would count the tokens of the embeddings, which are a shard
+            batch["position_ids"] = torch.arange(seq_len).unsqueeze(0)
+        for tensor in [*batch.values(), *model.buffers(), *(p._local_tensor for p in model.parameters())]:
             mode.register(tensor)
         with mode:
             for _ in range(2):
                 mode.log = [] if log else None
-                out = _step(mode, model, optimizer, ids, micro_batches)
+                out = _step(mode, model, optimizer, batch, micro_batches)
     return out
+
+
+PLANS: dict[str, Callable[[Any, DeviceMesh], None]] = {}
 
 
 def split(model: Any, mesh: DeviceMesh) -> None:
@@ -227,13 +237,16 @@ def split(model: Any, mesh: DeviceMesh) -> None:
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
 
 
+PLANS |= {"transformers": split, "dtensor": column_and_row_parallel, "sequence parallel": sequence_parallel}
+
+
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def _step(mode: RankMode, model: Any, optimizer: Any, ids: torch.Tensor, micro_batches: int) -> Sharded:
+def _step(mode: RankMode, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], micro_batches: int) -> Sharded:
     gc.collect()
     mode.sent, mode.split = [], []
     resident = mode.now
@@ -241,7 +254,7 @@ def _step(mode: RankMode, model: Any, optimizer: Any, ids: torch.Tensor, micro_b
     for _ in range(micro_batches):
         mode.phase = "forward"
         mode.begin()
-        mode.loss = model(input_ids=ids, labels=ids).loss
+        mode.loss = model(**batch).loss
         gc.collect()
         forward, end = max(forward, mode.highest), mode.now
         mode.phase = "backward"
