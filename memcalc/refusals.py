@@ -35,8 +35,6 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
         refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
         refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
-    if options.sequence_parallel and engine == "fsdp2":
-        refuse("sequence_parallel", "on", "with engine fsdp2 transformers' tensor parallelism has none; allowed: off")
     if model is None:
         return
     if options.padded and not model.program.pads:

@@ -103,9 +103,10 @@ class Unit:
         `inputs` holds the input of the last reduce-scatter until the next one comes.
         """
         gradients: list[Tensor] = []
+        parallel = self.run.tensor_parallel
         for leaf in self.leaves:
             if leaf.grad is not None:
-                gradients.append(_own_part(leaf, leaf.grad))
+                gradients.append(leaf.grad if parallel is None else parallel.own_part(leaf, leaf.grad))
                 leaf.grad = None
         self.whole = None
         inputs.clear()
@@ -139,13 +140,6 @@ class Unit:
             return new_tensor(memory, (dim,), dtype, name, component=component)
         finally:
             memory.layer, memory.scope = layer, scope
-
-
-def _own_part(leaf: Leaf, grad: Tensor) -> Tensor:
-    """Of a gradient that is the whole table's, this tensor-parallel rank's part (FSDPParam._get_grad_inner_tensor)."""
-    if numel(grad.shape)[0] == numel(leaf.shape)[0]:
-        return grad
-    return new_tensor(grad.memory, leaf.shape, grad.dtype, leaf.scope, component="gradients")
 
 
 class Step:
