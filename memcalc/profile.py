@@ -139,7 +139,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     for buffer in program.buffers():
         run.add_buffer(buffer)
     batch_of = [run.add_input(given) for given in program.inputs(size.batch, whole)]
-    positions = program.positions(whole)
+    positions = program.given_positions(whole)
     run.positions = None if positions is None else run.add_input(positions)
     if choices.padded:
         run.attention_mask = run.add_input(program.padding(size.batch, size.seq))

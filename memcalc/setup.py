@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
-from memcalc.refusals import check_fsdp2, check_fused_softmax, check_megatron, check_modelled
+from memcalc.refusals import (
+    check_fsdp2,
+    check_fused_softmax,
+    check_megatron,
+    check_modelled,
+    check_sequence_parallel,
+)
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -110,6 +116,9 @@ def resolve(options: Options, model: Model | None) -> Setup:
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     kernels = _kernels(options, precision, engine, model)
+    attention = None if model is None else _attention(options, model)
+    if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
+        check_sequence_parallel(options, seq_len, str(attention), model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
     return Setup(
@@ -139,7 +148,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute=options.recompute,
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
-        attention=None if model is None else _attention(options, model),
+        attention=attention,
         cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),

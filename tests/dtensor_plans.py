@@ -47,9 +47,8 @@ def sequence_parallel(model: Any, mesh: DeviceMesh) -> None:
             plan[name] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
         elif last in ("q_norm", "k_norm"):
             plan[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
-        elif list(module.parameters(recurse=False)) and isinstance(getattr(module, "weight", None), torch.nn.Parameter):
-            if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-                plan[name] = SequenceParallel()
+        elif list(module.parameters(recurse=False)) and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            plan[name] = SequenceParallel()
     _apply(model, mesh, plan)
 
 

@@ -85,7 +85,7 @@ def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> 
     """What the caller and the modules hold: the batch, the loss, the model's buffers; `dtype` is the modules'."""
     program = model.program
     whole = program.whole(_SEQ)
-    positions = program.positions(whole)
+    positions = program.given_positions(whole)
     rows = [
         Row("buffers", given.name, given.shape, given.dtype or dtype, life="the step's batch", source="the caller")
         for given in (*program.inputs(_BATCH, whole), *(() if positions is None else (positions,)))

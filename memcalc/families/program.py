@@ -105,9 +105,9 @@ class Program:
         """The sequence of which a tensor between two layers has `shard`."""
         return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
 
-    def positions(self, whole: Dim) -> Input | None:
+    def given_positions(self, whole: Dim) -> Input | None:
         """The positions of a sequence, where the caller has to give them."""
-        return None if self.tensor_parallel is None else self.tensor_parallel.positions(whole)
+        return None if self.tensor_parallel is None else self.tensor_parallel.given_positions(whole)
 
     def padding(self, batch: Dim, seq: Dim) -> Input:
         """The collator's mask of a padded batch."""

@@ -15,13 +15,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim, numel
-from memcalc.dtypes import int64
-from memcalc.families.module import Input
-from memcalc.families.tensor_parallel import TensorParallel, same
+from memcalc.dims import ONE_DIM, Dim
+from memcalc.dtypes import fp32, int64
+from memcalc.families.module import Input, Run
+from memcalc.families.tensor_parallel import TensorParallel
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
-from memcalc.tensor import Tensor, contiguous_strides, new_tensor
+from memcalc.tensor import Memory, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 ENTERED: Final = (".self_attn", ".mlp")
 """The ends of the names of modules whose input is gathered (PrepareModuleInput)."""
 
+PLAIN: Final = frozenset({
+    "llama", "mistral", "qwen2", "qwen3", "olmo", "granite", "cohere", "cohere2", "smollm3", "ernie4_5", "seed_oss", "cwm",
+    "ministral", "ministral3", "internlm3", "iquestcoder", "nemotron", "arcee", "jais2", "nanochat", "starcoder2", "phi",
+})  # fmt: skip
+"""Model types that the plan runs as it is. Norms behind attention or MLP would add DTensors to plain tensors, embeddings
+that are scaled within their module are reduced in another way, and activations with weights would not be in the plan."""
+
 
 class SequenceParallel(TensorParallel):
     """The group of such a run; every parameter is a DTensor over it."""
@@ -40,9 +47,9 @@ class SequenceParallel(TensorParallel):
 
     def whole(self, shard: Dim) -> Dim:
         """The sequence of which a tensor between two layers has `shard`."""
-        return Dim("seq", self.ranks * shard.size, tuple(self.ranks * c for c in shard.poly))  # type: ignore[arg-type]
+        return _whole(shard, self.ranks)
 
-    def positions(self, whole: Dim) -> Input | None:
+    def given_positions(self, whole: Dim) -> Input | None:
         return Input("position_ids", (ONE_DIM, whole), int64)
 
     def entered(self, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -113,6 +120,17 @@ class SequenceParallel(TensorParallel):
         _ordered = like(partial, f"{name}, put in order")
         self.send(partial.memory, "reduce_scatter", name, partial.shape, partial.dtype)
         return new_tensor(partial.memory, (batch, _part(whole, self.ranks), *rest), partial.dtype, f"{name}, scattered")
+
+
+def masks(program: Any, attention: str, seq_len: int) -> bool:
+    """Whether a program's attention has a mask. transformers makes it as long as the embeddings: of a shard."""
+    run = Run(Memory(), fp32, attention, False, Dim("batch", 1), Dim("seq", seq_len))
+    return any(mask is not None for mask in program.masks(run).values())
+
+
+@lru_cache(maxsize=1024)
+def _whole(shard: Dim, ranks: int) -> Dim:
+    return Dim("seq", ranks * shard.size, tuple(ranks * c for c in shard.poly))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)

@@ -169,7 +169,7 @@ class TensorParallel(NamedTuple):
         """The sequence of which a tensor between two layers has `shard`: all of it."""
         return shard
 
-    def positions(self, whole: Dim) -> Input | None:
+    def given_positions(self, whole: Dim) -> Input | None:
         """The positions of a sequence, where the caller has to give them."""
         return None
 
