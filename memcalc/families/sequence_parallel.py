@@ -18,7 +18,7 @@ from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Run
-from memcalc.families.tensor_parallel import TensorParallel
+from memcalc.families.tensor_parallel import TensorParallel, part_of_sum
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
 from memcalc.tensor import Memory, Tensor, contiguous_strides, new_tensor
@@ -63,8 +63,7 @@ class SequenceParallel(TensorParallel):
         style = self.plan.get(path)
         name = path.split("*.")[-1]
         if style == "rowwise":
-            _share = None if bias is None else like(bias, "bias / tp")  # every rank adds its share of the sum
-            return self._scattered(linear(x, weight, bias), name)
+            return self._scattered(part_of_sum(x, weight, bias), name)
         if style != "colwise_gather_output":
             return linear(x, weight, bias)
         out = linear(self._sequence_gathered(x, name), weight, bias)

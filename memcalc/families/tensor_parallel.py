@@ -120,8 +120,7 @@ class TensorParallel(NamedTuple):
             return linear(x, weight, bias)
         name = path.split("*.")[-1]
         if style == "rowwise":
-            _share = None if bias is None else like(bias, "bias / tp")  # every rank adds its share of the sum
-            return self._summed(linear(x, weight, bias), name)
+            return self._summed(part_of_sum(x, weight, bias), name)
         out = linear(self._replicated(x, name), weight, bias)
         return self._gathered(out, name) if style == "colwise_gather_output" else out
 
@@ -236,6 +235,12 @@ def part(dim: Dim, ranks: int) -> Dim:
     """The first rank's part of a dim, which is the largest (torch.chunk)."""
     name = f"⌈{dim.name}/tp⌉" if dim.size % ranks else f"{dim.name}/tp"
     return Dim(name, -(-dim.size // ranks))
+
+
+def part_of_sum(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A rank's part of a row-parallel layer's output, to which every rank adds its share of the bias."""
+    _share = None if bias is None else like(bias, "bias / tp")
+    return linear(x, weight, bias)
 
 
 def same(tensor: Tensor, node: Node) -> Tensor:
