@@ -11,7 +11,7 @@ from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine
 from memcalc.engines.holdings import Holdings, padding_row
 from memcalc.engines.tensor_parallel import collectives_of_run
-from memcalc.families.sequence_parallel import SequenceParallel
+from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
@@ -79,10 +79,11 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
 
 def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
     """The model of one tensor-parallel rank, as small as its parts of the weights are."""
-    key = "tensor-parallel rank", setup.tp, setup.sequence_parallel
+    key = "tensor-parallel rank", setup.tp, setup.sequence_parallel, setup.cross_entropy
     if key not in model.profiles:
         how = SequenceParallel if setup.sequence_parallel else TensorParallel
-        own = split(model.program, PLANS[model.model_type], setup.tp, how)
+        plan = PLANS[model.model_type] | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
+        own = split(model.program, plan, setup.tp, how)
         model.profiles[key] = Model(model.name, model.model_type, own)
     return model.profiles[key]
 

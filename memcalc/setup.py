@@ -149,7 +149,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
         attention=attention,
-        cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
+        cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, engine, model),
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),
         kernels=kernels,
@@ -408,13 +408,18 @@ def _kernels(options: Options, precision: str, engine: str, model: Model | None)
     return kernels
 
 
-def _cross_entropy(options: Options, kernels: str, precision: str, model: Model) -> str:
+def _cross_entropy(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
     if options.cross_entropy is None:
         return DEFAULT_LOSS[kernels]
     allowed = losses(kernels, model.model_type)
+    if (
+        engine == "fsdp2" and options.tp > 1
+    ):  # logits of DTensors are gathered, or split with the sequence between layers
+        allowed = ("eager", "vocab-parallel") if options.sequence_parallel else ("eager",)
     if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
         refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {NOT_YET}{allowed[0]}")
     if options.cross_entropy not in allowed:
-        why = f"not with kernels {kernels} for {model.model_type}; allowed: {', '.join(allowed)}"
+        split = f", engine {engine} and tp {options.tp}" if options.tp > 1 else ""
+        why = f"not with kernels {kernels}{split} for {model.model_type}; allowed: {', '.join(allowed)}"
         refuse("cross_entropy", options.cross_entropy, why)
     return options.cross_entropy

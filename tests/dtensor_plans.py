@@ -30,9 +30,19 @@ def column_and_row_parallel(model: Any, mesh: DeviceMesh) -> None:
 
 def sequence_parallel(model: Any, mesh: DeviceMesh) -> None:
     """Between attention and MLP each rank has its part of the sequence. `position_ids` have to be given."""
+    _sequence_parallel(model, mesh, ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()))
+
+
+def sequence_and_loss_parallel(model: Any, mesh: DeviceMesh) -> None:
+    """The same with logits that stay split. The step has to be under `loss_parallel()`."""
+    split = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    _sequence_parallel(model, mesh, split)
+
+
+def _sequence_parallel(model: Any, mesh: DeviceMesh, head: ColwiseParallel) -> None:
     plan: dict[str, Any] = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        "lm_head": head,
     }
     for name, style in _linear_layers(model).items():
         plan[name] = ColwiseParallel() if style == "colwise" else RowwiseParallel(output_layouts=Shard(1))

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dtensor_plans import column_and_row_parallel, sequence_parallel
+from dtensor_plans import column_and_row_parallel, sequence_and_loss_parallel, sequence_parallel
 from oracle import LiveBytes, build, cuda_kernels, not_traced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 Sent = tuple[str, int, int]
@@ -210,10 +211,12 @@ def sharded_step(
         optimizer = torch.optim.AdamW(groups, **{implementation: True})
         ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
         batch = {"input_ids": ids, "labels": ids}
-        if plan == "sequence parallel":  # transformers would count the tokens of the embeddings, which are a shard
+        if plan in ("sequence parallel", "loss parallel"):  # transformers would count the tokens of a shard
             batch["position_ids"] = torch.arange(seq_len).unsqueeze(0)
         for tensor in [*batch.values(), *model.buffers(), *(p._local_tensor for p in model.parameters())]:
             mode.register(tensor)
+        if plan == "loss parallel":
+            stack.enter_context(loss_parallel())
         with mode:
             for _ in range(2):
                 mode.log = [] if log else None
@@ -237,7 +240,12 @@ def split(model: Any, mesh: DeviceMesh) -> None:
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
 
 
-PLANS |= {"transformers": split, "dtensor": column_and_row_parallel, "sequence parallel": sequence_parallel}
+PLANS |= {
+    "transformers": split,
+    "dtensor": column_and_row_parallel,
+    "sequence parallel": sequence_parallel,
+    "loss parallel": sequence_and_loss_parallel,
+}
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:

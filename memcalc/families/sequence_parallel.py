@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
     from memcalc.autograd import Leaf
     from memcalc.families.module import Weight
+    from memcalc.families.tensor_parallel import Plan
 
 ENTERED: Final = (".self_attn", ".mlp")
 """The ends of the names of modules whose input is gathered (PrepareModuleInput)."""
+
+LOSS_PARALLEL: Final[Plan] = {"lm_head": "colwise_gather_input"}
+"""What `loss_parallel` changes in a plan: the logits stay split over the vocabulary."""
 
 PLAIN: Final = frozenset({
     "llama", "mistral", "qwen2", "qwen3", "olmo", "granite", "cohere", "cohere2", "smollm3", "ernie4_5", "seed_oss", "cwm",
@@ -64,10 +68,10 @@ class SequenceParallel(TensorParallel):
         name = path.split("*.")[-1]
         if style == "rowwise":
             return self._scattered(part_of_sum(x, weight, bias), name)
-        if style != "colwise_gather_output":
+        if style not in ("colwise_gather_output", "colwise_gather_input"):
             return linear(x, weight, bias)
         out = linear(self._sequence_gathered(x, name), weight, bias)
-        return self._gathered(out, name)
+        return out if style == "colwise_gather_input" else self._gathered(out, name)
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
         name = table.name.removesuffix(".weight")

@@ -31,8 +31,15 @@ if TYPE_CHECKING:
     from memcalc.families.module import Input, Weight
     from memcalc.families.program import Program
 
-Style = Literal["colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce"]
-Plan = Mapping[str, Style]
+Style = Literal[
+    "colwise",
+    "rowwise",
+    "colwise_gather_output",
+    "embedding_rowwise",
+    "replicated_with_grad_allreduce",
+    "colwise_gather_input",
+]
+Plan = dict[str, Style]
 
 _ENDS: Final[Plan] = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
 _ATTENTION: Final[Plan] = {

@@ -57,6 +57,23 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"micro_batch_size": 1, "seq_len": 2},
     ),
 }
+LARGE = {"vocab_size": 3001}
+VOCAB_PARALLEL = {"cross_entropy": "vocab-parallel"}
+LOSS_PARALLEL = {"plan": "loss parallel"}
+SETUPS |= {
+    "loss parallel, a small vocabulary": (BIASED, VOCAB_PARALLEL, LOSS_PARALLEL),
+    "loss parallel, tied": (LARGE | {"tie_word_embeddings": True}, VOCAB_PARALLEL, LOSS_PARALLEL),
+    "loss parallel, a batch of one, recompute, two micro-batches": (
+        LARGE,
+        VOCAB_PARALLEL | {"micro_batch_size": 1, "recompute": "full", "global_batch_size": 4},
+        LOSS_PARALLEL | {"micro_batch_size": 1, "recompute": True, "micro_batches": 2},
+    ),
+    "loss parallel, dp 1, tp 4, fp32": (
+        LARGE,
+        VOCAB_PARALLEL | {"gpus": 4, "tp": 4, "precision": "fp32"},
+        LOSS_PARALLEL | {"mesh": (1,), "tensor_parallel": 4, "policy": None},
+    ),
+}
 
 
 def both(config: dict[str, Any], options: dict[str, Any], real: dict[str, Any]) -> tuple[Report, Any]:
@@ -98,6 +115,11 @@ def config_of(model_type: str) -> dict[str, Any]:
 @pytest.mark.parametrize("model_type", sorted(PLAIN - {"llama"}))
 def test_a_step_of_another_family(model_type: str) -> None:
     check(*both(config_of(model_type), {}, {}))
+
+
+@pytest.mark.parametrize("model_type", ["cohere", "nanochat", "phi"])
+def test_logits_that_stay_split_of_another_family(model_type: str) -> None:
+    check(*both(config_of(model_type) | LARGE, VOCAB_PARALLEL, LOSS_PARALLEL))
 
 
 @pytest.mark.parametrize("model_type", ["hyperclovax", "exaone4"])
@@ -185,6 +207,8 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
         ("mistral-7b", {"seq_len": 4096}, "--seq-len 4096: with sequence parallelism and the sliding window of mistral-7b"),
         (LLAMA | {"intermediate_size": 97}, {}, "has a feed-forward width of 97, which has no 2 equal parts"),
         ("llama-7b", {"kernels": "fused"}, "--kernels fused: with engine fsdp2 and tp above 1 is not modelled"),
+        ("llama-7b", {"cross_entropy": "chunked"}, "--cross-entropy chunked: not with kernels hf, engine fsdp2 and tp 2 for"),
+        ("llama-7b", VOCAB_PARALLEL | {"sequence_parallel": False}, "engine fsdp2 and tp 2 for llama; allowed: eager"),
         ("llama-7b", {"tp": 64, "gpus": 64}, "--tp 64: llama-7b has 32 attention heads"),
     ],
 )  # fmt: skip
