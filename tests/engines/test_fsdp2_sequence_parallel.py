@@ -122,6 +122,12 @@ def test_logits_that_stay_split_of_another_family(model_type: str) -> None:
     check(*both(config_of(model_type) | LARGE, VOCAB_PARALLEL, LOSS_PARALLEL))
 
 
+def test_foreach_steps_through_one_group_of_all_parameters() -> None:
+    report, real = both(LLAMA, {"optimizer_implementation": "foreach"}, {"implementation": "foreach"})
+    counters = 4 * len(report.model.weights())  # of CPU tensors they are on the same device
+    assert phases(report) == [real.forward - counters, real.backward - counters, real.step - counters]
+
+
 @pytest.mark.parametrize("model_type", ["hyperclovax", "exaone4"])
 def test_the_plan_does_not_run_with_norms_behind_attention(model_type: str) -> None:
     with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
