@@ -48,6 +48,11 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"attention": "eager", "micro_batches": 3},
     ),
     "few tokens": ({}, {"micro_batch_size": 1, "seq_len": 4}, {"micro_batch_size": 1, "seq_len": 4}),
+    "few tokens, dp 1": (  # a shard is cast and copied, and nothing is gathered
+        {"vocab_size": 3000},
+        {"gpus": 2, "micro_batch_size": 1, "seq_len": 2},
+        {"mesh": (1,), "micro_batch_size": 1, "seq_len": 2},
+    ),
     "few tokens, tied": (
         {"tie_word_embeddings": True},
         {"micro_batch_size": 1, "seq_len": 4},
