@@ -184,11 +184,8 @@ class Step:
         self._before_forward(self.root)
 
     def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
-        """A layer's forward between its hooks. A recomputation finds its parameters gathered."""
-        checkpoint = self.run.memory.checkpoint
+        """A layer's forward between its hooks. A recomputation is of what is between them."""
         args = self._cast(args)
-        if checkpoint is not None and checkpoint.keeps:
-            return forward(m, *args)
         unit = self.units[_stack_and_layer(m.path, m.layer)]
         self._before_forward(unit)
         outputs = forward(m, *self._before_backward_ends(unit, args))

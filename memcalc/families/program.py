@@ -164,8 +164,8 @@ class Program:
 
     def call(self, layer: Callable[..., Any], m: Module, *args: Any) -> Any:
         """The same of a model that has layers of several kinds."""
-        hooked = layer if m.run.hooks is None else partial(m.run.hooks.layer, layer)
-        return checkpoint(m.run.memory, hooked, m, *args) if m.run.recompute else hooked(m, *args)
+        forward = partial(checkpoint, m.run.memory, layer) if m.run.recompute else layer
+        return forward(m, *args) if m.run.hooks is None else m.run.hooks.layer(forward, m, *args)
 
     def branch(self, batch: int, seq: int) -> Hashable:
         """What of a workload decides which way the program goes: one profile holds for all that agree in it."""
