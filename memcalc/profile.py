@@ -127,7 +127,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     """Run the program's forward and backward on paper with `depth` layers, or trace the module that stands for it."""
     memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
-    run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq, choices.accumulating)
+    whole = program.whole(size.seq)
+    run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole, choices.accumulating)
     run.policy = choices.policy
     if program.source:
         forward_end = program.traced_step(run)
@@ -141,7 +142,9 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.hooks = choices.hooks.start(run)
     for buffer in program.buffers():
         run.add_buffer(buffer)
-    batch_of = [run.add_input(given) for given in program.inputs(size.batch, size.seq)]
+    batch_of = [run.add_input(given) for given in program.inputs(size.batch, whole)]
+    positions = program.given_positions(whole)
+    run.positions = None if positions is None else run.add_input(positions)
     if choices.padded:
         run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
     with Autocast(memory, choices.autocast):

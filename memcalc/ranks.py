@@ -11,7 +11,8 @@ from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine
 from memcalc.engines.holdings import Holdings, padding_row
 from memcalc.engines.tensor_parallel import collectives_of_run
-from memcalc.families.tensor_parallel import PLANS, split
+from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
+from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
@@ -79,9 +80,11 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
 
 def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
     """The model of one tensor-parallel rank, as small as its parts of the weights are."""
-    key = "tensor-parallel rank", setup.tp
+    key = "tensor-parallel rank", setup.tp, setup.sequence_parallel, setup.cross_entropy
     if key not in model.profiles:
-        own = split(model.program, PLANS[model.model_type], setup.tp)
+        how = SequenceParallel if setup.sequence_parallel else TensorParallel
+        plan = PLANS[model.model_type] | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
+        own = split(model.program, plan, setup.tp, how)
         model.profiles[key] = Model(model.name, model.model_type, own)
     return model.profiles[key]
 
@@ -177,7 +180,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
-    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.seq_len), chunks)
+    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.rows), chunks)
     if key not in model.profiles:
-        model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.seq_len)
+        model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.rows)
     return model.profiles[key]

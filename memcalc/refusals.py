@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.families.sequence_parallel import PLAIN, masks
 from memcalc.families.tensor_parallel import NOT_RUN, PLANS
 from memcalc.inputs.options import NOT_YET, Options, refuse
 
@@ -37,8 +38,6 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
         refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
         refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
-    if options.sequence_parallel and engine == "fsdp2":
-        refuse("sequence_parallel", "on", "with engine fsdp2 transformers' tensor parallelism has none; allowed: off")
     if model is None:
         return
     if options.padded and not model.program.pads:
@@ -133,6 +132,29 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
             options.precision,
             f"with engine fsdp2 and tp above 1 {NOT_YET}fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
+
+
+def check_sequence_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
+    """torch's own plan over transformers' modules: what runs with shards of a sequence, and what divides."""
+    if model.model_type not in PLAIN:
+        refuse("sequence_parallel", "on", f"with engine fsdp2 for a {model.model_type} {NOT_YET}off")
+    program: Any = model.program
+    if program.ffn.size % options.tp:
+        why = f"{model.name} has a feed-forward width of {program.ffn.size}, which has no {options.tp} equal parts"
+        refuse("sequence_parallel", "on", f"{why}, as torch's plan needs; allowed: off, or another --tp")
+    if seq_len % options.tp:
+        why = f"does not divide by tp {options.tp}, and torch's SequenceParallel has equal parts"
+        refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {options.tp}")
+    if options.padded:
+        refuse("padded", "on", f"with sequence parallelism {_MASK_OF_SHARD}; allowed: off")
+    if attention == "eager":
+        refuse("attention", attention, f"with sequence parallelism {_MASK_OF_SHARD}; allowed: sdpa")
+    if masks(program, attention, seq_len):
+        why = f"with sequence parallelism and the sliding window of {model.name}, {_MASK_OF_SHARD}"
+        refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --no-sequence-parallel")
+
+
+_MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"
 
 
 def check_fused_softmax(options: Options, seq_len: int, program: Any) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
-from memcalc.refusals import check_fsdp2, check_fused_softmax, check_megatron, check_modelled
+from memcalc.refusals import (
+    check_fsdp2,
+    check_fused_softmax,
+    check_megatron,
+    check_modelled,
+    check_sequence_parallel,
+)
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -112,6 +118,9 @@ def resolve(options: Options, model: Model | None) -> Setup:
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     kernels = _kernels(options, precision, engine, model)
+    attention = None if model is None else _attention(options, engine, model)
+    if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
+        check_sequence_parallel(options, seq_len, str(attention), model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
     return Setup(
@@ -142,8 +151,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         cp_comm_type=(options.cp_comm_type or "p2p") if options.cp > 1 else None,
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
-        attention=None if model is None else _attention(options, engine, model),
-        cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, model),
+        attention=attention,
+        cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, engine, model),
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),
         kernels=kernels,
@@ -414,13 +423,18 @@ def _kernels(options: Options, precision: str, engine: str, model: Model | None)
     return kernels
 
 
-def _cross_entropy(options: Options, kernels: str, precision: str, model: Model) -> str:
+def _cross_entropy(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
     if options.cross_entropy is None:
         return DEFAULT_LOSS[kernels]
     allowed = losses(kernels, model.model_type)
+    if (
+        engine == "fsdp2" and options.tp > 1
+    ):  # logits of DTensors are gathered, or split with the sequence between layers
+        allowed = ("eager", "vocab-parallel") if options.sequence_parallel else ("eager",)
     if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
         refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {NOT_YET}{allowed[0]}")
     if options.cross_entropy not in allowed:
-        why = f"not with kernels {kernels} for {model.model_type}; allowed: {', '.join(allowed)}"
+        split = f", engine {engine} and tp {options.tp}" if options.tp > 1 else ""
+        why = f"not with kernels {kernels}{split} for {model.model_type}; allowed: {', '.join(allowed)}"
         refuse("cross_entropy", options.cross_entropy, why)
     return options.cross_entropy

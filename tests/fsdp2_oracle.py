@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from dtensor_plans import column_and_row_parallel, sequence_and_loss_parallel, sequence_parallel
 from oracle import LiveBytes, build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 Sent = tuple[str, int, int]
@@ -90,6 +92,8 @@ class RankMode(LiveBytes):
             self.split.append((self.phase, "all_gather", args[0].nbytes * args[1]))
         elif name == "all_reduce":
             self.split.append((self.phase, "all_reduce", args[0].nbytes))
+        elif name == "reduce_scatter_tensor":
+            self.split.append((self.phase, "reduce_scatter", args[0].nbytes))
         else:
             raise AssertionError(f"{name} is not counted")
 
@@ -172,6 +176,7 @@ def sharded_step(
     micro_batches: int = 1,
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
+    plan: str = "transformers",
     log: bool = False,
 ) -> Sharded:
     """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks)."""
@@ -192,7 +197,7 @@ def sharded_step(
             stack.enter_context(context)
         model = build(config, attention, dtype)
         if tensor_parallel > 1:
-            split(model, whole["tp"])
+            PLANS[plan](model, whole["tp"])
             mode.tensor_parallel_group = whole["tp"].get_group().group_name
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
@@ -206,13 +211,21 @@ def sharded_step(
         groups = [{"params": parameters} for parameters in by_mesh.values()]
         optimizer = torch.optim.AdamW(groups, **{implementation: True})
         ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
-        for tensor in [ids, *model.buffers(), *(p._local_tensor for p in model.parameters())]:
+        batch = {"input_ids": ids, "labels": ids}
+        if plan in ("sequence parallel", "loss parallel"):  # transformers would count the tokens of a shard
+            batch["position_ids"] = torch.arange(seq_len).unsqueeze(0)
+        for tensor in [*batch.values(), *model.buffers(), *(p._local_tensor for p in model.parameters())]:
             mode.register(tensor)
+        if plan == "loss parallel":
+            stack.enter_context(loss_parallel())
         with mode:
             for _ in range(2):
                 mode.log = [] if log else None
-                out = _step(mode, model, optimizer, ids, micro_batches)
+                out = _step(mode, model, optimizer, batch, micro_batches)
     return out
+
+
+PLANS: dict[str, Callable[[Any, DeviceMesh], None]] = {}
 
 
 def split(model: Any, mesh: DeviceMesh) -> None:
@@ -228,13 +241,21 @@ def split(model: Any, mesh: DeviceMesh) -> None:
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
 
 
+PLANS |= {
+    "transformers": split,
+    "dtensor": column_and_row_parallel,
+    "sequence parallel": sequence_parallel,
+    "loss parallel": sequence_and_loss_parallel,
+}
+
+
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def _step(mode: RankMode, model: Any, optimizer: Any, ids: torch.Tensor, micro_batches: int) -> Sharded:
+def _step(mode: RankMode, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], micro_batches: int) -> Sharded:
     gc.collect()
     mode.sent, mode.split = [], []
     resident = mode.now
@@ -242,7 +263,7 @@ def _step(mode: RankMode, model: Any, optimizer: Any, ids: torch.Tensor, micro_b
     for _ in range(micro_batches):
         mode.phase = "forward"
         mode.begin()
-        mode.loss = model(input_ids=ids, labels=ids).loss
+        mode.loss = model(**batch).loss
         gc.collect()
         forward, end = max(forward, mode.highest), mode.now
         mode.phase = "backward"

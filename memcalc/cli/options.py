@@ -53,7 +53,7 @@ ShardGroup = Annotated[
 SequenceParallel = Annotated[
     bool | None,
     _option(
-        "Shard activations along the sequence. (default: with tp > 1)",
+        "Shard activations along the sequence between layers. (default: with engine megatron and tp > 1)",
         _PARALLEL,
         "--sequence-parallel/--no-sequence-parallel",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from memcalc.autograd import Leaf, Node
-from memcalc.dims import Dim, Shape, numel
+from memcalc.dims import Dim, Shape, merge, numel
 from memcalc.dtypes import DType
 from memcalc.families.module import Module, Run
 from memcalc.ops.elementwise import cast, recording
@@ -64,6 +64,7 @@ class Unit:
         "leaves",
         "name",
         "run",
+        "shapes",
         "sharding",
         "whole",
     )
@@ -72,6 +73,7 @@ class Unit:
         self.sharding, self.run, self.layer = sharding, run, layer
         self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
         self.elements = sum(padded_elements(weight.shape, sharding.ranks) for weight in weights)
+        self.shapes = [weight.shape for weight in weights]
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
         self.gathering: Tensor | None = None
         """The result of an all-gather that nobody has waited for."""
@@ -93,9 +95,23 @@ class Unit:
     def wait_for_unshard(self) -> Tensor | None:
         """Copy the parameters out of the all-gather's result, which the caller gets."""
         if self.whole is None:
+            self._copy_one_by_one()
             self.whole = self._block("gathered parameters", self.run.dtype)
         result, self.gathering = self.gathering, None
         return result
+
+    def _copy_one_by_one(self) -> None:
+        """On one rank nothing is gathered: each shard is cast, then copied; the last cast is there until all are done."""
+        if self.sharding.ranks > 1 or self.run.dtype is self.sharding.sharded:
+            return
+        copies: list[Tensor] = []
+        for shape in self.shapes:
+            _all_gather_input = self._of(shape, "shard, cast to be copied")
+            copies.append(self._of(shape, "gathered parameters"))
+
+    def _of(self, shape: Shape, name: str) -> Tensor:
+        """A block of one parameter."""
+        return self._allocate(merge(*shape), name, self.run.dtype, "gathered")
 
     def reduce(self, inputs: list[Tensor]) -> Tensor | None:
         """post_backward: the gathered parameters go, the gradients become a shard of their sum.
@@ -103,16 +119,17 @@ class Unit:
         `inputs` holds the input of the last reduce-scatter until the next one comes.
         """
         gradients: list[Tensor] = []
+        parallel = self.run.tensor_parallel
         for leaf in self.leaves:
             if leaf.grad is not None:
-                gradients.append(_own_part(leaf, leaf.grad))
+                gradients.append(leaf.grad if parallel is None else parallel.own_part(leaf, leaf.grad))
                 leaf.grad = None
         self.whole = None
         inputs.clear()
         if not gradients:
             return None
         inputs.append(self._block("reduce-scatter input", self.sharding.reduced))
-        unsharded_grad = gradients[-1]  # foreach_reduce's loop variable
+        unsharded_grad = gradients[-1] if self.sharding.ranks > 1 else None  # foreach_reduce's loop variable
         gradients.clear()
         component = "gathered" if self.sharding.accumulating else "gradients"
         if self.sharding.reduced is self.sharding.sharded:
@@ -139,13 +156,6 @@ class Unit:
             return new_tensor(memory, (dim,), dtype, name, component=component)
         finally:
             memory.layer, memory.scope = layer, scope
-
-
-def _own_part(leaf: Leaf, grad: Tensor) -> Tensor:
-    """Of a gradient that is the whole table's, this tensor-parallel rank's part (FSDPParam._get_grad_inner_tensor)."""
-    if numel(grad.shape)[0] == numel(leaf.shape)[0]:
-        return grad
-    return new_tensor(grad.memory, leaf.shape, grad.dtype, leaf.scope, component="gradients")
 
 
 class Step:

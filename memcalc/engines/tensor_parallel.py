@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memcalc.tensor import Sent
 
 SOURCE: Final = "transformers/distributed/tensor_parallel.py"
+SEQUENCE_PARALLEL: Final = "torch/distributed/tensor/parallel/style.py"
 
 
 def collectives_of_run(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
@@ -31,5 +32,6 @@ def _collective(sent: Sent, calls: int, setup: Setup, layers: str) -> Collective
     each = f"{formula(sent.shape)}·{sent.dtype.itemsize} B"
     return Collective(
         sent.axis, sent.kind, sent.name, sent.phase, sent.dtype.name, setup.tp, calls, calls * one,  # type: ignore[arg-type]
-        f"{calls}·{each} = {calls}·{one} B", None if sent.layer is None else layers, source=SOURCE, each=each,
+        f"{calls}·{each} = {calls}·{one} B", None if sent.layer is None else layers, each=each,
+        source=SEQUENCE_PARALLEL if setup.sequence_parallel else SOURCE,
     )  # fmt: skip

@@ -162,7 +162,9 @@ def gated_halves(gate: Tensor, up: Tensor, name: str) -> Tensor:
 
 
 def position_ids(run: Run) -> Tensor:
-    """arange(seq) + past_seen_tokens, with a batch dim of 1."""
+    """arange(seq) + past_seen_tokens, with a batch dim of 1; or what the caller gives."""
+    if run.positions is not None:
+        return run.positions
     ids = new_tensor(run.memory, (run.seq,), int64, "position ids")
     return unsqueeze(like(ids, "position ids"), 0)
 

@@ -95,6 +95,8 @@ class Run:
     """Of floating-point buffers, where it is not that of the run."""
     hooks: Hooks | None = None
     tensor_parallel: TensorParallel | None = None
+    positions: Tensor | None = None
+    """position_ids, where the caller gives them."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, of tokens int64 and (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
@@ -194,7 +196,10 @@ def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concat
     def call(self: Any, m: Module, *args: P.args, **kwargs: P.kwargs) -> R:
         memory = m.run.memory
         outer, memory.scope = memory.scope, m.path
+        parallel = m.run.tensor_parallel
         try:
+            if parallel is not None:
+                return forward(self, m, *parallel.entered(m.path, args), **kwargs)  # type: ignore[arg-type]
             return forward(self, m, *args, **kwargs)
         finally:
             memory.scope = outer

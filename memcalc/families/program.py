@@ -100,6 +100,14 @@ class Program:
         """The batch, in the order in which `forward` takes it."""
         return (Input("input_ids (also the labels)", (batch, seq), int64),)
 
+    def whole(self, shard: Dim) -> Dim:
+        """The sequence of which a tensor between two layers has `shard`."""
+        return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
+
+    def given_positions(self, whole: Dim) -> Input | None:
+        """The positions of a sequence, where the caller has to give them."""
+        return None if self.tensor_parallel is None else self.tensor_parallel.given_positions(whole)
+
     def padding(self, batch: Dim, seq: Dim) -> Input:
         """The collator's mask of a padded batch."""
         return Input("attention_mask", (batch, seq), int64)

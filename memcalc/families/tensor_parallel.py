@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from memcalc.autograd import Node
-from memcalc.dims import Dim, merge
+from memcalc.dims import Dim, merge, numel
 from memcalc.dtypes import boolean
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
@@ -24,14 +24,22 @@ from memcalc.tensor import Memory, Sent, Tensor, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memcalc.autograd import Leaf
     from memcalc.collectives import Kind
     from memcalc.dims import Shape
     from memcalc.dtypes import DType
-    from memcalc.families.module import Weight
+    from memcalc.families.module import Input, Weight
     from memcalc.families.program import Program
 
-Style = Literal["colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce"]
-Plan = Mapping[str, Style]
+Style = Literal[
+    "colwise",
+    "rowwise",
+    "colwise_gather_output",
+    "embedding_rowwise",
+    "replicated_with_grad_allreduce",
+    "colwise_gather_input",
+]
+Plan = dict[str, Style]
 
 _ENDS: Final[Plan] = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
 _ATTENTION: Final[Plan] = {
@@ -119,23 +127,26 @@ class TensorParallel(NamedTuple):
             return linear(x, weight, bias)
         name = path.split("*.")[-1]
         if style == "rowwise":
-            _share = None if bias is None else like(bias, "bias / tp")  # every rank adds its share of the sum
-            return self._summed(linear(x, weight, bias), name)
+            return self._summed(part_of_sum(x, weight, bias), name)
         out = linear(self._replicated(x, name), weight, bias)
         return self._gathered(out, name) if style == "colwise_gather_output" else out
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
         """The nn.Embedding of a table that is split over the vocabulary (EmbeddingParallel, _MaskPartial)."""
         name = table.name.removesuffix(".weight")
-        node = None
-        if recording(table):
-            node = Node(table.memory, _embedding_backward, (table,), (ids,), name)
-            node.metadata[0] = ((self.vocab, table.shape[1]), table.dtype)  # a DTensor has the shape of the whole
+        node = self._lookup_node(table, ids)
         partial = self._looked_up(table, ids)
         self.send(table.memory, "all_reduce", f"output of {name}", partial.shape, partial.dtype)
         out = like(partial, f"{name}, summed")
         out.node = node
         return out
+
+    def _lookup_node(self, table: Tensor, ids: Tensor) -> Node | None:
+        if not recording(table):
+            return None
+        node = Node(table.memory, _embedding_backward, (table,), (ids,), table.name.removesuffix(".weight"))
+        node.metadata[0] = ((self.vocab, table.shape[1]), table.dtype)  # a DTensor has the shape of the whole
+        return node
 
     def _looked_up(self, table: Tensor, ids: Tensor) -> Tensor:
         below, above = like(ids, "ids below the shard", boolean), like(ids, "ids above the shard", boolean)
@@ -160,15 +171,34 @@ class TensorParallel(NamedTuple):
     def _style(self, parameter: str) -> Style | None:
         return self.plan.get(parameter.rpartition(".")[0])
 
-    def send(self, memory: Memory, kind: Kind, name: str, shape: Shape, dtype: DType) -> None:
-        """Note a collective over the group; `shape` is that of its payload."""
-        memory.sent.append(Sent("tp", kind, name, memory.phase, memory.layer, shape, dtype))
+    def whole(self, shard: Dim) -> Dim:
+        """The sequence of which a tensor between two layers has `shard`: all of it."""
+        return shard
+
+    def given_positions(self, whole: Dim) -> Input | None:
+        """The positions of a sequence, where the caller has to give them."""
+        return None
+
+    def entered(self, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the module at `path` is called with."""
+        return args
+
+    def own_part(self, leaf: Leaf, grad: Tensor) -> Tensor:
+        """Of a gradient that is the whole table's, this rank's part (FSDPParam._get_grad_inner_tensor)."""
+        if numel(grad.shape)[0] == numel(leaf.shape)[0]:
+            return grad
+        return new_tensor(grad.memory, leaf.shape, grad.dtype, leaf.scope, component="gradients")
+
+    def send(self, memory: Memory, kind: Kind, name: str, shape: Shape, dtype: DType, layer: int | None = None) -> None:
+        """Note a collective over the group; `shape` is that of its payload, `layer` the running one unless it is given."""
+        of = memory.layer if layer is None else layer
+        memory.sent.append(Sent("tp", kind, name, memory.phase, of, shape, dtype))
 
     def _replicated(self, x: Tensor, name: str) -> Tensor:
         """DTensor.from_local(x, Replicate()): the gradient that comes back is a part of a sum."""
         if not recording(x):
             return x
-        return _same(x, Node(x.memory, _sum_input_gradient, (x,), (), (self, name)))
+        return same(x, Node(x.memory, _sum_input_gradient, (x,), (), (self, name)))
 
     def _summed(self, partial: Tensor, name: str) -> Tensor:
         """redistribute from Partial to Replicate: an all-reduce out of place; gradients pass."""
@@ -198,10 +228,10 @@ class TensorParallel(NamedTuple):
         return out
 
 
-def split(program: Program, plan: Plan, ranks: int) -> Program:
+def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = TensorParallel) -> Program:
     """The program of the first of `ranks` tensor-parallel ranks, whose parts are the largest; heads must divide."""
     own: Any = copy.copy(program)
-    own.tensor_parallel = TensorParallel(ranks, plan, own.vocab)
+    own.tensor_parallel = how(ranks, plan, own.vocab)
     for name in SPLIT:
         setattr(own, name, part(getattr(own, name), ranks))
     return own
@@ -214,7 +244,14 @@ def part(dim: Dim, ranks: int) -> Dim:
     return Dim(name, -(-dim.size // ranks))
 
 
-def _same(tensor: Tensor, node: Node) -> Tensor:
+def part_of_sum(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A rank's part of a row-parallel layer's output, to which every rank adds its share of the bias."""
+    _share = None if bias is None else like(bias, "bias / tp")
+    return linear(x, weight, bias)
+
+
+def same(tensor: Tensor, node: Node) -> Tensor:
+    """A view of all of a tensor, with a grad_fn of its own."""
     return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype, node)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _TORCH: Final = "transformers' forward; torch tools/autograd/derivatives.yaml"
 _LIGER: Final = "Liger-Kernel 0.8.5 src/liger_kernel/ops"
 _CHUNKED: Final = "torch 2.13 nn/modules/linear_cross_entropy.py"
+_LOSS_PARALLEL: Final = f"{_TORCH}; torch/distributed/tensor/parallel/loss.py"
 _MEGATRON: Final = "Megatron-Core 0.16.1 megatron/core/fusions; Transformer Engine 2.11"
 
 DEFAULT_LOSS: Final = {"hf": "eager", "fused": "fused", "megatron": "vocab-parallel"}
@@ -92,8 +93,11 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
         replaced |= megatron.SELECTIVE if selective else {}
         replaced |= megatron.LOSSES[cross_entropy]
         return Kernels(tuple(replaced.items()), f"{_MEGATRON}; {_TORCH}", "modelled")
-    from memcalc.families.blocks import lm_head_loss
-    from memcalc.kernels import chunked_loss, liger
+    from memcalc.families.blocks import causal_lm_loss, lm_head_loss
+    from memcalc.kernels import chunked_loss, liger, loss_parallel
+
+    if cross_entropy == "vocab-parallel":
+        return Kernels(((causal_lm_loss, loss_parallel.causal_lm_loss),), _LOSS_PARALLEL, "exact")
 
     sources = [_TORCH]
     if kernels == "fused":

@@ -50,6 +50,7 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**SHALLOW, "mesh": (2, 4), "reduced": torch.bfloat16},
     ),
     "one GPU": ({"gpus": 1}, {"mesh": (1,)}),
+    "one GPU, few tokens": ({"gpus": 1, **SHALLOW}, {"mesh": (1,), **SHALLOW}),
 }
 
 
@@ -121,6 +122,16 @@ def test_a_recomputed_step_of_another_family(model_type: str, recompute: str) ->
     report, real = both(case.fields | dict.fromkeys(DROPOUTS, 0.0), workload, workload)
     assert phases(report) == [real.forward, real.backward, real.step]
     assert said(report) == counted(real.sent)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_positions_in_fp32_are_cast_before_a_checkpoint_keeps_them(zero: int) -> None:
+    """The hooks are around the checkpoint (transformers' GradientCheckpointingLayer): each layer keeps casts of its own."""
+    config = dict(step_cases("olmo")[0].fields) | {"num_hidden_layers": 4}
+    workload = {"micro_batch_size": 1, "seq_len": 16}
+    options = {"zero": zero, "recompute": "full", **workload}
+    report, real = both(config, options, {"reshards": zero == 3, "recompute": True, **workload})
+    assert phases(report) == [real.forward, real.backward, real.step]
 
 
 @pytest.mark.parametrize("ranks", [8, 64])

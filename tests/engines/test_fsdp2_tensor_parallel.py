@@ -12,6 +12,7 @@ import torch
 from cases import DROPOUTS, step_cases
 from fsdp2_oracle import ranks, sharded_step, split
 from oracle import build
+from steps_compared import check_step, phases, split_over_tp
 from torch.distributed.device_mesh import init_device_mesh
 
 import memcalc
@@ -24,11 +25,13 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 300,
 }  # fmt: skip
 BIASED = {"attention_bias": True, "mlp_bias": True}
+EIGHT_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8}
 FOUR = {"mesh": (2,), "tensor_parallel": 2, "micro_batch_size": 2, "seq_len": 33}
 """Two data-parallel groups of two tensor-parallel ranks."""
 SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "zero 3": ({}, {}, {}),
     "biases": (BIASED, {}, {}),
+    "biases, a small vocabulary": (BIASED | {"vocab_size": 40}, {"micro_batch_size": 1}, {"micro_batch_size": 1}),
     "zero 2, tied": ({"tie_word_embeddings": True}, {"zero": 2}, {"reshards": False}),
     "seven layers, recompute": ({"num_hidden_layers": 7}, {"recompute": "full"}, {"recompute": True}),
     "seven layers, recompute op": ({"num_hidden_layers": 7}, {"recompute": "op"}, {"recompute": "op"}),
@@ -46,6 +49,11 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"attention": "eager", "micro_batches": 3},
     ),
     "few tokens": ({}, {"micro_batch_size": 1, "seq_len": 4}, {"micro_batch_size": 1, "seq_len": 4}),
+    "few tokens, dp 1": (  # a shard is cast and copied, and nothing is gathered
+        {"vocab_size": 3000},
+        {"gpus": 2, "micro_batch_size": 1, "seq_len": 2},
+        {"mesh": (1,), "micro_batch_size": 1, "seq_len": 2},
+    ),
     "few tokens, tied": (
         {"tie_word_embeddings": True},
         {"micro_batch_size": 1, "seq_len": 4},
@@ -61,51 +69,17 @@ def both(config: dict[str, Any], options: dict[str, Any], real: dict[str, Any]) 
     return memcalc.estimate(dict(config), **setup | options), theirs
 
 
-def phases(report: Report) -> list[int]:
-    return [report.phases[phase] for phase in ("forward", "backward", "step")]
-
-
-def split_over_tp(report: Report) -> Counter[tuple[str, str, int]]:
-    """(phase, collective, bytes of a call) -> calls."""
-    out: Counter[tuple[str, str, int]] = Counter()
-    for c in report.collectives:
-        if c.axis == "tp":
-            out[c.phase, c.collective, c.payload // c.calls] += c.calls
-    return out
-
-
-def over_dp(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
-    """(collective, ranks) -> calls, bytes."""
-    out: dict[tuple[str, int], tuple[int, int]] = {}
-    for c in report.collectives:
-        if c.axis == "dp":
-            calls, payload = out.get((c.collective, c.group_size), (0, 0))
-            out[c.collective, c.group_size] = calls + c.calls, payload + c.payload
-    return out
-
-
-def check(report: Report, real: Any) -> None:
-    assert report.setup.engine == "fsdp2"
-    assert phases(report) == [real.forward, real.backward, real.step]
-    assert split_over_tp(report) == Counter(real.split)
-    counted: dict[tuple[str, int], tuple[int, int]] = {}
-    for kind, size, group in real.sent:
-        calls, payload = counted.get((kind, group), (0, 0))
-        counted[kind, group] = calls + 1, payload + size
-    assert over_dp(report) == counted
-
-
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_step(name: str) -> None:
     fields, options, real = SETUPS[name]
-    check(*both(LLAMA | fields, options, real))
+    check_step(*both(LLAMA | fields, options, real))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "gemma2", "phi", "cohere"])
 def test_a_step_of_another_family(model_type: str) -> None:
     config = config_of(model_type)
     kind = memcalc.load_model(config).program.attention_kinds[0]
-    check(*both(config, {"attention": kind}, {"attention": kind}))
+    check_step(*both(config, {"attention": kind}, {"attention": kind}))
 
 
 def test_foreach_has_a_temporary_of_the_larger_of_two_groups() -> None:
@@ -161,6 +135,19 @@ def _shards_sum_to_the_whole(whole: list[Any], parts: list[Any], is_split: Any) 
         size, of_one = (prod(d.size for d in w.shape) for w in (one, part))
         replicated = not is_split(one.name) or (one.name.endswith(".bias") and size == of_one)
         assert size == of_one * (1 if replicated else 2), one.name
+
+
+@pytest.mark.parametrize(("tp", "heads"), [(2, {}), (4, {"num_key_value_heads": 4}), (8, EIGHT_HEADS)])
+def test_torch_s_own_plan_of_column_and_row_parallel_layers_is_the_same_step(tp: int, heads: dict[str, Any]) -> None:
+    """`parallelize_module` with ColwiseParallel and RowwiseParallel: what it holds and sends is what transformers' plan does."""
+    config = LLAMA | heads
+    real = {"mesh": (1,), "tensor_parallel": tp, "plan": "dtensor"}
+    report, theirs = both(config, {"gpus": tp, "tp": tp}, real)
+    check_step(report, theirs)
+    shallow = sharded_step(config | {"num_hidden_layers": 1}, **FOUR | {"implementation": "fused"} | real)
+    each = 2 * 33 * 48 * 2
+    layer = {("forward", "all_reduce", each): 2, ("backward", "all_reduce", each): 5}
+    assert Counter(theirs.split) - Counter(shallow.split) == layer
 
 
 def test_transformers_itself_cannot_split_a_head() -> None:
@@ -228,7 +215,6 @@ def test_replicas_are_told_from_none_on_one_model() -> None:
         ),
         ("llama-7b", {"gpus": 2, "tp": 2, "kernels": "fused"}, "--kernels fused: with engine fsdp2 and tp above 1 is not"),
         ("llama-7b", {"gpus": 2, "tp": 2, "precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2"),
-        ("llama-7b", {"gpus": 2, "tp": 2, "sequence_parallel": True}, "--sequence-parallel on: with engine fsdp2"),
         ("llama-7b", {"gpus": 4, "tp": 2, "pp": 2}, "--pp 2: with engine fsdp2 is not modelled by this version; allowed: 1"),
         ("llama-7b", {"gpus": 2, "tp": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: fsdp2"),
     ],

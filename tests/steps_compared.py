@@ -1,0 +1,42 @@
+"""An estimate of FSDP2 over tensor parallelism beside the real step: peaks of all phases and every collective."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from memcalc.estimation import Report
+
+
+def phases(report: Report) -> list[int]:
+    return [report.phases[phase] for phase in ("forward", "backward", "step")]
+
+
+def split_over_tp(report: Report) -> Counter[tuple[str, str, int]]:
+    """(phase, collective, bytes of a call) -> calls."""
+    out: Counter[tuple[str, str, int]] = Counter()
+    for c in report.collectives:
+        if c.axis == "tp":
+            out[c.phase, c.collective, c.payload // c.calls] += c.calls
+    return out
+
+
+def over_dp(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
+    """(collective, ranks) -> calls, bytes."""
+    out: dict[tuple[str, int], tuple[int, int]] = {}
+    for c in report.collectives:
+        if c.axis == "dp":
+            calls, payload = out.get((c.collective, c.group_size), (0, 0))
+            out[c.collective, c.group_size] = calls + c.calls, payload + c.payload
+    return out
+
+
+def check_step(report: Report, real: Any) -> None:
+    assert report.setup.engine == "fsdp2"
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert split_over_tp(report) == Counter(real.split)
+    counted: dict[tuple[str, int], tuple[int, int]] = {}
+    for kind, size, group in real.sent:
+        calls, payload = counted.get((kind, group), (0, 0))
+        counted[kind, group] = calls + 1, payload + size
+    assert over_dp(report) == counted
