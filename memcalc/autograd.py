@@ -92,7 +92,7 @@ class Leaf(Node):
 
     def run(self, grads: list[Tensor]) -> Gradients:
         """Take the gradient as it is, or add it to the one that an earlier micro-batch left."""
-        if not self.accumulating:
+        if not self.accumulating and self.grad is None:
             whole = grads[0].shape if numel(grads[0].shape)[0] != numel(self.shape)[0] else self.shape
             self.memory.relabel(grads[0].storage, whole, "gradients", self.scope, self.weight_layer)
             self.grad = grads[0]
@@ -130,10 +130,10 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
     return Tensor(out.storage, shape, contiguous_strides(shape), tensor.dtype)
 
 
-def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
+def backward(loss: Tensor, queued: Callable[[], None] | None = None, gradient: Tensor | None = None) -> None:
     """`loss.backward()`: every leaf that was used gets its gradient; the graph's saved tensors go as it runs.
 
-    `queued` runs last, within it (Engine::queue_callback).
+    `queued` runs last, within it (Engine::queue_callback). `gradient` is that of the output, where it is no loss.
     """
     memory = loss.memory
     root = loss.node
@@ -141,7 +141,9 @@ def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
     memory.grad_enabled = False
     memory.scope = "loss"
     waiting = _dependencies(root)
-    root_gradient = new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")  # the caller's frame holds it
+    root_gradient = gradient  # the caller's frame holds it
+    if root_gradient is None:
+        root_gradient = new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")
     inbox: dict[Node, list[Tensor | None]] = {root: [root_gradient]}
     ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
     del root

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
-from memcalc.refusals import check_fsdp2, check_fused_softmax, check_megatron, check_modelled
+from memcalc.refusals import check_fsdp2, check_fused_softmax, check_megatron, check_modelled, check_pipeline
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -109,6 +109,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     global_batch_size = _global_batch_size(options, dp)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
+    elif engine == "fsdp2" and options.pp > 1:
+        check_pipeline(options, global_batch_size // (dp * options.micro_batch_size), model)
     kernels = _kernels(options, precision, engine, model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)

@@ -7,18 +7,25 @@ of micro-batches that makes equal rounds; where that number divides by the ranks
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
-Kind = Literal["forward", "backward", "backward of inputs", "backward of weights"]
+Kind = Literal[
+    "forward", "backward", "backward of inputs", "backward of weights",
+    "send forward", "send backward", "unshard", "reshard", "reduce",
+]  # fmt: skip
+COMPUTES: Final = ("forward", "backward", "backward of inputs", "backward of weights")
+_GATHERED_AT_ONCE: Final = 3
+"""Chunks that the runtime keeps gathered at the most (`max_active_stages`)."""
 
 
 class Action(NamedTuple):
-    """A part of one micro-batch's step in one of the rank's chunks, the first chunk being 0."""
+    """A part of one micro-batch's step in one of the rank's chunks, the first chunk being 0; or, with no micro-batch, what is
+    done to a chunk's parameters."""
 
     kind: Kind
     chunk: int
-    micro_batch: int
+    micro_batch: int | None
 
 
 def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
@@ -97,6 +104,30 @@ _ORDERS = {
 }
 
 
+def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
+    """The list that _PipelineScheduleRuntime goes through, without what it receives: with what it sends, gathers and reduces
+    (_add_unshard_reshard, _add_reduce_grad, _add_send_recv)."""
+    gathered: list[int] = []
+    done: Counter[int] = Counter()
+    out: list[Action] = []
+    for i, action in enumerate(actions):
+        coming = list(dict.fromkeys(a.chunk for a in actions[i:]))[:_GATHERED_AT_ONCE]
+        out += [Action("reshard", chunk, None) for chunk in sorted(gathered) if chunk not in coming]
+        out += [Action("unshard", chunk, None) for chunk in coming if chunk not in gathered]
+        gathered = coming
+        out.append(action)
+        stage = action.chunk * ranks + rank
+        if action.kind == "forward" and stage != ranks * chunks - 1:
+            out.append(action._replace(kind="send forward"))
+        if action.kind in ("backward", "backward of inputs") and stage:
+            out.append(action._replace(kind="send backward"))
+        if action.kind in ("backward", "backward of weights"):
+            done[action.chunk] += 1
+            if done[action.chunk] == micro_batches:
+                out.append(Action("reduce", action.chunk, None))
+    return [*out, *(Action("reshard", chunk, None) for chunk in sorted(gathered))]
+
+
 def most_in_flight(actions: Sequence[Action]) -> int:
     """The most forwards whose backward, or the half of it for the weights, has not begun."""
     live = most = 0
@@ -109,12 +140,15 @@ def most_in_flight(actions: Sequence[Action]) -> int:
     return most
 
 
+_Done = tuple[str, int, int | None]
+
+
 def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
     """Idle time over the ideal time of a step, where a forward takes as long as each half of a backward and every chunk as
     long as any other: by running the orders of all ranks, each action once what it needs is there."""
     times = {"forward": 1, "backward": 2, "backward of inputs": 1, "backward of weights": 1}
     waiting = [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
-    done: dict[tuple[str, int, int], int] = {}
+    done: dict[_Done, int] = {}
     clocks, places = [0] * ranks, [0] * ranks
     stages = ranks * chunks
     moved = True
@@ -135,7 +169,7 @@ def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> fl
     return max(clocks) / ideal - 1
 
 
-def _ready(kind: str, stage: int, i: int, stages: int, done: dict[tuple[str, int, int], int]) -> int | None:
+def _ready(kind: str, stage: int, i: int | None, stages: int, done: Mapping[_Done, int]) -> int | None:
     """When what an action needs is there; None while it is not."""
     if kind == "forward":
         return 0 if stage == 0 else done.get(("forward", stage - 1, i))

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.pipelining import schedules as real
 
 from memcalc.megatron import schedules as megatron
-from memcalc.pipelining.orders import Action, bubble, most_in_flight, order
+from memcalc.pipelining.orders import COMPUTES, Action, bubble, lowered, most_in_flight, order
 
 CLASSES: dict[str, Any] = {
     "gpipe": real.ScheduleGPipe,
@@ -22,6 +22,11 @@ KINDS = {
     "FULL_BACKWARD": "backward",
     "BACKWARD_INPUT": "backward of inputs",
     "BACKWARD_WEIGHT": "backward of weights",
+    "SEND_F": "send forward",
+    "SEND_B": "send backward",
+    "UNSHARD": "unshard",
+    "RESHARD": "reshard",
+    "REDUCE_GRAD": "reduce",
 }
 
 
@@ -79,14 +84,19 @@ def recorded(name: str, rank: int, ranks: int, micro_batches: int) -> Recorder:
     return stage
 
 
-def real_order(schedule: Any, name: str, rank: int, ranks: int) -> list[Action]:
-    if name in ("gpipe", "1f1b"):
-        return recorded(name, rank, ranks, schedule._n_microbatches).ran
+def real_list(schedule: Any, rank: int, ranks: int) -> list[Action]:
+    """What the runtime goes through, without what it receives."""
     return [
         Action(KINDS[a.computation_type.name], (a.stage_index - rank) // ranks, a.microbatch_index)  # type: ignore[arg-type]
         for a in schedule.pipeline_order_with_comms[rank]
         if a.computation_type.name in KINDS
     ]
+
+
+def real_order(schedule: Any, name: str, rank: int, ranks: int) -> list[Action]:
+    if name in ("gpipe", "1f1b"):
+        return recorded(name, rank, ranks, schedule._n_microbatches).ran
+    return [action for action in real_list(schedule, rank, ranks) if action.kind in COMPUTES]
 
 
 def real_sends(schedule: Any, name: str, rank: int, ranks: int) -> list[str]:
@@ -116,6 +126,15 @@ def test_every_action(schedule: str, ranks: int, micro_batches: int, chunks: int
         return
     for rank in range(ranks):
         assert order(schedule, rank, ranks, micro_batches, chunks) == real_order(theirs, schedule, rank, ranks)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize(("ranks", "micro_batches", "chunks"), [(2, 4, 1), (2, 3, 2), (4, 10, 3), (4, 8, 4), (2, 8, 5)])
+def test_what_the_runtime_gathers_reduces_and_sends(schedule: str, ranks: int, micro_batches: int, chunks: int) -> None:
+    theirs = real_schedule(schedule, ranks, micro_batches, chunks)
+    for rank in range(ranks):
+        actions = order(schedule, rank, ranks, micro_batches, chunks)
+        assert lowered(actions, rank, ranks, micro_batches, chunks) == real_list(theirs, rank, ranks)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])

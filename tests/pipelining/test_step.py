@@ -1,0 +1,118 @@
+"""A rank's step against torch.distributed.pipelining over transformers' model and `fully_shard`: every phase's peak and
+everything sent, byte for byte, on any rank of a fake process group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from cases import DROPOUTS, step_cases
+from pipeline_oracle import RankStep, pipeline_step
+
+import memcalc
+from memcalc.estimation import Report
+from memcalc.pipelining.programs import STAGED, spans
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 5, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 301, "attention_bias": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+WORKLOAD = {"micro_batch_size": 2, "seq_len": 33}
+SHALLOW = {"micro_batch_size": 1, "seq_len": 2}
+"""So few tokens that reductions set the peak."""
+
+
+class Case(NamedTuple):
+    """A pipeline's setup, and one of its ranks."""
+
+    schedule: str
+    ranks: int
+    rank: int
+    micro_batches: int
+    dp: int = 2
+    chunks: int = 1
+    options: Mapping[str, Any] = MappingProxyType({})
+    """memcalc's."""
+    real: Mapping[str, Any] = MappingProxyType({})
+    """The oracle's."""
+    workload: Mapping[str, Any] = WORKLOAD
+
+
+def both(case: Case, config: dict[str, Any] = LLAMA) -> tuple[Report, RankStep]:
+    of_ranks = spans(config["num_hidden_layers"], case.ranks, case.chunks)
+    theirs = pipeline_step(
+        dict(config), schedule=case.schedule, rank=case.rank, micro_batches=case.micro_batches, dp=case.dp,
+        spans=[[(span.start, span.layers) for span in own] for own in of_ranks], **{**case.workload, **case.real},
+    )  # fmt: skip
+    batch = case.dp * case.micro_batches * case.workload["micro_batch_size"]
+    setup: dict[str, Any] = {
+        "engine": "fsdp2", "zero": 3, "gpus": case.ranks * case.dp, "pp": case.ranks, "pp_rank": case.rank,
+        "schedule": case.schedule, "virtual_stages": case.chunks, "global_batch_size": batch,
+        "optimizer_implementation": "fused",
+    }  # fmt: skip
+    return memcalc.estimate(dict(config), **{**setup, **case.workload, **case.options}), theirs
+
+
+def phases(report: Report) -> list[int]:
+    return [report.phases[phase] for phase in ("forward", "backward", "step")]
+
+
+def real_phases(real: RankStep) -> list[int]:
+    return [real.forward, max(real.backward, real.reduced), real.step]
+
+
+def said(report: Report) -> Counter[tuple[str, str, int]]:
+    """(axis, collective, bytes of one call) -> calls; the sends of both directions together."""
+    out: Counter[tuple[str, str, int]] = Counter()
+    for c in report.collectives:
+        out[c.axis, c.collective, c.payload // c.calls] += c.calls
+    return out
+
+
+def counted(real: RankStep) -> Counter[tuple[str, str, int]]:
+    out = Counter(("pp", "send", nbytes) for kind, nbytes in real.moved if kind == "send")
+    return out + Counter(("dp", kind, nbytes) for kind, nbytes, _ in real.sent)
+
+
+CASES: dict[str, Case] = {
+    "gpipe, first": Case("gpipe", 3, 0, 2),
+    "gpipe, last": Case("gpipe", 2, 1, 3, dp=1),
+    "1f1b, first": Case("1f1b", 3, 0, 4),
+    "1f1b, middle": Case("1f1b", 3, 1, 5),
+    "1f1b, last": Case("1f1b", 3, 2, 4),
+    "zero 2": Case("1f1b", 2, 0, 3, options={"zero": 2}, real={"reshards": False}),
+    "fp32": Case("1f1b", 2, 1, 3, options={"precision": "fp32"}, real={"policy": None}),
+    "bf16": Case("1f1b", 2, 0, 3, options={"precision": "bf16"}, real={"policy": None, "dtype": torch.bfloat16}),
+    "reduced in bf16": Case("1f1b", 2, 1, 3, options={"grad_dtype": "bf16"}, real={"reduced": torch.bfloat16}),
+    "recompute": Case("1f1b", 2, 0, 3, options={"recompute": "full"}, real={"recompute": True}),
+    "eager": Case("1f1b", 2, 1, 3, options={"attention": "eager"}, real={"attention": "eager"}),
+    "hybrid": Case("1f1b", 2, 1, 2, dp=4, options={"shard_group": 2}, real={"replicas": 2}, workload=SHALLOW),
+    "few tokens": Case("1f1b", 2, 0, 2, workload=SHALLOW),
+    "few tokens, last, zero 2": Case("gpipe", 2, 1, 2, options={"zero": 2}, real={"reshards": False}, workload=SHALLOW),
+    "interleaved, first": Case("interleaved", 2, 0, 4, chunks=2),
+    "interleaved, last, zero 2": Case("interleaved", 2, 1, 3, chunks=2, options={"zero": 2}, real={"reshards": False}),
+    "interleaved, few tokens": Case("interleaved", 2, 1, 2, chunks=2, workload=SHALLOW),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step(name: str) -> None:
+    case = CASES[name]
+    report, real = both(case, LLAMA | {"num_hidden_layers": 6 if case.chunks > 1 else 5})
+    assert phases(report) == real_phases(real)
+    assert said(report) == counted(real)
+
+
+@pytest.mark.parametrize("model_type", [model_type for model_type in STAGED if model_type != "llama"])
+def test_a_step_of_another_family(model_type: str) -> None:
+    case = step_cases(model_type)[0]
+    fields = case.fields | {"num_hidden_layers": 4, "tie_word_embeddings": False} | dict.fromkeys(DROPOUTS, 0.0)
+    workload = {"micro_batch_size": case.batch, "seq_len": case.seq}
+    report, real = both(Case("1f1b", 2, 1, 2, dp=1, workload=workload), fields)
+    assert phases(report) == real_phases(real)
+    assert said(report) == counted(real)
