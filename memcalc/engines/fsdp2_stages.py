@@ -54,6 +54,8 @@ class WaitingUnit(Unit):
             self._note("all_reduce", "gradient shards over replicas")
         if not self.added_up:
             return super().take_gradients()
+        for leaf in self.added_up:
+            leaf.grad = None
         gradients = list(self.added_up.values())
         self.added_up.clear()
         return gradients

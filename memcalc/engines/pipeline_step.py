@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Constant, backward
+from memcalc.autograd import Constant, Leaf, backward
 from memcalc.engines.fsdp2_stages import StageStep
 from memcalc.families.blocks import causal_lm_loss
+from memcalc.pipelining.halves import Group, stage_backward_input, stage_backward_weight
 from memcalc.tensor import Memory, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ class PaperStage:
         self.first, self.last = program.span.first, program.span.last
         self.fwd_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.bwd_cache: dict[int, Tensor | None] = {}
+        self.backward_state: dict[int, tuple[Tensor, list[Group] | None, Tensor]] = {}
         self.losses: list[Tensor] = []
+        self.received: dict[int, Tensor] = {}
+        """Inputs of micro-batches, which are there for good."""
         self.forward_ends: list[int] = []
         """Places in the log."""
 
@@ -71,6 +75,41 @@ class PaperStage:
             backward(stage_output, self.hooks.after_backward, self._received(wants_gradient=False))
         self.memory.enter("backward", None)
         self.bwd_cache[i] = _taken(given)
+
+    def backward_input_one_chunk(self, i: int) -> None:
+        """backward_one_chunk(full_backward=False). The input keeps its gradient until the next step begins."""
+        self.memory.enter("backward", None)
+        stage_output, given = self.fwd_cache.pop(i)
+        groups = None
+        if self.first:
+            self.bwd_cache[i] = None
+        else:
+            root, gradient = stage_output, None
+            if self.last:
+                root = self.losses[i]
+            else:
+                gradient = self._received(wants_gradient=False)
+            assert isinstance(given.node, Constant)
+            leaves = [weight.node for weight in self.run.weights.values() if isinstance(weight.node, Leaf)]
+            own, groups = stage_backward_input(root, gradient, given.node, leaves, self.hooks.after_backward)
+            given.node.grad = self.bwd_cache[i] = own
+            stage_output = _detached(root)
+            if self.last:
+                self.losses[i] = stage_output
+            del root
+        self.memory.enter("backward", None)
+        self.backward_state[i] = (given, groups, stage_output)
+        self.received[i] = given
+
+    def backward_weight_one_chunk(self, i: int) -> None:
+        """The whole backward, in the first stage: its input wants no gradient."""
+        self.memory.enter("backward", None)
+        _given, groups, stage_output = self.backward_state.pop(i)
+        if groups is None:
+            backward(stage_output, self.hooks.after_backward, self._received(wants_gradient=False))
+        else:
+            stage_backward_weight(groups)
+        self.memory.enter("backward", None)
 
     def fwd_sends(self, i: int) -> list[Tensor]:
         return [] if self.last else [_detached(self.fwd_cache[i][0])]
@@ -150,5 +189,9 @@ def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
             stage.compute_loss(stage.forward_one_chunk(i))
         elif kind == "backward":
             stage.backward_one_chunk(i)
+        elif kind == "backward of inputs":
+            stage.backward_input_one_chunk(i)
+        elif kind == "backward of weights":
+            stage.backward_weight_one_chunk(i)
         elif kind == "send backward":
             stage.bwd_sends(i)

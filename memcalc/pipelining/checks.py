@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _WITH: Final = "with engine fsdp2 and pp above 1 "
 _PRECISIONS: Final = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
-SCHEDULES: Final = ("gpipe", "1f1b", "interleaved")
+SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
 def check_stages(options: Options, micro_batches: int, model: Model | None) -> None:
@@ -40,17 +40,28 @@ def _check_schedule(options: Options, micro_batches: int) -> None:
     schedule, ranks = options.schedule, options.pp
     if schedule not in SCHEDULES:
         refuse("schedule", schedule, f"{_WITH}{NOT_YET}{', '.join(SCHEDULES)}")
-    if (schedule == "interleaved") != (options.virtual_stages > 1):
-        allowed = "2 or more with schedule interleaved, 1 with the others"
+    if schedule != "zero-bubble" and (schedule == "interleaved") != (options.virtual_stages > 1):
+        allowed = "2 or more with schedule interleaved, any with zero-bubble, 1 with the others"
         refuse("virtual_stages", options.virtual_stages, f"does not go with schedule {schedule}; allowed: {allowed}")
+    if schedule == "zero-bubble":
+        _check_halves(options)
     if schedule == "1f1b" and micro_batches < ranks:
         why = f"torch's Schedule1F1B needs as many micro-batches as stages, {ranks}, not {micro_batches}"
         refuse("schedule", "1f1b", f"{why}; allowed: a larger --global-batch-size, or gpipe")
-    if schedule == "interleaved":
+    if schedule in ("interleaved", "zero-bubble"):
         try:
             micro_batches_per_round(ranks, micro_batches)
         except ValueError as error:
             refuse("schedule", schedule, f"{error}; allowed: another --global-batch-size")
+
+
+def _check_halves(options: Options) -> None:
+    """A backward in two halves (torch/distributed/pipelining/_backward.py)."""
+    if options.zero == 3:
+        why = "torch takes a stage's parameters as they are before a backward, resharded, and those get no gradient"
+        refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")
+    if options.recompute != "none":
+        refuse("recompute", options.recompute, f"with schedule zero-bubble {NOT_YET}none")
 
 
 def _check_model(options: Options, model: Model) -> None:

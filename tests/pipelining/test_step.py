@@ -27,6 +27,11 @@ SHALLOW = {"micro_batch_size": 1, "seq_len": 2}
 """So few tokens that reductions set the peak."""
 
 
+ZERO_2 = {"zero": 2}
+KEPT = {"reshards": False}
+"""The same of `fully_shard`."""
+
+
 class Case(NamedTuple):
     """A pipeline's setup, and one of its ranks."""
 
@@ -85,7 +90,7 @@ CASES: dict[str, Case] = {
     "1f1b, first": Case("1f1b", 3, 0, 4),
     "1f1b, middle": Case("1f1b", 3, 1, 5),
     "1f1b, last": Case("1f1b", 3, 2, 4),
-    "zero 2": Case("1f1b", 2, 0, 3, options={"zero": 2}, real={"reshards": False}),
+    "zero 2": Case("1f1b", 2, 0, 3, options=ZERO_2, real=KEPT),
     "fp32": Case("1f1b", 2, 1, 3, options={"precision": "fp32"}, real={"policy": None}),
     "bf16": Case("1f1b", 2, 0, 3, options={"precision": "bf16"}, real={"policy": None, "dtype": torch.bfloat16}),
     "reduced in bf16": Case("1f1b", 2, 1, 3, options={"grad_dtype": "bf16"}, real={"reduced": torch.bfloat16}),
@@ -93,9 +98,21 @@ CASES: dict[str, Case] = {
     "eager": Case("1f1b", 2, 1, 3, options={"attention": "eager"}, real={"attention": "eager"}),
     "hybrid": Case("1f1b", 2, 1, 2, dp=4, options={"shard_group": 2}, real={"replicas": 2}, workload=SHALLOW),
     "few tokens": Case("1f1b", 2, 0, 2, workload=SHALLOW),
-    "few tokens, last, zero 2": Case("gpipe", 2, 1, 2, options={"zero": 2}, real={"reshards": False}, workload=SHALLOW),
+    "few tokens, last, zero 2": Case("gpipe", 2, 1, 2, options=ZERO_2, real=KEPT, workload=SHALLOW),
     "interleaved, first": Case("interleaved", 2, 0, 4, chunks=2),
-    "interleaved, last, zero 2": Case("interleaved", 2, 1, 3, chunks=2, options={"zero": 2}, real={"reshards": False}),
+    "interleaved, last, zero 2": Case("interleaved", 2, 1, 3, chunks=2, options=ZERO_2, real=KEPT),
+    "zero-bubble, first": Case("zero-bubble", 2, 0, 3, options=ZERO_2, real=KEPT),
+    "zero-bubble, last": Case("zero-bubble", 2, 1, 4, options=ZERO_2, real=KEPT),
+    "zero-bubble, middle, fp32": Case(
+        "zero-bubble", 3, 1, 3, dp=1, options={**ZERO_2, "precision": "fp32"}, real={**KEPT, "policy": None}
+    ),
+    "zero-bubble, two chunks": Case("zero-bubble", 2, 1, 3, chunks=2, options=ZERO_2, real=KEPT),
+    "zero-bubble, one micro-batch": Case("zero-bubble", 2, 1, 1, options=ZERO_2, real=KEPT),
+    "zero-bubble, few tokens": Case("zero-bubble", 2, 1, 3, options=ZERO_2, real=KEPT, workload=SHALLOW),
+    "interleaved, four chunks": Case("interleaved", 2, 1, 2, chunks=4, workload=SHALLOW),
+    "interleaved, four chunks, zero 2": Case(
+        "interleaved", 2, 0, 4, chunks=4, options=ZERO_2, real=KEPT, workload=SHALLOW
+    ),
     "interleaved, few tokens": Case("interleaved", 2, 1, 2, chunks=2, workload=SHALLOW),
 }
 
@@ -103,7 +120,7 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_step(name: str) -> None:
     case = CASES[name]
-    report, real = both(case, LLAMA | {"num_hidden_layers": 6 if case.chunks > 1 else 5})
+    report, real = both(case, LLAMA | {"num_hidden_layers": {1: 5, 2: 6, 4: 8}[case.chunks]})
     assert phases(report) == real_phases(real)
     assert said(report) == counted(real)
 
@@ -116,3 +133,21 @@ def test_a_step_of_another_family(model_type: str) -> None:
     report, real = both(Case("1f1b", 2, 1, 2, dp=1, workload=workload), fields)
     assert phases(report) == real_phases(real)
     assert said(report) == counted(real)
+
+
+def test_a_backward_in_halves_gives_resharded_layers_no_gradient() -> None:
+    """Why zero-bubble is refused with --zero 3: of a stage with two layers fewer are reduced."""
+    case = Case("zero-bubble", 2, 1, 2, real={"policy": None}, workload=SHALLOW)
+    spans_of_two = [[(0, 2)], [(2, 2)]]
+    fields = LLAMA | {"num_hidden_layers": 4}
+    reduced = [
+        sum(
+            kind == "reduce_scatter"
+            for kind, _, _ in pipeline_step(
+                fields, schedule="zero-bubble", rank=1, micro_batches=2, dp=2, spans=spans_of_two, reshards=reshards,
+                **case.workload,
+            ).sent
+        )
+        for reshards in (False, None)
+    ]  # fmt: skip
+    assert reduced[0] == 3 > reduced[1]
