@@ -96,6 +96,8 @@ class Trace(NamedTuple):
 
     def times(self, row: StorageRow, place: int) -> int:
         """How often a block of this run that is alive at `place` is there in the real stack."""
+        if not self.middle.more:
+            return 1
         away = self.middle.late if place > self.turn else self.middle.early
         return 1 + self.middle.more if row.layer is not None and row.layer in away else 1
 

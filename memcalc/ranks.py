@@ -145,13 +145,13 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         )
         own, program = staged.model, staged.program
         branch = program.stages[0].own.branch(setup.micro_batch_size, setup.seq_len or 1)
-        key = ("profile", *choices, staged.number, setup.pp, setup.schedule, setup.micro_batches, program.spans, branch)
+        key = ("profile", *choices, engine.key_of(setup, staged), branch)
         if key not in model.profiles:
             model.profiles[key] = engine.profile_of(setup, staged, choices)
         made: Profile = model.profiles[key]
         each = sum(numel(w.shape)[0] * own.copies(w) for w in own.weight_classes if w.layer is not None) // own.layers
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
-        sends = partial(engine.collectives_of, setup, staged, made)
+        sends = partial(engine.collectives_of, setup, staged)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
             list[Collective], most_in_flight(actions),

@@ -8,28 +8,33 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.collectives import Collective, Overlap
-from memcalc.dims import Dim, numel, workload_size
+from memcalc.collectives import Collective, Kind, Overlap
+from memcalc.dims import Dim, workload_size
 from memcalc.dtypes import fp32, int64
 from memcalc.engines.fsdp2 import sharded_dtype, states_and_step
 from memcalc.engines.fsdp2_stages import StageStep
-from memcalc.engines.fsdp2_step import Sharding
+from memcalc.engines.fsdp2_step import Sharding, padded_elements
 from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
 from memcalc.families.module import Input, Run
 from memcalc.inputs.model import Model
-from memcalc.pipelining.orders import lowered, order
+from memcalc.pipelining.orders import Action, enough_micro_batches, gathers, lowered, order
 from memcalc.pipelining.programs import RankProgram, spans
 from memcalc.profile import NO_MIDDLE, Choices, Trace, profile_of_steps
 from memcalc.rows import Row
+from memcalc.setup import DTYPES
 from memcalc.tensor import Memory, new_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from memcalc.dtypes import DType
+    from memcalc.families.module import Weight
     from memcalc.profile import Profile
     from memcalc.setup import Setup
 
 _STAGE: Final = "torch/distributed/pipelining/stage.py"
+_SCHEDULES: Final = "torch/distributed/pipelining/schedules.py"
 _FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
@@ -60,7 +65,35 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
     """States and buffers; what a step allocates is in its profile."""
     always, step, sharding = states_and_step(rank.model, setup)
     sharding = sharding._replace(accumulating=False)  # one reduction a step
-    return Holdings((*always, *_buffers(setup, rank)), step=tuple(step), hooks=sharding)
+    losses, inputs = _of_left_out(setup, rank)
+    return Holdings((*always, *_buffers(setup, rank), *inputs), losses, losses, tuple(step), hooks=sharding)
+
+
+def _of_left_out(setup: Setup, rank: StagedRank) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """What adds up over a step, of the micro-batches that the run on paper leaves out: losses, and behind a backward in two
+    halves the gradients of the inputs, which stay until the next step begins (clear_runtime_states)."""
+    left_out = setup.micro_batches - _paper_micro_batches(setup, rank.number)
+    micro, stages = Dim("micro-batches", left_out), rank.program.stages
+    losses: tuple[Row, ...] = ()
+    inputs: tuple[Row, ...] = ()
+    if left_out and stages[-1].span.last:
+        losses = (Row("buffers", "losses so far", (micro,), fp32, source=_SCHEDULES),)
+    copies = sum(not stage.span.first for stage in stages)
+    if left_out and copies and setup.schedule == "zero-bubble":
+        shape = (micro, _BATCH, _SEQ, rank.program.hidden)
+        life = "until the next step"
+        inputs = (
+            Row(
+                "buffers",
+                "gradients of received hidden states",
+                shape,
+                setup.compute_dtype,
+                copies,
+                life,
+                source=_STAGE,
+            ),
+        )
+    return losses, inputs
 
 
 def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
@@ -119,22 +152,40 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     )
 
 
+def key_of(setup: Setup, rank: StagedRank) -> Hashable:
+    """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run."""
+    stages = tuple((span.layers, span.first, span.last) for span in rank.program.spans)
+    place = None if setup.schedule == "gpipe" else (setup.pp, rank.number)
+    return setup.schedule, place, _paper_micro_batches(setup, rank.number), stages
+
+
 def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:
-    ranks, micro, chunks = setup.pp, setup.micro_batches, setup.virtual_stages
+    micro_batches = _paper_micro_batches(setup, rank)
     if setup.schedule == "gpipe":
-        gpipe(paper[0], micro)
+        gpipe(paper[0], micro_batches)
     elif setup.schedule == "1f1b":
-        one_forward_one_backward(paper[0], micro, ranks - rank)
+        one_forward_one_backward(paper[0], micro_batches, setup.pp - rank)
     else:
-        runtime(paper, lowered(order(setup.schedule, rank, ranks, micro, chunks), rank, ranks, micro, chunks))
+        runtime(paper, _actions(setup, rank, micro_batches))
+
+
+def _paper_micro_batches(setup: Setup, rank: int) -> int:
+    return enough_micro_batches(setup.schedule, rank, setup.pp, setup.micro_batches, setup.virtual_stages)
+
+
+def _actions(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
+    actions = order(setup.schedule, rank, setup.pp, micro_batches, setup.virtual_stages)
+    if setup.schedule in ("gpipe", "1f1b"):
+        return actions
+    return lowered(actions, rank, setup.pp, micro_batches, setup.virtual_stages)
 
 
 # --- communication
 
 
-def collectives_of(setup: Setup, rank: StagedRank, profile: Profile) -> list[Collective]:
+def collectives_of(setup: Setup, rank: StagedRank) -> list[Collective]:
     """What one rank sends in a step."""
-    return [*_sends(setup, rank), *_of_units(setup, rank, profile)]
+    return [*_sends(setup, rank), *_of_units(setup, rank)]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
@@ -166,44 +217,57 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     return out
 
 
-class _Unit(NamedTuple):
-    """Equal collectives of equal units."""
-
-    kind: str
-    name: str
-    phase: str
-    dtype: DType
-    in_layers: bool
-    elements: int
-
-
-def _of_units(setup: Setup, rank: StagedRank, profile: Profile) -> list[Collective]:
-    """FSDP2's own, counted in the run. Those of the root are exposed; so is what is reduced when all backwards are done."""
-    layers = next(w.name.split("*")[0] + "*" for w in rank.model.weight_classes if w.layer is not None)
-    calls = Counter(
-        _Unit(s.kind, s.name, s.phase, s.dtype, s.layer is not None, numel(s.shape)[0]) for s in profile.run.sent
-    )
+def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
+    """FSDP2's own, unit by unit: gathered as the order has it, reduced once when all backwards of a stage are done."""
+    actions = _actions(setup, rank.number, setup.micro_batches)
+    of_layers = gathers(actions, reshards=setup.zero == 3)
+    of_root = gathers(actions, reshards=False)
     out: list[Collective] = []
-    for one, n in calls.items():
-        ranks = setup.dp // setup.shards if one.kind == "all_reduce" else setup.shards
-        unit, each = f"unit·{one.dtype.itemsize} B", one.elements * one.dtype.itemsize
-        hides = one.in_layers and one.kind == "all_gather" and setup.schedule in ("gpipe", "1f1b")
-        overlap: Overlap = "exposed" if not hides else "forward" if one.phase == "forward" else "backward"
-        out.append(
-            Collective(
-                "dp",
-                one.kind,  # type: ignore[arg-type]
-                f"{one.name}, {'layers' if one.in_layers else 'outside the layers'}",
-                one.phase,
-                one.dtype.name,
-                ranks,
-                n,
-                n * each,
-                f"{n}·{unit} = {n}·{each} B",
-                layers if one.in_layers else None,
-                each=unit,
-                source=_FSDP,
-                overlap=overlap,
-            )
-        )
+    for chunk, stage in enumerate(rank.program.stages):
+        weights = list(stage.weights())
+        stack = next(w.name.split("*")[0] + "*" for w in weights if w.layer is not None)
+        of_one = [w for w in weights if w.layer == 0]
+        for phase in ("forward", "backward"):
+            out += _gathered(setup, of_one, stack, phase, stage.layers * of_layers[chunk, phase])
+        out += _reduced(setup, of_one, stack, stage.layers)
+        root = [w for w in weights if w.layer is None]
+        out += [*_gathered(setup, root, None, "forward", of_root[chunk, "forward"]), *_reduced(setup, root, None, 1)]
     return out
+
+
+def _gathered(setup: Setup, weights: list[Weight], stack: str | None, phase: str, calls: int) -> list[Collective]:
+    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
+    if setup.shards == 1 or not calls * elements:
+        return []
+    # Of a schedule with several chunks a stage's units are all gathered before its first action.
+    hides = stack is not None and setup.schedule in ("gpipe", "1f1b")
+    overlap: Overlap = "exposed" if not hides else "forward" if phase == "forward" else "backward"
+    return [
+        _one(
+            setup, "all_gather", "parameters", phase, setup.compute_dtype, setup.shards, calls, elements, stack, overlap
+        )
+    ]
+
+
+def _reduced(setup: Setup, weights: list[Weight], stack: str | None, calls: int) -> list[Collective]:
+    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
+    dtype, replicas = DTYPES[setup.grad_dtype], setup.dp // setup.shards
+    out: list[Collective] = []
+    if setup.shards > 1 and elements:
+        out.append(_one(setup, "reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, elements, stack))
+    if replicas > 1 and elements:
+        name, part = "gradient shards over replicas", elements // setup.shards
+        out.append(_one(setup, "all_reduce", name, "backward", dtype, replicas, calls, part, stack))
+    return out
+
+
+def _one(
+    setup: Setup, kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, elements: int,
+    stack: str | None, overlap: Overlap = "exposed",
+) -> Collective:  # fmt: skip
+    where = "layers" if stack else "outside the layers"
+    unit, each = f"unit·{dtype.itemsize} B", elements * dtype.itemsize
+    return Collective(
+        "dp", kind, f"{name}, {where}", phase, dtype.name, ranks, calls, calls * each, f"{calls}·{unit} = {calls}·{each} B",
+        stack, source=_FSDP, each=unit, overlap=overlap,
+    )  # fmt: skip

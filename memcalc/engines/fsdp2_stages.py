@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dims import Dim
 from memcalc.engines.fsdp2_step import Sharding, Step, Unit
 from memcalc.ops.elementwise import recording
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.autograd import Leaf
@@ -29,11 +28,6 @@ class WaitingUnit(Unit):
         super().__init__(*args)
         self.added_up: dict[Leaf, Tensor] = {}
 
-    def unshard(self) -> None:
-        if self.gathering is None and self.whole is None and self.sharding.ranks > 1 and self.elements:
-            self._note("all_gather", "parameters")
-        super().unshard()
-
     def accumulate(self) -> None:
         """post_backward without a reduction (accumulate_unsharded_grad_if_needed, to_accumulated_grad_if_needed)."""
         if self.sharding.reduced is self.run.dtype:
@@ -48,10 +42,6 @@ class WaitingUnit(Unit):
                 del unsharded_grad
 
     def take_gradients(self) -> list[Tensor]:
-        if self.leaves and self.sharding.ranks > 1:
-            self._note("reduce_scatter", "gradients")
-        if self.leaves and self.sharding.replicas > 1:
-            self._note("all_reduce", "gradient shards over replicas")
         if not self.added_up:
             return super().take_gradients()
         for leaf in self.added_up:
@@ -69,13 +59,6 @@ class WaitingUnit(Unit):
             return new_tensor(memory, leaf.shape, self.sharding.reduced, name, component="gradients")
         finally:
             memory.layer, memory.scope = layer, scope
-
-    def _note(self, kind: str, name: str) -> None:
-        memory, sharding = self.run.memory, self.sharding
-        dtype = self.run.dtype if kind == "all_gather" else sharding.reduced
-        elements = self.elements // (sharding.ranks if kind == "all_reduce" else 1)
-        shape = (Dim("unit", elements),)
-        memory.sent.append(Sent("dp", kind, name, memory.phase, self.layer, shape, dtype))
 
 
 class StageStep(Step):

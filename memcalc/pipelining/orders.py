@@ -18,6 +18,9 @@ COMPUTES: Final = ("forward", "backward", "backward of inputs", "backward of wei
 _GATHERED_AT_ONCE: Final = 3
 """Chunks that the runtime keeps gathered at the most (`max_active_stages`)."""
 
+_REPEATS: Final = 3
+"""Backwards of 1F1B, or rounds of the interleaved schedules, after which nothing new comes until the last ones."""
+
 
 class Action(NamedTuple):
     """A part of one micro-batch's step in one of the rank's chunks, the first chunk being 0; or, with no micro-batch, what is
@@ -126,6 +129,33 @@ def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int
             if done[action.chunk] == micro_batches:
                 out.append(Action("reduce", action.chunk, None))
     return [*out, *(Action("reshard", chunk, None) for chunk in sorted(gathered))]
+
+
+def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, Literal["forward", "backward"]]]:
+    """How often a unit of a chunk's parameters is gathered, by the phase that wants it. `reshards`: after every forward;
+    after a backward none is, until the step's last (FSDP2's hooks under stage.py's backward_maybe_with_nosync)."""
+    calls: Counter[tuple[int, Literal["forward", "backward"]]] = Counter()
+    whole: set[int] = set()
+    for kind, chunk, _ in actions:
+        if kind in ("reshard", "reduce"):
+            whole.discard(chunk)
+        elif kind in ("unshard", "forward", "backward", "backward of inputs"):
+            if chunk not in whole:
+                calls[chunk, "backward" if kind.startswith("backward") else "forward"] += 1
+            whole.add(chunk)
+            if kind == "forward" and reshards:
+                whole.discard(chunk)
+    return calls
+
+
+def enough_micro_batches(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> int:
+    """With how many micro-batches a step has all the states of one with `micro_batches`: the middle of it repeats itself."""
+    if schedule == "gpipe":
+        return micro_batches
+    if schedule == "1f1b":
+        return min(micro_batches, ranks - rank + _REPEATS)
+    each = micro_batches_per_round(ranks, micro_batches)
+    return min(micro_batches, each * _REPEATS)
 
 
 def most_in_flight(actions: Sequence[Action]) -> int:
