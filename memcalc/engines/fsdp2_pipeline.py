@@ -18,7 +18,7 @@ from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
 from memcalc.families.module import Input, Run
 from memcalc.inputs.model import Model
-from memcalc.pipelining.orders import Action, enough_micro_batches, gathers, lowered, order
+from memcalc.pipelining.orders import Action, Wanted, enough_micro_batches, gathers, lowered, order
 from memcalc.pipelining.programs import RankProgram, spans
 from memcalc.profile import NO_MIDDLE, Choices, Trace, profile_of_steps
 from memcalc.rows import Row
@@ -192,12 +192,15 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     dtype, stages = setup.compute_dtype, rank.program.stages
     each = setup.micro_batch_size * (setup.seq_len or 1) * rank.program.hidden.size * dtype.itemsize
     out: list[Collective] = []
-    for what, phase, end in (
+    ways: tuple[tuple[str, Overlap, str], ...] = (
         ("hidden states to the next stage", "forward", "last"),
         ("gradient to the stage before", "backward", "first"),
-    ):
+    )
+    for what, phase, end in ways:
         calls = setup.micro_batches * sum(not getattr(stage.span, end) for stage in stages)
         if calls:
+            # The runtime of several chunks waits for what it has sent when the step is over.
+            overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
             unit = f"batch·seq·hidden·{dtype.itemsize} B"
             out.append(
                 Collective(
@@ -212,6 +215,7 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
                     f"{calls}·{unit} = {calls}·{each} B",
                     each=unit,
                     source=_STAGE,
+                    overlap=overlap,
                 )
             )
     return out
@@ -227,26 +231,23 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
         weights = list(stage.weights())
         stack = next(w.name.split("*")[0] + "*" for w in weights if w.layer is not None)
         of_one = [w for w in weights if w.layer == 0]
-        for phase in ("forward", "backward"):
-            out += _gathered(setup, of_one, stack, phase, stage.layers * of_layers[chunk, phase])
-        out += _reduced(setup, of_one, stack, stage.layers)
         root = [w for w in weights if w.layer is None]
-        out += [*_gathered(setup, root, None, "forward", of_root[chunk, "forward"]), *_reduced(setup, root, None, 1)]
+        for wanted in ("unshard", "forward", "backward"):
+            out += _gathered(setup, of_one, stack, wanted, stage.layers * of_layers[chunk, wanted])
+            out += _gathered(setup, root, None, wanted, of_root[chunk, wanted])
+        out += [*_reduced(setup, of_one, stack, stage.layers), *_reduced(setup, root, None, 1)]
     return out
 
 
-def _gathered(setup: Setup, weights: list[Weight], stack: str | None, phase: str, calls: int) -> list[Collective]:
+def _gathered(setup: Setup, weights: list[Weight], stack: str | None, wanted: Wanted, calls: int) -> list[Collective]:
     elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
     if setup.shards == 1 or not calls * elements:
         return []
-    # Of a schedule with several chunks a stage's units are all gathered before its first action.
-    hides = stack is not None and setup.schedule in ("gpipe", "1f1b")
-    overlap: Overlap = "exposed" if not hides else "forward" if phase == "forward" else "backward"
-    return [
-        _one(
-            setup, "all_gather", "parameters", phase, setup.compute_dtype, setup.shards, calls, elements, stack, overlap
-        )
-    ]
+    dtype, ranks = setup.compute_dtype, setup.shards
+    if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
+        return [_one(setup, "all_gather", "parameters of a stage", "forward", dtype, ranks, calls, elements, stack)]
+    overlap: Overlap = "exposed" if stack is None else wanted
+    return [_one(setup, "all_gather", "parameters", wanted, dtype, ranks, calls, elements, stack, overlap)]
 
 
 def _reduced(setup: Setup, weights: list[Weight], stack: str | None, calls: int) -> list[Collective]:

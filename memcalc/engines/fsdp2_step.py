@@ -44,6 +44,17 @@ def padded_elements(shape: Shape, ranks: int) -> int:
     return -(-first.size // ranks) * ranks * numel(tuple(rest))[0]
 
 
+def _beyond(sizes: list[int]) -> int:
+    """The most that is there, beyond all copies, while sizes are copied by way of a cast each, which lives until the next one
+    is there (FSDPParamGroup.wait_for_unshard)."""
+    copied = most = before = 0
+    for size in sizes:
+        copied += size
+        most = max(most, copied + max(size, before))
+        before = size
+    return most - copied
+
+
 _ROOT: Final = ("", None)
 
 
@@ -58,6 +69,7 @@ class Unit:
     __slots__ = (
         "all_reduced",
         "before",
+        "copied_last",
         "elements",
         "gathering",
         "layer",
@@ -72,6 +84,8 @@ class Unit:
         self.sharding, self.run, self.layer = sharding, run, layer
         self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
         self.elements = sum(padded_elements(weight.shape, sharding.ranks) for weight in weights)
+        self.copied_last = _beyond([numel(weight.shape)[0] for weight in weights])
+        """Over a single rank parameters are cast one by one, and copied to where they are gathered: what that needs more."""
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
         self.gathering: Tensor | None = None
         """The result of an all-gather that nobody has waited for."""
@@ -94,6 +108,10 @@ class Unit:
         """Copy the parameters out of the all-gather's result, which the caller gets."""
         if self.whole is None:
             self.whole = self._block("gathered parameters", self.run.dtype)
+            if self.sharding.ranks == 1 and self.run.dtype is not self.sharding.sharded:
+                dim = Dim("parameters", self.copied_last)
+                _inputs = self._allocate(dim, "cast to be copied", self.run.dtype, "gathered")
+                del _inputs
         result, self.gathering = self.gathering, None
         return result
 
@@ -108,7 +126,8 @@ class Unit:
         if not gradients:
             return None
         inputs.append(self._block("reduce-scatter input", self.sharding.reduced))
-        unsharded_grad = gradients[-1]  # foreach_reduce's loop variable
+        # foreach_reduce's loop variable; over a single rank there is no loop
+        unsharded_grad = gradients[-1] if self.sharding.ranks > 1 else None
         gradients.clear()
         component = "gathered" if self.sharding.accumulating else "gradients"
         if self.sharding.reduced is self.sharding.sharded:

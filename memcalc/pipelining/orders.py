@@ -131,17 +131,20 @@ def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int
     return [*out, *(Action("reshard", chunk, None) for chunk in sorted(gathered))]
 
 
-def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, Literal["forward", "backward"]]]:
-    """How often a unit of a chunk's parameters is gathered, by the phase that wants it. `reshards`: after every forward;
-    after a backward none is, until the step's last (FSDP2's hooks under stage.py's backward_maybe_with_nosync)."""
-    calls: Counter[tuple[int, Literal["forward", "backward"]]] = Counter()
+Wanted = Literal["unshard", "forward", "backward"]
+
+
+def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, Wanted]]:
+    """How often a unit of a chunk's parameters is gathered, by what wants it. `reshards`: after every forward; after a
+    backward none is, until the step's last (FSDP2's hooks under stage.py's backward_maybe_with_nosync)."""
+    calls: Counter[tuple[int, Wanted]] = Counter()
     whole: set[int] = set()
     for kind, chunk, _ in actions:
         if kind in ("reshard", "reduce"):
             whole.discard(chunk)
         elif kind in ("unshard", "forward", "backward", "backward of inputs"):
             if chunk not in whole:
-                calls[chunk, "backward" if kind.startswith("backward") else "forward"] += 1
+                calls[chunk, "backward" if kind == "backward of inputs" else kind] += 1
             whole.add(chunk)
             if kind == "forward" and reshards:
                 whole.discard(chunk)

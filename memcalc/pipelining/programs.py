@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from memcalc.dims import Dim
     from memcalc.tensor import Tensor
 
-STAGED: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+STAGED: Final = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2", "glm", "glm4", "starcoder2", "cohere", "ernie4_5",
+    "helium", "seed_oss", "hunyuan_v1_dense", "nemotron", "apertus", "arcee", "jais2", "ministral", "ministral3", "bitnet",
+    "internlm3", "iquestcoder",
+)  # fmt: skip
 """Model types whose stages are held against the real ones."""
 
 
@@ -85,7 +89,9 @@ class Stage(Program):
                 yield weight
 
     def buffers(self) -> Iterator[Buffer]:
-        yield from self.own.buffers()
+        for buffer in self.own.buffers():
+            if self.span.first or not buffer.name.startswith(f"{self.own.embedding}."):
+                yield buffer
 
     def outputs(self, run: Run, given: Tensor) -> Tensor:
         """Hidden states of the tokens or of the hidden states `given`; of the last stage, the logits."""

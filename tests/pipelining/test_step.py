@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def both(case: Case, config: dict[str, Any] = LLAMA) -> tuple[Report, RankStep]:
-    of_ranks = spans(config["num_hidden_layers"], case.ranks, case.chunks)
+    of_ranks = spans(config.get("num_hidden_layers", 32), case.ranks, case.chunks)
     theirs = pipeline_step(
         dict(config), schedule=case.schedule, rank=case.rank, micro_batches=case.micro_batches, dp=case.dp,
         spans=[[(span.start, span.layers) for span in own] for own in of_ranks], **{**case.workload, **case.real},
@@ -109,6 +109,7 @@ CASES: dict[str, Case] = {
     ),
     "zero-bubble, two chunks": Case("zero-bubble", 2, 1, 3, chunks=2, options=ZERO_2, real=KEPT),
     "zero-bubble, one micro-batch": Case("zero-bubble", 2, 1, 1, options=ZERO_2, real=KEPT),
+    "zero-bubble, one micro-batch, one GPU a stage": Case("zero-bubble", 2, 1, 1, dp=1, options=ZERO_2, real=KEPT),
     "zero-bubble, few tokens": Case("zero-bubble", 2, 1, 3, options=ZERO_2, real=KEPT, workload=SHALLOW),
     "interleaved, four chunks": Case("interleaved", 2, 1, 2, chunks=4, workload=SHALLOW),
     "interleaved, four chunks, zero 2": Case(
@@ -129,9 +130,16 @@ def test_a_step(name: str) -> None:
 @pytest.mark.parametrize("model_type", [model_type for model_type in STAGED if model_type != "llama"])
 def test_a_step_of_another_family(model_type: str) -> None:
     case = step_cases(model_type)[0]
-    fields = case.fields | {"num_hidden_layers": 4, "tie_word_embeddings": False} | dict.fromkeys(DROPOUTS, 0.0)
+    fields = case.fields | {"num_hidden_layers": 2, "tie_word_embeddings": False} | dict.fromkeys(DROPOUTS, 0.0)
     workload = {"micro_batch_size": case.batch, "seq_len": case.seq}
-    report, real = both(Case("1f1b", 2, 1, 2, dp=1, workload=workload), fields)
+    report, real = both(Case("zero-bubble", 2, 1, 2, dp=1, options=ZERO_2, real=KEPT, workload=workload), fields)
+    assert phases(report) == real_phases(real)
+    assert said(report) == counted(real)
+
+
+def test_llama_7b() -> None:
+    config = {"model_type": "llama", "vocab_size": 32000, "tie_word_embeddings": False}  # the defaults are the 7B's
+    report, real = both(Case("1f1b", 16, 0, 17, dp=8, workload={"micro_batch_size": 1, "seq_len": 2048}), config)
     assert phases(report) == real_phases(real)
     assert said(report) == counted(real)
 
