@@ -18,7 +18,7 @@ from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
 from memcalc.families.module import Input, Run
 from memcalc.inputs.model import Model
-from memcalc.pipelining.orders import Action, Wanted, enough_micro_batches, gathers, lowered, order
+from memcalc.pipelining.orders import WANTED, Action, Wanted, enough_micro_batches, gathers, lowered, order
 from memcalc.pipelining.programs import RankProgram, spans
 from memcalc.profile import NO_MIDDLE, Choices, Trace, profile_of_steps
 from memcalc.rows import Row
@@ -226,49 +226,53 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
     actions = _actions(setup, rank.number, setup.micro_batches)
     of_layers = gathers(actions, reshards=setup.zero == 3)
     of_root = gathers(actions, reshards=False)
+    stages = rank.program.stages
+    layer = [w for w in stages[0].weights() if w.layer == 0]
     out: list[Collective] = []
-    for chunk, stage in enumerate(rank.program.stages):
-        weights = list(stage.weights())
-        stack = next(w.name.split("*")[0] + "*" for w in weights if w.layer is not None)
-        of_one = [w for w in weights if w.layer == 0]
-        root = [w for w in weights if w.layer is None]
-        for wanted in ("unshard", "forward", "backward"):
-            out += _gathered(setup, of_one, stack, wanted, stage.layers * of_layers[chunk, wanted])
-            out += _gathered(setup, root, None, wanted, of_root[chunk, wanted])
-        out += [*_reduced(setup, of_one, stack, stage.layers), *_reduced(setup, root, None, 1)]
+    for wanted in WANTED:
+        calls = sum(stage.layers * of_layers[chunk, wanted] for chunk, stage in enumerate(stages))
+        out += _gathered(setup, layer, wanted, calls, rank.program.layers)
+    out += _reduced(setup, layer, rank.program.layers)
+    for chunk, stage in enumerate(stages):
+        root = [w for w in stage.weights() if w.layer is None]
+        for wanted in WANTED:
+            out += _gathered(setup, root, wanted, of_root[chunk, wanted], 0)
+        out += _reduced(setup, root, 0)
     return out
 
 
-def _gathered(setup: Setup, weights: list[Weight], stack: str | None, wanted: Wanted, calls: int) -> list[Collective]:
+def _gathered(setup: Setup, weights: list[Weight], wanted: Wanted, calls: int, layers: int) -> list[Collective]:
+    """`layers` of the rank that the unit is one of; 0 for what is outside of them."""
     elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
     if setup.shards == 1 or not calls * elements:
         return []
     dtype, ranks = setup.compute_dtype, setup.shards
     if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
-        return [_one(setup, "all_gather", "parameters of a stage", "forward", dtype, ranks, calls, elements, stack)]
-    overlap: Overlap = "exposed" if stack is None else wanted
-    return [_one(setup, "all_gather", "parameters", wanted, dtype, ranks, calls, elements, stack, overlap)]
+        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, elements, layers)]
+    overlap: Overlap = wanted if layers else "exposed"
+    return [_one("all_gather", "parameters", wanted, dtype, ranks, calls, elements, layers, overlap)]
 
 
-def _reduced(setup: Setup, weights: list[Weight], stack: str | None, calls: int) -> list[Collective]:
+def _reduced(setup: Setup, weights: list[Weight], layers: int) -> list[Collective]:
     elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
-    dtype, replicas = DTYPES[setup.grad_dtype], setup.dp // setup.shards
+    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.dp // setup.shards, layers or 1
     out: list[Collective] = []
     if setup.shards > 1 and elements:
-        out.append(_one(setup, "reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, elements, stack))
+        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, elements, layers))
     if replicas > 1 and elements:
         name, part = "gradient shards over replicas", elements // setup.shards
-        out.append(_one(setup, "all_reduce", name, "backward", dtype, replicas, calls, part, stack))
+        out.append(_one("all_reduce", name, "backward", dtype, replicas, calls, part, layers))
     return out
 
 
 def _one(
-    setup: Setup, kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, elements: int,
-    stack: str | None, overlap: Overlap = "exposed",
+    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, elements: int, layers: int,
+    overlap: Overlap = "exposed",
 ) -> Collective:  # fmt: skip
-    where = "layers" if stack else "outside the layers"
+    where = "layers" if layers else "outside the layers"
     unit, each = f"unit·{dtype.itemsize} B", elements * dtype.itemsize
     return Collective(
         "dp", kind, f"{name}, {where}", phase, dtype.name, ranks, calls, calls * each, f"{calls}·{unit} = {calls}·{each} B",
-        stack, source=_FSDP, each=unit, overlap=overlap,
+        by_layer=bool(layers), shares=(elements, elements * layers) if layers else None, source=_FSDP, each=unit,
+        overlap=overlap,
     )  # fmt: skip

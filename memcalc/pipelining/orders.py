@@ -132,6 +132,7 @@ def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int
 
 
 Wanted = Literal["unshard", "forward", "backward"]
+WANTED: Final[tuple[Wanted, ...]] = ("unshard", "forward", "backward")
 
 
 def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, Wanted]]:
