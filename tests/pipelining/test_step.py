@@ -3,6 +3,7 @@ everything sent, byte for byte, on any rank of a fake process group."""
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,6 +18,7 @@ import memcalc
 from memcalc.engines import fsdp2_pipeline
 from memcalc.estimation import Report
 from memcalc.pipelining.programs import STAGED, divided, spans
+from memcalc.report.table import print_report
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -281,3 +283,12 @@ def test_in_flight() -> None:
             virtual_stages=chunks, global_batch_size=8, **WORKLOAD,
         )  # fmt: skip
         assert [rank["in_flight"] for rank in report.to_dict()["memory"]["ranks"]] == in_flight
+
+
+def test_the_table_says_how_layers_are_divided_and_what_waits() -> None:
+    options: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 4, "pp": 2, "global_batch_size": 8, **WORKLOAD}
+    file = io.StringIO()
+    print_report(memcalc.estimate(LLAMA, **options), rows=False, file=file)
+    text = " ".join(file.getvalue().split())
+    assert "layers of each stage: 3, 2" in text
+    assert "1f1b, 2 micro-batches: the bubble is 50.0% of the ideal time" in text
