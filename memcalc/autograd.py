@@ -9,8 +9,9 @@ functions/accumulate_grad.cpp (a leaf takes the first gradient as it is), torch/
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from typing import Any
+from collections.abc import Set as AbstractSet
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
 
 from memcalc.dims import ONE_DIM, Shape, numel
 from memcalc.dtypes import DType
@@ -54,11 +55,14 @@ class Node:
         return [tensor.unpack() for tensor in self.saved]
 
     def needs(self, i: int) -> bool:
-        """Whether input `i` wants a gradient."""
-        return self.edges[i][0] is not None
+        """Whether input `i` wants a gradient (`task_should_compute_output`)."""
+        only = self.memory.only
+        return self.edges[i][0] is not None and (only is None or self.edges[i][0] in only)
 
     def run(self, grads: list[Tensor]) -> Gradients:
         outs = list(self.backward(self, grads))
+        if self.memory.only is not None:
+            outs = [out if self.needs(i) else None for i, out in enumerate(outs)]
         for i in range(len(outs)):  # enumerate would hold a gradient for longer
             out = outs[i]
             if out is not None:
@@ -93,7 +97,7 @@ class Leaf(Node):
 
     def run(self, grads: list[Tensor]) -> Gradients:
         """Take the gradient as it is, or add it to the one that an earlier micro-batch left."""
-        if not self.accumulating:
+        if not self.accumulating and self.grad is None:
             whole = grads[0].shape if numel(grads[0].shape)[0] != numel(self.shape)[0] else self.shape
             self.memory.relabel(grads[0].storage, whole, "gradients", self.scope, self.weight_layer)
             self.grad = grads[0]
@@ -131,30 +135,65 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
     return Tensor(out.storage, shape, contiguous_strides(shape), tensor.dtype)
 
 
-def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
+class Part(NamedTuple):
+    """A part of a graph that is run alone, as `torch.autograd.grad` does with `inputs`."""
+
+    nodes: AbstractSet[Node]
+    """Those that run, the captured ones among them."""
+    captured: dict[Node, Tensor | None]
+    """Leaves whose gradient is handed out instead of accumulated."""
+    watched: dict[Node, Gradients]
+    """Nodes of which it is noted what comes to them (Node.register_prehook)."""
+    retains: bool
+    """retain_graph"""
+
+
+def backward(
+    loss: Tensor, queued: Callable[[], None] | None = None, gradient: Tensor | None = None, part: Part | None = None
+) -> None:
     """`loss.backward()`: every leaf that was used gets its gradient; the graph's saved tensors go as it runs.
 
-    `queued` runs last, within it (Engine::queue_callback).
+    `queued` runs last, within it (Engine::queue_callback). `gradient` is that of the output, where it is no loss.
     """
     memory = loss.memory
     root = loss.node
     assert root is not None
-    memory.grad_enabled = False
     memory.scope = "loss"
-    waiting = _dependencies(root)
-    root_gradient = new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")  # the caller's frame holds it
+    root_gradient = gradient  # the caller's frame holds it
+    if root_gradient is None:
+        root_gradient = new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")
     inbox: dict[Node, list[Tensor | None]] = {root: [root_gradient]}
-    ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
     del root
-    ticket = 0
+    run_graph(memory, inbox, queued, part)
+    del root_gradient
+
+
+def run_graph(
+    memory: Memory,
+    inbox: dict[Node, list[Tensor | None]],
+    queued: Callable[[], None] | None = None,
+    part: Part | None = None,
+) -> None:
+    """Run the graph behind the nodes that `inbox` has gradients for, or a part of it."""
+    memory.grad_enabled = False
+    memory.only = None if part is None else part.nodes
+    waiting = _dependencies(list(inbox), memory.only)
+    ready = [(-root.sequence, i, root) for i, root in enumerate(inbox) if not waiting[root]]
+    heapify(ready)
+    ticket = len(inbox)
     while ready:
         node = heappop(ready)[2]
+        if part is not None and node in part.captured:
+            (part.captured[node],) = inbox.pop(node)
+            continue
         if node.sequence != _LEAF_SEQUENCE and node.layer != memory.layer:
             memory.enter(memory.phase, node.layer)
         memory.scope = node.scope
-        outs = _call(node, inbox)
+        if part is not None and node in part.watched:
+            part.watched[node] = list(inbox[node])
+        outs = _call(node, inbox, retains=part is not None and part.retains)
         for i, (following, slot) in enumerate(node.edges):
-            if following is None:
+            if following is None or (part is not None and following not in part.nodes):
                 continue
             if outs[i] is not None:
                 _deliver(inbox, following, slot, outs, i)
@@ -162,20 +201,21 @@ def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
             if not waiting[following]:
                 ticket += 1
                 heappush(ready, (-following.sequence, ticket, following))
+    memory.only = None
     if queued is not None:
         queued()
     memory.grad_enabled = True
-    del root_gradient
 
 
-def _call(node: Node, inbox: dict[Node, list[Tensor | None]]) -> Gradients:
+def _call(node: Node, inbox: dict[Node, list[Tensor | None]], *, retains: bool) -> Gradients:
     grads = inbox.pop(node, None)
     if grads is None:  # no gradient has come to it: it has none to give, and the nodes behind it need not wait
         node.saved = []
         return [None] * len(node.edges)
     outs = node.run(grads)  # type: ignore[arg-type]
     grads.clear()
-    node.saved = []
+    if not retains:
+        node.saved = []
     return outs
 
 
@@ -198,12 +238,12 @@ def _deliver(inbox: dict[Node, list[Tensor | None]], node: Node, slot: int, outs
         buffer[slot] = new_tensor(own.memory, own.shape, own.dtype, "gradient sum", strides)
 
 
-def _dependencies(root: Node) -> dict[Node, int]:
-    counts: dict[Node, int] = {root: 0}
-    stack = [root]
+def _dependencies(roots: list[Node], only: AbstractSet[Node] | None) -> dict[Node, int]:
+    counts: dict[Node, int] = dict.fromkeys(roots, 0)
+    stack = roots
     while stack:
         for following, _ in stack.pop().edges:
-            if following is None:
+            if following is None or (only is not None and following not in only):
                 continue
             if following in counts:
                 counts[following] += 1

@@ -135,8 +135,8 @@ class Report:
             for moment in profile.forward if state.kind == "forward" else profile.backward:
                 size = evaluate(moment.poly, batch, seq) + waiting
                 flushes = False
+                size += moment.gradients if held.keeps_gradients else 0  # an earlier micro-batch's, in forward
                 if state.kind == "backward":
-                    size += moment.gradients if held.keeps_gradients else 0
                     flushes = held.flush is not None and moment.gradients >= held.flush.after
                     size += flush if flushes else 0
                 if size > most[state.kind]:
@@ -186,6 +186,8 @@ class Report:
     @property
     def in_flight(self) -> int:
         """Forwards of a chunk whose saved activations are there at once, the running one's included."""
+        if self.rank.in_flight is not None:
+            return self.rank.in_flight
         return max((sum(state.in_flight) + 1 for state in self.rank.states if state.kind == "forward"), default=0)
 
     def each_rank(self) -> list[Report]:
@@ -209,9 +211,8 @@ class Report:
         if flushed and held.flush is not None:
             rows += held.flush.rows
         if moment is not None and state is not None:
-            keep = phase == "backward" and held.keeps_gradients
             profile = self.rank.profiles[state.chunk]
-            rows += [r for r in profile.rows(moment) if keep or r.component != "gradients"]
+            rows += [r for r in profile.rows(moment) if held.keeps_gradients or r.component != "gradients"]
             rows += self._waiting_rows(state)
         return rows
 

@@ -88,6 +88,8 @@ class Trace(NamedTuple):
     """What was traced; nothing for a program on paper."""
     kernels: Kernels = TRANSFORMERS
     sent: tuple[Sent, ...] = ()
+    forward_ends: tuple[int, ...] = ()
+    """Of a run of several micro-batches, where each one's forward ends."""
 
     @property
     def turn(self) -> int:
@@ -97,6 +99,8 @@ class Trace(NamedTuple):
 
     def times(self, row: StorageRow, place: int) -> int:
         """How often a block of this run that is alive at `place` is there in the real stack."""
+        if not self.middle.more:
+            return 1
         away = self.middle.late if place > self.turn else self.middle.early
         return 1 + self.middle.more if row.layer is not None and row.layer in away else 1
 
@@ -201,6 +205,17 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
 def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile from a run at the real depth."""
     return _profile(trace(program, choices, batch, seq, program.layers))
+
+
+def profile_of_steps(run: Trace) -> Profile:
+    """The profile of a run of several micro-batches at its real depth; saved is what the forward with most of it leaves."""
+    sizes = [numel(row.shape)[0] * row.dtype.itemsize * (row.component == "activation") for row in run.rows]
+    ends, live, most, forward_end = set(run.forward_ends), 0, -1, 0
+    for place, event in enumerate(run.log):
+        if place in ends and live > most:
+            most, forward_end = live, place
+        live += sizes[event] if event >= 0 else -sizes[~event]
+    return _profile(run._replace(forward_end=forward_end))
 
 
 def _profile(run: Trace) -> Profile:
@@ -323,12 +338,30 @@ class _Kind(NamedTuple):
     dtype: DType
 
 
+def _saved(run: Trace) -> set[int]:
+    """The blocks that a forward leaves for its backward."""
+    if not run.forward_ends:
+        return _alive(run, run.forward_end)
+    ends = set(run.forward_ends)
+    of_this: set[int] = set()
+    saved: set[int] = set()
+    for place, event in enumerate(run.log):
+        if place in ends:
+            saved |= of_this
+            of_this = set()
+        if event >= 0:
+            of_this.add(event)
+        else:
+            of_this.discard(~event)
+    return saved
+
+
 def _census(run: Trace, place: int) -> Counter[_Kind]:
     """How many blocks of each kind are alive.
 
     What is alive at the end of forward too is a saved activation, what is at the end of backward as good as a buffer.
     """
-    saved = _alive(run, run.forward_end)
+    saved = _saved(run)
     left = _alive(run, len(run.log))
     out: Counter[_Kind] = Counter()
     for i in _alive(run, place):

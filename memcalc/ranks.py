@@ -53,6 +53,8 @@ class Rank(NamedTuple):
     """What it sends in one optimizer step, as the engine really does it."""
     textbook: Callable[[], list[Collective]]
     """The same step as the papers count it; empty where the engine does just that."""
+    in_flight: int | None = None
+    """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
 
 
 _ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
@@ -65,6 +67,8 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return [Rank(0, held, sums, (), (), 0, 0, model.num_parameters, list[Collective], list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
+    if setup.pp > 1:
+        return _staged_ranks(model, setup)
     if setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
     held, sums = _held(model, setup)
@@ -123,6 +127,38 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         total = sum(size for _, size in sizes)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective]
+        )  # fmt: skip
+        out.append(rank)
+    return out
+
+
+def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
+    """Stages of transformers' own layers: a profile is that of a whole step, with all micro-batches."""
+    from memcalc.engines import fsdp2_pipeline as engine
+    from memcalc.pipelining.orders import most_in_flight, order
+
+    assert setup.attention is not None and setup.cross_entropy is not None
+    kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=False)
+    out: list[Rank] = []
+    for staged in engine.staged_ranks(model, setup):
+        if setup.pp_rank not in (None, staged.number):
+            continue
+        held = engine.holdings_of(setup, staged)
+        choices = Choices(
+            setup.compute_dtype, setup.attention, setup.recompute == "full", False, kernels=kernels, hooks=held.hooks
+        )
+        own, program = staged.model, staged.program
+        branch = program.stages[0].own.branch(setup.micro_batch_size, setup.seq_len or 1)
+        key = ("profile", *choices, engine.key_of(setup, staged), branch)
+        if key not in model.profiles:
+            model.profiles[key] = engine.profile_of(setup, staged, choices)
+        made: Profile = model.profiles[key]
+        each = sum(numel(w.shape)[0] * own.copies(w) for w in own.weight_classes if w.layer is not None) // own.layers
+        actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
+        sends = partial(engine.collectives_of, setup, staged)
+        rank = Rank(
+            staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
+            list[Collective], most_in_flight(actions),
         )  # fmt: skip
         out.append(rank)
     return out

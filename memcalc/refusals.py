@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": (),
-    "fsdp2": ("pp", "virtual_stages", "cp", "ep", "etp"),
+    "fsdp2": ("cp", "ep", "etp"),
 }
 """The degrees that an engine leaves at one."""
 
@@ -27,6 +27,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
         degree: int | None = getattr(options, name)
         if degree is not None and degree > 1:
             refuse(name, degree, f"with engine {engine} {NOT_YET}1")
+    if engine == "fsdp2" and options.virtual_stages > 1 and options.pp == 1:
+        refuse("virtual_stages", options.virtual_stages, "are a pipeline's, which needs --pp 2 or more; allowed: 1")
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
             refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
@@ -75,6 +77,13 @@ def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches
         refuse(
             "ep", options.ep, "which weights are experts' a number of parameters does not tell; allowed: 1, or --model"
         )
+
+
+def check_pipeline(options: Options, micro_batches: int, model: Model | None) -> None:
+    """Stages of transformers' layers under torch.distributed.pipelining."""
+    from memcalc.pipelining.checks import check_stages
+
+    check_stages(options, micro_batches, model)
 
 
 def check_fsdp2(options: Options, model: Model | None) -> None:

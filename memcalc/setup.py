@@ -13,6 +13,7 @@ from memcalc.refusals import (
     check_fused_softmax,
     check_megatron,
     check_modelled,
+    check_pipeline,
     check_sequence_parallel,
 )
 
@@ -117,6 +118,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     global_batch_size = _global_batch_size(options, dp)
     if engine == "megatron":
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
+    elif engine == "fsdp2" and options.pp > 1:
+        check_pipeline(options, global_batch_size // (dp * options.micro_batch_size), model)
     kernels = _kernels(options, precision, engine, model)
     attention = None if model is None else _attention(options, engine, model)
     if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:

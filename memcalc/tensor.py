@@ -15,6 +15,7 @@ from memcalc.dtypes import DType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from memcalc.autograd import Node
 
@@ -87,6 +88,7 @@ class Memory:
         "kernels",
         "layer",
         "log",
+        "only",
         "phase",
         "rows",
         "scope",
@@ -109,6 +111,8 @@ class Memory:
         self.checkpoint: Packer | None = None
         self.contexts: Contexts | None = None
         self.autocast: Autocast | None = None
+        self.only: AbstractSet[Node] | None = None
+        """The nodes that a backward of a part of the graph runs; None: all."""
 
     def enter(self, phase: str, layer: int | None) -> None:
         """From here on allocations belong to this phase and layer."""

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.gpu",
     ),
     ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
-    ("memcalc.megatron",),
+    ("memcalc.megatron", "memcalc.pipelining"),
     ("memcalc.inputs",),
     ("memcalc.refusals",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device", "memcalc.cost"),

@@ -60,7 +60,7 @@ SequenceParallel = Annotated[
 ]
 Schedule = Annotated[
     str | None,
-    _option("gpipe, 1f1b, interleaved; zero-bubble: its bubble only. (default: 1f1b)", _PARALLEL, "--schedule"),
+    _option("gpipe, 1f1b, interleaved; with fsdp2 zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule"),
 ]
 VirtualStages = Annotated[
     int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
@@ -98,7 +98,7 @@ SubGroupSize = Annotated[
 FirstStageLayers = Annotated[
     int | None,
     _option(
-        "Layers of the first pipeline rank. (default: equal, or one less for the embedding)",
+        "Layers of the first pipeline rank. (default: equal, or less for the embedding)",
         _PARALLEL,
         "--first-stage-layers",
     ),
@@ -106,7 +106,7 @@ FirstStageLayers = Annotated[
 LastStageLayers = Annotated[
     int | None,
     _option(
-        "Layers of the last pipeline rank. (default: equal, or one less for the head)", _PARALLEL, "--last-stage-layers"
+        "Layers of the last pipeline rank. (default: equal, or less for the head)", _PARALLEL, "--last-stage-layers"
     ),
 ]
 Engine = Annotated[

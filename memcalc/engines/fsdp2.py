@@ -32,28 +32,33 @@ _COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
-    sharded = _sharded(setup)
+    always, step, sharding = states_and_step(model, setup)
+    always += input_rows(model, sharded_dtype(setup), setup.compute_dtype)
+    earlier = tuple(row for row in step if row.component == "gradients") if sharding.accumulating else ()
+    return Holdings(tuple(always), forward=earlier, backward=earlier, step=tuple(step), hooks=sharding)
+
+
+def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:
+    """A rank's shards and states, its gradients and temporaries in the step, and how all that is sharded."""
+    sharded = sharded_dtype(setup)
     parameters = [
         Parameter(w.name, _shard(w.shape, setup.shards), count, w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
         if (count := model.trained(w))
     ]
-    gradients = tuple(_rows(model, setup, "gradients", "backward to step", model.trained))
+    gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
     always = _rows(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
-    always += input_rows(model, sharded, setup.compute_dtype)
-    accumulating = setup.micro_batches > 1
-    earlier = gradients if accumulating else ()
     step = max((step_temporaries(setup, group, sharded, sharded) for group in _by_mesh(model, parameters)), key=_nbytes)
-    return Holdings(
-        always=tuple(always),
-        forward=earlier,
-        backward=earlier,
-        step=(*gradients, *step),
-        hooks=Sharding(
-            setup.shards, setup.zero == 3, sharded, DTYPES[setup.grad_dtype], accumulating, setup.dp // setup.shards
-        ),
+    sharding = Sharding(
+        setup.shards,
+        setup.zero == 3,
+        sharded,
+        DTYPES[setup.grad_dtype],
+        setup.micro_batches > 1,
+        setup.dp // setup.shards,
     )
+    return always, [*gradients, *step], sharding
 
 
 def _by_mesh(model: Model, parameters: list[Parameter]) -> list[list[Parameter]]:
@@ -71,13 +76,13 @@ def _nbytes(rows: list[Row]) -> int:
     return sum(row.bytes_at(1, 1) for row in rows)
 
 
-def _sharded(setup: Setup) -> DType:
+def sharded_dtype(setup: Setup) -> DType:
     return fp32 if setup.has_master_weights else setup.compute_dtype
 
 
 def _rows(model: Model, setup: Setup, component: str, life: str, copies: Callable[[Weight], int]) -> list[Row]:
     return [
-        Row(component, w.name, _shard(w.shape, setup.shards), _sharded(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
+        Row(component, w.name, _shard(w.shape, setup.shards), sharded_dtype(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
         for w in model.weight_classes
         if (n := copies(w))
     ]

@@ -118,12 +118,7 @@ class Unit:
 
         `inputs` holds the input of the last reduce-scatter until the next one comes.
         """
-        gradients: list[Tensor] = []
-        parallel = self.run.tensor_parallel
-        for leaf in self.leaves:
-            if leaf.grad is not None:
-                gradients.append(leaf.grad if parallel is None else parallel.own_part(leaf, leaf.grad))
-                leaf.grad = None
+        gradients = self.take_gradients()
         self.whole = None
         inputs.clear()
         if not gradients:
@@ -141,6 +136,16 @@ class Unit:
             self.all_reduced = reduced
         del unsharded_grad
         return output
+
+    def take_gradients(self) -> list[Tensor]:
+        """The gradients that are there, which the parameters let go."""
+        parallel = self.run.tensor_parallel
+        gradients: list[Tensor] = []
+        for leaf in self.leaves:
+            if leaf.grad is not None:
+                gradients.append(leaf.grad if parallel is None else parallel.own_part(leaf, leaf.grad))
+                leaf.grad = None
+        return gradients
 
     def _block(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
         return self._allocate(Dim("unit", self.elements), name, dtype, component)
@@ -161,6 +166,8 @@ class Unit:
 class Step:
     """The hooks of one forward and backward (FSDPState)."""
 
+    Unit: type[Unit] = Unit
+
     def __init__(self, sharding: Sharding, run: Run) -> None:
         self.sharding = sharding
         self.run = run
@@ -168,7 +175,7 @@ class Step:
         weights: dict[tuple[str, int | None], list[Tensor]] = {_ROOT: []}
         for (name, layer), weight in run.weights.items():
             weights.setdefault(_stack_and_layer(name, layer), []).append(weight)
-        self.units = {key: Unit(sharding, run, key[1], own) for key, own in weights.items()}
+        self.units = {key: self.Unit(sharding, run, key[1], own) for key, own in weights.items()}
         self.root = self.units[_ROOT]
         self.last: Unit | None = None
         """The unit whose forward was done last."""

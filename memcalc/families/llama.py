@@ -142,7 +142,7 @@ class Llama(Program):
             kind = self.layer_kind(i)
             hidden_states = self.call_layer(layer, hidden_states, position_embeddings[kind], masks[kind], positions)
         run.memory.enter(run.memory.phase, None)
-        return self.norm(m / self.final_norm, hidden_states)
+        return self.after_layers(m, hidden_states)
 
     def embed(self, m: Module, ids: Tensor) -> Tensor:
         return (m / "embed_tokens").embedding(ids)
@@ -150,6 +150,10 @@ class Llama(Program):
     def before_layers(self, m: Module, hidden_states: Tensor) -> Tensor:
         """What is done with the embeddings, which the model's frame keeps."""
         return hidden_states
+
+    def after_layers(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """The norm behind the last layer."""
+        return self.norm(m / self.final_norm, hidden_states)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return rms_norm(m, hidden_states)

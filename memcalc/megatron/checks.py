@@ -41,7 +41,7 @@ def _refuse_zero_bubble(options: Options, micro_batches: int) -> NoReturn:
         "schedule",
         "zero-bubble",
         f"Megatron-Core has none, so what it would keep between a backward's two halves is not known (its bubble: {own:.1%} "
-        f"of the ideal time, ZB-H1 with equal times; 1f1b's: {other:.1%}); allowed: gpipe, 1f1b, interleaved",
+        f"of the ideal time, ZB-H1 with equal times; 1f1b's: {other:.1%}); allowed: gpipe, 1f1b, interleaved, or --engine fsdp2",
     )
 
 

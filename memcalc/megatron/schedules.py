@@ -1,8 +1,8 @@
 """In which order a pipeline rank runs forwards and backwards, and what is in flight meanwhile.
 
 1F1B and interleaved 1F1B as megatron/core/pipeline_parallel/schedules.py has them; GPipe is all forwards, then all backwards.
-Zero-bubble has an order and a bubble here, but no states: Megatron-Core has no such schedule, so there is nothing to hold
-against what stays saved between the two halves of a backward.
+Zero-bubble has an order and a bubble here, but no states: Megatron-Core has no such schedule. torch's orders are in
+memcalc/pipelining/orders.py.
 """
 
 from __future__ import annotations

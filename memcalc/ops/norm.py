@@ -26,9 +26,12 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     saved = node.unpack()
-    return [new_tensor(t.memory, t.shape, t.dtype, "layer norm gradient") for t in saved[: len(node.edges)]]
+    return [
+        new_tensor(t.memory, t.shape, t.dtype, "layer norm gradient") if node.needs(i) else None
+        for i, t in enumerate(saved[: len(node.edges)])
+    ]
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:

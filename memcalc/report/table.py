@@ -11,6 +11,8 @@ from rich.text import Text
 
 from memcalc.cost import Unknown, step_time
 from memcalc.megatron.schedules import bubble, layers_of_chunks
+from memcalc.pipelining import orders
+from memcalc.pipelining.programs import divided
 from memcalc.report.all_ranks import all_ranks_table
 from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
@@ -117,15 +119,20 @@ def _pipeline_lines(report: Report) -> list[Text]:
     peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in shown.items())
     chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
-    counts = layers_of_chunks(report.model.layers, s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers)
-    uneven = len(set(counts)) > 1
-    given = s.first_stage_layers is not None or s.last_stage_layers is not None
+    division = s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers
     part = "chunk" if s.virtual_stages > 1 else "stage"
-    share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
+    if s.engine == "fsdp2":
+        counts = divided(report.model.layers, *division)
+        share = orders.bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
+        spread = f"layers of each stage: {', '.join(map(str, counts))}"
+    else:
+        counts = layers_of_chunks(report.model.layers, *division)
+        share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
+        spread = _uneven_line(counts, division[1:] != (None, None), part)
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time"),
-        *([Text(_uneven_line(counts, given, part))] if uneven else []),
+        *([Text(spread)] if len(set(counts)) > 1 else []),
     ]
 
 

@@ -134,6 +134,14 @@ def test_positions_in_fp32_are_cast_before_a_checkpoint_keeps_them(zero: int) ->
     assert phases(report) == [real.forward, real.backward, real.step]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_reduction_holds_of_the_last_gradient(ranks: int) -> None:
+    """A layer of OLMo's ends with a large weight; over one rank its gradient is let go sooner."""
+    fields = LLAMA | {"model_type": "olmo", "attention_bias": False, "tie_word_embeddings": False}
+    report, real = both(fields, {"gpus": ranks, **SHALLOW}, {"mesh": (ranks,), **SHALLOW})
+    assert phases(report) == [real.forward, real.backward, real.step]
+
+
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_llama_7b(ranks: int) -> None:
     config = {"model_type": "llama", "vocab_size": 32000}  # the defaults are the 7B's

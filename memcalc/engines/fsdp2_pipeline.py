@@ -1,0 +1,278 @@
+"""FSDP2 over the stages of a pipeline (torch.distributed.pipelining): what a rank holds, runs and sends.
+
+Every layer of a stage is a unit of its own, and the stage's module holds the rest. dp is the mesh's other axis.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.collectives import Collective, Kind, Overlap
+from memcalc.dims import Dim, workload_size
+from memcalc.dtypes import fp32, int64
+from memcalc.engines.fsdp2 import sharded_dtype, states_and_step
+from memcalc.engines.fsdp2_stages import StageStep
+from memcalc.engines.fsdp2_step import Sharding, padded_elements
+from memcalc.engines.holdings import Holdings
+from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
+from memcalc.families.module import Input, Run
+from memcalc.inputs.model import Model
+from memcalc.pipelining.orders import WANTED, Action, Wanted, enough_micro_batches, gathers, lowered, order
+from memcalc.pipelining.programs import RankProgram, spans
+from memcalc.profile import NO_MIDDLE, Choices, Trace, profile_of_steps
+from memcalc.rows import Row
+from memcalc.setup import DTYPES
+from memcalc.tensor import Memory, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from memcalc.dtypes import DType
+    from memcalc.families.module import Weight
+    from memcalc.profile import Profile
+    from memcalc.setup import Setup
+
+_STAGE: Final = "torch/distributed/pipelining/stage.py"
+_SCHEDULES: Final = "torch/distributed/pipelining/schedules.py"
+_FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
+_BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
+_SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
+
+
+class StagedRank(NamedTuple):
+    """One pipeline rank: the model of its stages."""
+
+    number: int
+    model: Model
+
+    @property
+    def program(self) -> RankProgram:
+        return self.model.program  # type: ignore[return-value]
+
+
+def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
+    """All pipeline ranks, first to last."""
+    whole: Any = model.program
+    of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)
+    return [
+        StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
+        for rank, own in enumerate(of_ranks)
+    ]
+
+
+def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
+    """States and buffers; what a step allocates is in its profile."""
+    always, step, sharding = states_and_step(rank.model, setup)
+    sharding = sharding._replace(accumulating=False)  # one reduction a step
+    losses, inputs = _of_left_out(setup, rank)
+    return Holdings((*always, *_buffers(setup, rank), *inputs), losses, losses, tuple(step), hooks=sharding)
+
+
+def _of_left_out(setup: Setup, rank: StagedRank) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """What adds up over a step, of the micro-batches that the run on paper leaves out: losses, and behind a backward in two
+    halves the gradients of the inputs, which stay until the next step begins (clear_runtime_states)."""
+    left_out = setup.micro_batches - _paper_micro_batches(setup, rank.number)
+    micro, stages = Dim("micro-batches", left_out), rank.program.stages
+    losses: tuple[Row, ...] = ()
+    inputs: tuple[Row, ...] = ()
+    if left_out and stages[-1].span.last:
+        losses = (Row("buffers", "losses so far", (micro,), fp32, source=_SCHEDULES),)
+    copies = sum(not stage.span.first for stage in stages)
+    if left_out and copies and setup.schedule == "zero-bubble":
+        shape = (micro, _BATCH, _SEQ, rank.program.hidden)
+        life = "until the next step"
+        inputs = (
+            Row(
+                "buffers",
+                "gradients of received hidden states",
+                shape,
+                setup.compute_dtype,
+                copies,
+                life,
+                source=_STAGE,
+            ),
+        )
+    return losses, inputs
+
+
+def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
+    stages, micro = rank.program.stages, Dim("micro-batches", setup.micro_batches)
+    first, last = stages[0].span.first, stages[-1].span.last
+    rows: list[Row] = []
+    if first or last:
+        name = "input_ids (also the labels)" if first and last else "input_ids" if first else "labels"
+        rows.append(Row("buffers", name, (micro, _BATCH, _SEQ), int64, life="the step's batch", source="the caller"))
+    if last:
+        rows.append(Row("buffers", "losses", (micro,), fp32, life="until the next step's", source="the caller"))
+    hidden = (micro, _BATCH, _SEQ, rank.program.hidden)
+    for what, has in (("received hidden states", "first"), ("received gradients", "last")):
+        copies = sum(not getattr(stage.span, has) for stage in stages)
+        if copies:
+            rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", _STAGE))
+    kinds = Counter(buffer._replace(layer=None) for stage in stages for buffer in stage.buffers())
+    for buffer, copies in kinds.items():
+        dtype = buffer.dtype or sharded_dtype(setup)
+        rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
+    return rows
+
+
+# --- a step
+
+
+def profile_of(setup: Setup, rank: StagedRank, choices: Choices) -> Profile:
+    """What is alive in a step of this rank, all micro-batches through its schedule."""
+    return profile_of_steps(_trace(setup, rank, choices))
+
+
+def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
+    memory = Memory(dict(choices.kernels.replaced))
+    assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
+    size = workload_size(setup.micro_batch_size, setup.seq_len)
+    paper: list[PaperStage] = []
+    for stage in rank.program.stages:
+        run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq)
+        for weight in stage.weights():
+            run.add_weight(weight)
+        hooks = StageStep(choices.hooks, run)
+        run.hooks = hooks
+        for buffer in stage.buffers():
+            run.add_buffer(buffer)
+        tokens = run.add_input(Input("tokens", (size.batch, size.seq), int64))
+        hidden = new_tensor(memory, (size.batch, size.seq, rank.program.hidden), choices.dtype, "", component="buffers")
+        paper.append(PaperStage(stage, run, hooks, tokens, hidden))
+    memory.enter("forward", None)
+    _run(setup, rank.number, paper)
+    for stage in paper:
+        for loss in stage.losses:
+            memory.relabel(loss.storage, (), "buffers", "loss", None)
+    ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
+    return Trace(
+        list(memory.log), memory.rows, memory.segments, 0, NO_MIDDLE, "", choices.kernels, tuple(memory.sent), ends
+    )
+
+
+def key_of(setup: Setup, rank: StagedRank) -> Hashable:
+    """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run."""
+    stages = tuple((span.layers, span.first, span.last) for span in rank.program.spans)
+    place = None if setup.schedule == "gpipe" else (setup.pp, rank.number)
+    return setup.schedule, place, _paper_micro_batches(setup, rank.number), stages
+
+
+def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:
+    micro_batches = _paper_micro_batches(setup, rank)
+    if setup.schedule == "gpipe":
+        gpipe(paper[0], micro_batches)
+    elif setup.schedule == "1f1b":
+        one_forward_one_backward(paper[0], micro_batches, setup.pp - rank)
+    else:
+        runtime(paper, _actions(setup, rank, micro_batches))
+
+
+def _paper_micro_batches(setup: Setup, rank: int) -> int:
+    return enough_micro_batches(setup.schedule, rank, setup.pp, setup.micro_batches, setup.virtual_stages)
+
+
+def _actions(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
+    actions = order(setup.schedule, rank, setup.pp, micro_batches, setup.virtual_stages)
+    if setup.schedule in ("gpipe", "1f1b"):
+        return actions
+    return lowered(actions, rank, setup.pp, micro_batches, setup.virtual_stages)
+
+
+# --- communication
+
+
+def collectives_of(setup: Setup, rank: StagedRank) -> list[Collective]:
+    """What one rank sends in a step."""
+    return [*_sends(setup, rank), *_of_units(setup, rank)]
+
+
+def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
+    dtype, stages = setup.compute_dtype, rank.program.stages
+    each = setup.micro_batch_size * (setup.seq_len or 1) * rank.program.hidden.size * dtype.itemsize
+    out: list[Collective] = []
+    ways: tuple[tuple[str, Overlap, str], ...] = (
+        ("hidden states to the next stage", "forward", "last"),
+        ("gradient to the stage before", "backward", "first"),
+    )
+    for what, phase, end in ways:
+        calls = setup.micro_batches * sum(not getattr(stage.span, end) for stage in stages)
+        if calls:
+            # The runtime of several chunks waits for what it has sent when the step is over.
+            overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
+            unit = f"batch·seq·hidden·{dtype.itemsize} B"
+            out.append(
+                Collective(
+                    "pp",
+                    "send",
+                    what,
+                    phase,
+                    dtype.name,
+                    setup.pp,
+                    calls,
+                    calls * each,
+                    f"{calls}·{unit} = {calls}·{each} B",
+                    each=unit,
+                    source=_STAGE,
+                    overlap=overlap,
+                )
+            )
+    return out
+
+
+def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
+    """FSDP2's own, unit by unit: gathered as the order has it, reduced once when all backwards of a stage are done."""
+    actions = _actions(setup, rank.number, setup.micro_batches)
+    of_layers = gathers(actions, reshards=setup.zero == 3)
+    of_root = gathers(actions, reshards=False)
+    stages = rank.program.stages
+    layer = [w for w in stages[0].weights() if w.layer == 0]
+    out: list[Collective] = []
+    for wanted in WANTED:
+        calls = sum(stage.layers * of_layers[chunk, wanted] for chunk, stage in enumerate(stages))
+        out += _gathered(setup, layer, wanted, calls, rank.program.layers)
+    out += _reduced(setup, layer, rank.program.layers)
+    for chunk, stage in enumerate(stages):
+        root = [w for w in stage.weights() if w.layer is None]
+        for wanted in WANTED:
+            out += _gathered(setup, root, wanted, of_root[chunk, wanted], 0)
+        out += _reduced(setup, root, 0)
+    return out
+
+
+def _gathered(setup: Setup, weights: list[Weight], wanted: Wanted, calls: int, layers: int) -> list[Collective]:
+    """`layers` of the rank that the unit is one of; 0 for what is outside of them."""
+    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
+    if setup.shards == 1 or not calls * elements:
+        return []
+    dtype, ranks = setup.compute_dtype, setup.shards
+    if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
+        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, elements, layers)]
+    overlap: Overlap = wanted if layers else "exposed"
+    return [_one("all_gather", "parameters", wanted, dtype, ranks, calls, elements, layers, overlap)]
+
+
+def _reduced(setup: Setup, weights: list[Weight], layers: int) -> list[Collective]:
+    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
+    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.dp // setup.shards, layers or 1
+    out: list[Collective] = []
+    if setup.shards > 1 and elements:
+        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, elements, layers))
+    if replicas > 1 and elements:
+        name, part = "gradient shards over replicas", elements // setup.shards
+        out.append(_one("all_reduce", name, "backward", dtype, replicas, calls, part, layers))
+    return out
+
+
+def _one(
+    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, elements: int, layers: int,
+    overlap: Overlap = "exposed",
+) -> Collective:  # fmt: skip
+    where = "layers" if layers else "outside the layers"
+    unit, each = f"unit·{dtype.itemsize} B", elements * dtype.itemsize
+    return Collective(
+        "dp", kind, f"{name}, {where}", phase, dtype.name, ranks, calls, calls * each, f"{calls}·{unit} = {calls}·{each} B",
+        by_layer=bool(layers), shares=(elements, elements * layers) if layers else None, source=_FSDP, each=unit,
+        overlap=overlap,
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""FSDP2 around the stages of a pipeline: gradients wait, whole, for the last micro-batch.
+
+A stage tells its units not to reduce and not to reshard after a backward (backward_maybe_with_nosync in
+torch/distributed/pipelining/stage.py), and reduces them all when the step's last backward is done (perform_reduce_grad).
+Until then the gradients of every micro-batch are added up unsharded, in the dtype that they are reduced in
+(FSDPParam.to_accumulated_grad_if_needed).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.engines.fsdp2_step import Sharding, Step, Unit
+from memcalc.ops.elementwise import recording
+from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.autograd import Leaf
+    from memcalc.families.module import Run
+
+
+class WaitingUnit(Unit):
+    """A unit whose gradients are added up until the step's last backward is done."""
+
+    __slots__ = ("added_up",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.added_up: dict[Leaf, Tensor] = {}
+
+    def accumulate(self) -> None:
+        """post_backward without a reduction (accumulate_unsharded_grad_if_needed, to_accumulated_grad_if_needed)."""
+        if self.sharding.reduced is self.run.dtype:
+            return  # autograd adds to the parameters' own
+        for leaf in self.leaves:
+            if leaf in self.added_up:
+                leaf.grad = None
+        for leaf in self.leaves:
+            if leaf.grad is not None:
+                unsharded_grad, leaf.grad = leaf.grad, None
+                self.added_up[leaf] = self._whole_gradient(leaf)
+                del unsharded_grad
+
+    def take_gradients(self) -> list[Tensor]:
+        if not self.added_up:
+            return super().take_gradients()
+        for leaf in self.added_up:
+            leaf.grad = None
+        gradients = list(self.added_up.values())
+        self.added_up.clear()
+        return gradients
+
+    def _whole_gradient(self, leaf: Leaf) -> Tensor:
+        memory = self.run.memory
+        layer, scope = memory.layer, memory.scope
+        memory.layer, memory.scope = self.layer, ""
+        try:
+            name = f"{leaf.scope}: added up, unsharded"
+            return new_tensor(memory, leaf.shape, self.sharding.reduced, name, component="gradients")
+        finally:
+            memory.layer, memory.scope = layer, scope
+
+
+class StageStep(Step):
+    """The hooks of all micro-batches of one stage."""
+
+    Unit = WaitingUnit
+
+    def __init__(self, sharding: Sharding, run: Run) -> None:
+        super().__init__(sharding, run)
+        self.waiting = [unit for unit in self.units.values() if isinstance(unit, WaitingUnit)]
+
+    def before_stage(self, given: Tensor) -> Tensor:
+        """The root's hooks around what a stage is given."""
+        self.last = None
+        self.before_forward()
+        if not self.root.leaves or not recording(given):
+            return given
+        return self._before_backward_ends(self.root, (given,))[0]
+
+    def after_backward(self) -> None:
+        for unit in self.waiting:
+            if unit not in self.reduced:
+                unit.accumulate()
+        self.reduced.clear()
+
+    def _reduce(self, unit: Unit) -> None:
+        self.reduced.add(unit)
+        assert isinstance(unit, WaitingUnit)
+        unit.accumulate()
+
+    def reduce_all(self) -> None:
+        """perform_reduce_grad: unit after unit, the root's first."""
+        for unit in self.units.values():
+            output = unit.reduce(self.reduce_scatter_inputs)
+            if output is not None:
+                self.gradients.append(output)
+        for unit in self.units.values():
+            unit.all_reduced = None
+        self.reduce_scatter_inputs.clear()
+
+    def unshard_all(self) -> None:
+        """An UNSHARD of the runtime: all units are on their way before the first of them is waited for."""
+        for unit in self.units.values():
+            unit.unshard()
+        for unit in self.units.values():
+            unit.wait_for_unshard()
+
+    def reshard_all(self) -> None:
+        """A RESHARD of the runtime."""
+        for unit in self.units.values():
+            unit.whole = None

@@ -1,0 +1,88 @@
+"""What torch.distributed.pipelining asks of a setup, and what of it is modelled. Each refusal is an InputError of one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.pipelining.orders import micro_batches_per_round
+from memcalc.pipelining.programs import STAGED, divided, uniform
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.inputs.options import Options
+
+_WITH: Final = "with engine fsdp2 and pp above 1 "
+_PRECISIONS: Final = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
+SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+
+def check_stages(options: Options, micro_batches: int, model: Model | None) -> None:
+    """Options first, then the model."""
+    if model is None:
+        why = "with engine fsdp2 a number of parameters does not tell what a stage holds"
+        refuse("pp", options.pp, f"{why}; allowed: 1, or --model")
+    if options.tp > 1:
+        refuse("tp", options.tp, f"{_WITH}{NOT_YET}1")
+    if str(options.precision).endswith("-autocast"):
+        refuse("precision", options.precision, f"{_WITH}{NOT_YET}{_PRECISIONS}")
+    if options.padded:
+        refuse("padded", "on", f"{_WITH}{NOT_YET}off")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"{_WITH}{NOT_YET}hf")
+    if options.cross_entropy not in (None, "eager"):
+        refuse("cross_entropy", options.cross_entropy, f"{_WITH}{NOT_YET}eager")
+    _check_schedule(options, micro_batches)
+    _check_model(options, model)
+
+
+def _check_schedule(options: Options, micro_batches: int) -> None:
+    schedule, ranks = options.schedule, options.pp
+    if schedule not in SCHEDULES:
+        refuse("schedule", schedule, f"{_WITH}{NOT_YET}{', '.join(SCHEDULES)}")
+    if schedule != "zero-bubble" and (schedule == "interleaved") != (options.virtual_stages > 1):
+        allowed = "2 or more with schedule interleaved, any with zero-bubble, 1 with the others"
+        refuse("virtual_stages", options.virtual_stages, f"does not go with schedule {schedule}; allowed: {allowed}")
+    if schedule == "zero-bubble":
+        _check_halves(options)
+    if schedule == "1f1b" and micro_batches < ranks:
+        why = f"torch's Schedule1F1B needs as many micro-batches as stages, {ranks}, not {micro_batches}"
+        refuse("schedule", "1f1b", f"{why}; allowed: a larger --global-batch-size, or gpipe")
+    if schedule in ("interleaved", "zero-bubble"):
+        try:
+            micro_batches_per_round(ranks, micro_batches)
+        except ValueError as error:
+            refuse("schedule", schedule, f"{error}; allowed: another --global-batch-size")
+
+
+def _check_halves(options: Options) -> None:
+    """A backward in two halves (torch/distributed/pipelining/_backward.py)."""
+    if options.zero == 3:
+        why = "torch takes a stage's parameters as they are before a backward, resharded, and those get no gradient"
+        refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")
+    if options.recompute != "none":
+        refuse("recompute", options.recompute, f"with schedule zero-bubble {NOT_YET}none")
+
+
+def _check_model(options: Options, model: Model) -> None:
+    name, program = model.name or f"this {model.model_type}", model.program
+    if model.model_type not in STAGED:
+        refuse(
+            "pp", options.pp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1 (more for {', '.join(STAGED)})"
+        )
+    if not uniform(program):
+        why = f"{name} has layers of several kinds, which transformers counts anew in every stage"
+        refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1")
+    config: Any = program.config
+    if config.tie_word_embeddings:
+        why = f"{name} has tied embeddings, of which torch's first and last stage would train one each"
+        refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1")
+    stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
+    try:
+        divided(model.layers, stages, first, last)
+    except ValueError as error:
+        field = "first_stage_layers" if first is not None else "last_stage_layers" if last is not None else "pp"
+        value = getattr(options, field)
+        if field == "pp" and options.virtual_stages > 1:
+            value = f"{value} · virtual-stages {options.virtual_stages} = {stages}"
+        refuse(field, value, f"{name}: {error}; allowed: at least one layer in each")

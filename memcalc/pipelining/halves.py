@@ -1,0 +1,118 @@
+"""The two halves of a backward: first the gradient of a stage's input, which the stage before waits for, then those of its
+weights (torch/distributed/pipelining/_backward.py).
+
+The first half runs the nodes that lead to the input and keeps the graph, with the gradients that came to the nodes behind
+which weights branch off. The second runs on from there, weight by weight. So between the halves nearly all that forward has
+saved is still there: a node is held by the ones before it, up to the last that has a weight.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from memcalc.autograd import Leaf, Node, Part, backward, run_graph
+from memcalc.tensor import Tensor
+
+
+@dataclass
+class Group:
+    """Weights that branch off at the same nodes, and what has come to those."""
+
+    params: list[Leaf]
+    intermediates: list[Node]
+    nodes: set[Node] = field(default_factory=set[Node])
+    """All between the two, both included."""
+    grads: list[list[Tensor | None]] = field(default_factory=list[list["Tensor | None"]])
+
+
+def stage_backward_input(
+    output: Tensor,
+    gradient: Tensor | None,
+    given: Node,
+    weights: Iterable[Leaf],
+    queued: Callable[[], None],
+) -> tuple[Tensor | None, list[Group]]:
+    """The gradient of the input whose leaf is `given`, and what the other half needs. `gradient` is None for a loss."""
+    assert output.node is not None
+    users = _users(output.node)
+    to_input = _closure(given, users)
+    groups = _groups(weights, users, to_input)
+    watched: dict[Node, list[Tensor | None]] = {node: [] for group in groups for node in group.intermediates}
+    part = Part(to_input, {given: None}, watched, retains=True)
+    del users
+    backward(output, queued, gradient, part)
+    for group in groups:
+        group.grads = [watched[node] for node in group.intermediates]
+    return part.captured[given], groups
+
+
+def stage_backward_weight(groups: list[Group]) -> None:
+    """The gradients of the weights, group by group; what each frees, and what the frame still holds, as in the real one."""
+    for group in groups:
+        inbox: dict[Node, list[Tensor | None]] = {}
+        grads = [list(one) for one in group.grads]
+        for i, node in enumerate(group.intermediates):
+            inbox[node] = list(grads[i])
+        group.intermediates = []
+        captured: dict[Node, Tensor | None] = dict.fromkeys(group.params)
+        run_graph(group.params[0].memory, inbox, None, Part(group.nodes, captured, {}, retains=False))
+        group.grads, group.nodes = [], set()
+        for leaf, dw in captured.items():
+            assert isinstance(leaf, Leaf) and dw is not None
+            leaf.run([dw])
+
+
+def _users(root: Node) -> dict[Node, list[Node]]:
+    """Of each node, those that its gradient comes from (construct_reverse_graph)."""
+    users: dict[Node, list[Node]] = defaultdict(list)
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        for following, _ in node.edges:
+            if following is not None:
+                if following not in users:
+                    stack.append(following)
+                users[following].append(node)
+    return users
+
+
+def _closure(leaf: Node, users: dict[Node, list[Node]]) -> set[Node]:
+    """All nodes that lead to a leaf."""
+    closure, stack = {leaf}, [leaf]
+    while stack:
+        for user in users.get(stack.pop(), ()):
+            if user not in closure:
+                closure.add(user)
+                stack.append(user)
+    return closure
+
+
+def _groups(weights: Iterable[Leaf], users: dict[Node, list[Node]], to_input: set[Node]) -> list[Group]:
+    """get_param_groups"""
+    found: dict[Node, Group] = {}
+    out: list[Group] = []
+    for weight in weights:
+        between: set[Node] = {weight}
+        stack: list[Node] = [weight]
+        met: dict[Node, None] = {}
+        while stack:
+            for user in users.get(stack.pop(), ()):
+                if user in to_input:
+                    met[user] = None
+                elif user not in between:
+                    between.add(user)
+                    stack.append(user)
+        if not met:
+            continue
+        group = next((found[node] for node in met if node in found), None)
+        if group is None:
+            group = Group([], [])
+            out.append(group)
+        group.params.append(weight)
+        group.intermediates += [node for node in met if node not in group.intermediates]
+        group.nodes |= between | set(met)
+        for node in met:
+            found[node] = group
+    return out

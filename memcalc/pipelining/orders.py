@@ -1,0 +1,213 @@
+"""In which order a rank of torch.distributed.pipelining runs its stages (torch/distributed/pipelining/schedules.py).
+
+ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B and ScheduleInterleavedZeroBubble. The interleaved ones take any number
+of micro-batches that makes equal rounds; where that number divides by the ranks, the interleaved order is Megatron-Core's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal[
+    "forward", "backward", "backward of inputs", "backward of weights",
+    "send forward", "send backward", "unshard", "reshard", "reduce",
+]  # fmt: skip
+COMPUTES: Final = ("forward", "backward", "backward of inputs", "backward of weights")
+_GATHERED_AT_ONCE: Final = 3
+"""Chunks that the runtime keeps gathered at the most (`max_active_stages`)."""
+
+_REPEATS: Final = 3
+"""Backwards of 1F1B, or rounds of the interleaved schedules, after which nothing new comes until the last ones."""
+
+
+class Action(NamedTuple):
+    """A part of one micro-batch's step in one of the rank's chunks, the first chunk being 0; or, with no micro-batch, what is
+    done to a chunk's parameters."""
+
+    kind: Kind
+    chunk: int
+    micro_batch: int | None
+
+
+def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    """What a rank runs in a step. ValueError for what torch's schedule refuses."""
+    done: Counter[tuple[Kind, int]] = Counter()
+    out: list[Action] = []
+    for kind, chunk in _ORDERS[schedule](rank, ranks, micro_batches, chunks):
+        out.append(Action(kind, chunk, done[kind, chunk]))
+        done[kind, chunk] += 1
+    return out
+
+
+Step = tuple[Kind, int]
+
+
+def _gpipe(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+    for kind in ("forward", "backward"):
+        for _ in range(micro_batches):
+            yield kind, 0
+
+
+def _one_forward_one_backward(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+    if micro_batches < ranks:
+        raise ValueError(f"{micro_batches} micro-batches are fewer than {ranks} ranks")
+    warmup = ranks - rank
+    for _ in range(warmup):
+        yield "forward", 0
+    for i in range(micro_batches):
+        yield "backward", 0
+        if i < micro_batches - warmup:
+            yield "forward", 0
+
+
+def micro_batches_per_round(ranks: int, micro_batches: int) -> int:
+    """How many micro-batches go through one chunk before the next chunk's turn. ValueError where rounds are not equal."""
+    rounds = max(1, micro_batches // ranks)
+    if micro_batches % rounds:
+        raise ValueError(f"{micro_batches} micro-batches do not make {rounds} equal rounds")
+    return micro_batches // rounds
+
+
+def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+    each, total = micro_batches_per_round(ranks, micro_batches), micro_batches * chunks
+    warmup = min((chunks - 1) * each + 2 * (ranks - 1 - rank), total)
+    for i in range(total + warmup):
+        if i < total:
+            yield "forward", i // each % chunks
+        if i >= warmup:
+            yield "backward", chunks - 1 - (i - warmup) // each % chunks
+
+
+def _zero_bubble(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+    """ZB1P: the half of a backward that gives weights their gradients comes `rank` halves after the one for the inputs."""
+    each, total = micro_batches_per_round(ranks, micro_batches), micro_batches * chunks
+    warmup = min((chunks - 1) * each + ranks - 1 - rank, total)
+
+    def chunk_of(i: int) -> int:
+        return chunks - 1 - i // each % chunks
+
+    for i in range(total + warmup):
+        if i < total:
+            yield "forward", i // each % chunks
+        if i >= warmup:
+            yield "backward of inputs", chunk_of(i - warmup)
+            if i - warmup >= rank:
+                yield "backward of weights", chunk_of(i - warmup - rank)
+    for i in range(total - min(rank, total), total):
+        yield "backward of weights", chunk_of(i)
+
+
+_ORDERS = {
+    "gpipe": _gpipe,
+    "1f1b": _one_forward_one_backward,
+    "interleaved": _interleaved,
+    "zero-bubble": _zero_bubble,
+}
+
+
+def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
+    """The list that _PipelineScheduleRuntime goes through, without what it receives: with what it sends, gathers and reduces
+    (_add_unshard_reshard, _add_reduce_grad, _add_send_recv)."""
+    gathered: list[int] = []
+    done: Counter[int] = Counter()
+    out: list[Action] = []
+    for i, action in enumerate(actions):
+        coming = list(dict.fromkeys(a.chunk for a in actions[i:]))[:_GATHERED_AT_ONCE]
+        out += [Action("reshard", chunk, None) for chunk in sorted(gathered) if chunk not in coming]
+        out += [Action("unshard", chunk, None) for chunk in coming if chunk not in gathered]
+        gathered = coming
+        out.append(action)
+        stage = action.chunk * ranks + rank
+        if action.kind == "forward" and stage != ranks * chunks - 1:
+            out.append(action._replace(kind="send forward"))
+        if action.kind in ("backward", "backward of inputs") and stage:
+            out.append(action._replace(kind="send backward"))
+        if action.kind in ("backward", "backward of weights"):
+            done[action.chunk] += 1
+            if done[action.chunk] == micro_batches:
+                out.append(Action("reduce", action.chunk, None))
+    return [*out, *(Action("reshard", chunk, None) for chunk in sorted(gathered))]
+
+
+Wanted = Literal["unshard", "forward", "backward"]
+WANTED: Final[tuple[Wanted, ...]] = ("unshard", "forward", "backward")
+
+
+def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, Wanted]]:
+    """How often a unit of a chunk's parameters is gathered, by what wants it. `reshards`: after every forward; after a
+    backward none is, until the step's last (FSDP2's hooks under stage.py's backward_maybe_with_nosync)."""
+    calls: Counter[tuple[int, Wanted]] = Counter()
+    whole: set[int] = set()
+    for kind, chunk, _ in actions:
+        if kind in ("reshard", "reduce"):
+            whole.discard(chunk)
+        elif kind in ("unshard", "forward", "backward", "backward of inputs"):
+            if chunk not in whole:
+                calls[chunk, "backward" if kind == "backward of inputs" else kind] += 1
+            whole.add(chunk)
+            if kind == "forward" and reshards:
+                whole.discard(chunk)
+    return calls
+
+
+def enough_micro_batches(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> int:
+    """With how many micro-batches a step has all the states of one with `micro_batches`: the middle of it repeats itself."""
+    if schedule == "gpipe":
+        return micro_batches
+    if schedule == "1f1b":
+        return min(micro_batches, ranks - rank + _REPEATS)
+    each = micro_batches_per_round(ranks, micro_batches)
+    return min(micro_batches, each * _REPEATS)
+
+
+def most_in_flight(actions: Sequence[Action]) -> int:
+    """The most forwards whose backward, or the half of it for the weights, has not begun."""
+    live = most = 0
+    for action in actions:
+        if action.kind == "forward":
+            live += 1
+            most = max(most, live)
+        elif action.kind in ("backward", "backward of weights"):
+            live -= 1
+    return most
+
+
+_Done = tuple[str, int, int | None]
+
+
+def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """Idle time over the ideal time of a step, where a forward takes as long as each half of a backward and every chunk as
+    long as any other: by running the orders of all ranks, each action once what it needs is there."""
+    times = {"forward": 1, "backward": 2, "backward of inputs": 1, "backward of weights": 1}
+    waiting = [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    done: dict[_Done, int] = {}
+    clocks, places = [0] * ranks, [0] * ranks
+    stages = ranks * chunks
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(waiting):
+            while places[rank] < len(actions):
+                kind, chunk, i = actions[places[rank]]
+                ready = _ready(kind, chunk * ranks + rank, i, stages, done)
+                if ready is None:
+                    break
+                clocks[rank] = max(clocks[rank], ready) + times[kind]
+                if kind != "backward of weights":
+                    done["forward" if kind == "forward" else "backward", chunk * ranks + rank, i] = clocks[rank]
+                places[rank] += 1
+                moved = True
+    ideal = 3 * micro_batches * chunks
+    return max(clocks) / ideal - 1
+
+
+def _ready(kind: str, stage: int, i: int | None, stages: int, done: Mapping[_Done, int]) -> int | None:
+    """When what an action needs is there; None while it is not."""
+    if kind == "forward":
+        return 0 if stage == 0 else done.get(("forward", stage - 1, i))
+    if kind == "backward of weights":
+        return 0  # its other half has run on the same rank
+    before = ("forward", stage, i) if stage == stages - 1 else ("backward", stage + 1, i)
+    return done.get(before)

@@ -1,0 +1,125 @@
+"""A model cut into stages: copies of it without the layers of the others, as torch.distributed.pipelining asks of its user.
+
+A stage runs transformers' own forward over the hidden states that it receives (`inputs_embeds`): positions, cos and sin, and
+masks are made in every stage. The embedding is in the first stage, the last norm and the head are in the last.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.families.llama import Llama
+from memcalc.families.module import Buffer, Module, Run, Weight
+from memcalc.families.program import Program
+from memcalc.megatron.schedules import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memcalc.dims import Dim
+    from memcalc.tensor import Tensor
+
+STAGED: Final = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2", "glm", "glm4", "starcoder2", "cohere", "ernie4_5",
+    "helium", "seed_oss", "hunyuan_v1_dense", "nemotron", "apertus", "arcee", "jais2", "ministral", "ministral3", "bitnet",
+    "internlm3", "iquestcoder",
+)  # fmt: skip
+"""Model types whose stages are held against the real ones."""
+
+
+def divided(layers: int, stages: int, first: int | None = None, last: int | None = None) -> list[int]:
+    """Layers of each stage. ValueError where a stage would have none.
+
+    As many each where they divide. Else as torchtitan does it (distributed/pipeline_parallel.py,
+    generate_llm_fqn_per_model_part): embedding and head count as a layer each, and the first stages have one more.
+    Given numbers of the first and the last stage leave the others to be divided evenly, the first of them with one more.
+    """
+    if first is not None or last is not None:
+        head, tail = ([] if n is None else [n] for n in (first, last))
+        others, rest = stages - len(head) - len(tail), layers - sum(head) - sum(tail)
+        middle = [rest // others + (i < rest % others) for i in range(others)] if others else []
+        counts = [*head, *middle, *tail]
+    elif layers % stages:
+        each, more = divmod(layers + 2, stages)
+        counts = [each + (i < more) for i in range(stages)]
+        counts[0] -= 1
+        counts[-1] -= 1
+    else:
+        counts = [layers // stages] * stages
+    if min(counts) < 1 or sum(counts) != layers:
+        raise ValueError(f"{layers} layers do not make {stages} stages")
+    return counts
+
+
+def spans(
+    layers: int, ranks: int, chunks: int = 1, first: int | None = None, last: int | None = None
+) -> list[list[Span]]:
+    """The chunks of each rank: chunk i of rank r is the model's stage i·ranks + r."""
+    counts = divided(layers, ranks * chunks, first, last)
+    of_all = [Span(sum(counts[:i]), n, i == 0, i == ranks * chunks - 1) for i, n in enumerate(counts)]
+    return [of_all[rank::ranks] for rank in range(ranks)]
+
+
+def uniform(program: Program) -> bool:
+    """Whether all layers are alike. transformers looks up what a layer is by its place in the list of those that it has."""
+    if not isinstance(program, Llama):
+        return False
+    return len({(program.variant(i), program.layer_kind(i)) for i in range(program.layers)}) == 1
+
+
+class Stage(Program):
+    """The program of one stage."""
+
+    def __init__(self, whole: Llama, span: Span) -> None:
+        super().__init__(whole.config)
+        own: Any = copy.copy(whole)
+        own.layers = span.layers
+        if not span.first:
+            own.embed = _as_it_is
+        if not span.last:
+            own.after_layers = _as_it_is
+        self.own: Llama = own
+        self.span = span
+        self.layers = span.layers
+
+    def weights(self) -> Iterator[Weight]:
+        for weight in self.own.weights():
+            if weight.layer is not None or (self.span.first if weight.component == "embedding" else self.span.last):
+                yield weight
+
+    def buffers(self) -> Iterator[Buffer]:
+        for buffer in self.own.buffers():
+            if self.span.first or not buffer.name.startswith(f"{self.own.embedding}."):
+                yield buffer
+
+    def outputs(self, run: Run, given: Tensor) -> Tensor:
+        """Hidden states of the tokens or of the hidden states `given`; of the last stage, the logits."""
+        root = Module(run, "")
+        hidden_states = self.own.model(root / "model", given)
+        run.memory.enter(run.memory.phase, None)
+        return self.own.head(root, hidden_states) if self.span.last else hidden_states
+
+
+def _as_it_is(_: Module, hidden_states: Tensor) -> Tensor:
+    return hidden_states
+
+
+class RankProgram(Program):
+    """All that one rank holds: its stages, which it never runs as one."""
+
+    def __init__(self, whole: Llama, spans: Sequence[Span]) -> None:
+        super().__init__(whole.config)
+        self.spans = tuple(spans)
+        self.stages = tuple(Stage(whole, span) for span in spans)
+        self.layers = sum(span.layers for span in spans)
+        self.hidden: Dim = whole.hidden
+
+    def weights(self) -> Iterator[Weight]:
+        for stage in self.stages:
+            for weight in stage.weights():
+                yield weight if weight.layer is None else weight._replace(layer=weight.layer + stage.span.start)
+
+    def buffers(self) -> Iterator[Buffer]:
+        for stage in self.stages:
+            yield from stage.buffers()

@@ -1,0 +1,225 @@
+"""What one rank of torch.distributed.pipelining really allocates and sends: transformers' model cut into stages, each under
+`fully_shard`, PipelineStage and a schedule, autograd and AdamW under fake tensors, as rank of a `fake` process group.
+
+A stage is a copy of the model without the layers of the others: its forward is transformers' own, given the hidden states as
+`inputs_embeds`; the last stage's is that of the whole model. Nothing arrives over a fake group, so the shapes that stages
+agree upon before their first step are given to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fsdp2_oracle import POLICIES, RankMode, Sent, _layers, resizing
+from oracle import build, cuda_kernels, not_traced
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+CLASSES: dict[str, Any] = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
+}
+
+
+class PipelineMode(RankMode):
+    """Live bytes of one rank and what it sends, to other stages too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: list[tuple[str, int]] = []
+        self.labels: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::")
+            if name in ("send", "recv_"):
+                self.moved.append((name.rstrip("_"), sum(t.nbytes for t in args[0])))
+                return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class StageModule(torch.nn.Module):
+    """Some layers of a causal language model, with the embedding before the first and the head behind the last."""
+
+    def __init__(self, whole: Any, start: int, count: int, *, first: bool, last: bool) -> None:
+        super().__init__()
+        model = whole.model
+        model.layers = torch.nn.ModuleList(list(model.layers)[start : start + count])
+        if not first:
+            model.embed_tokens = None
+        if not last:
+            model.norm = torch.nn.Identity()
+        self.first, self.last = first, last
+        self.whole = whole if last else None
+        self.model = None if last else model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = {"input_ids" if self.first else "inputs_embeds": x, "use_cache": False}
+        if self.whole is not None:
+            return self.whole(**given).logits
+        assert self.model is not None
+        return self.model(**given).last_hidden_state
+
+
+@dataclass
+class RankStep:
+    """Bytes of the second step on one rank, and what it sent."""
+
+    resident: int
+    forward: int
+    backward: int
+    reduced: int
+    step: int
+    sent: list[Sent]
+    moved: list[tuple[str, int]]
+    log: list[tuple[str, int, tuple[int, ...]]] | None
+
+
+def pipeline_step(
+    config: dict[str, Any],
+    *,
+    schedule: str,
+    rank: int,
+    spans: list[list[tuple[int, int]]],
+    dp: int,
+    replicas: int = 1,
+    micro_batches: int,
+    micro_batch_size: int,
+    seq_len: int,
+    attention: str = "sdpa",
+    dtype: torch.dtype = torch.float32,
+    policy: torch.dtype | None = torch.bfloat16,
+    reduced: torch.dtype | None = None,
+    reshards: bool | None = None,
+    recompute: bool = False,
+    implementation: str = "fused",
+    log: bool = False,
+) -> RankStep:
+    """A step of pipeline rank `rank`; `spans`: of each rank its chunks' (first layer, layers)."""
+    mode = PipelineMode()
+    ranks, chunks = len(spans), len(spans[0])
+    chosen = POLICIES[policy] if reduced is None else MixedPrecisionPolicy(param_dtype=policy, reduce_dtype=reduced)
+    dist.init_process_group("fake", rank=rank * dp, world_size=ranks * dp, store=FakeStore())
+    try:
+        with contextlib.ExitStack() as stack:
+            mesh = init_device_mesh("cpu", (ranks, replicas, dp // replicas), mesh_dim_names=("pp", "replicas", "dp"))
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            for context in (not_traced(), cuda_kernels(), resizing(mode)):
+                stack.enter_context(context)
+            total = ranks * chunks
+            hidden_dtype = policy or dtype
+            stages: list[Any] = []
+            loss_function: Any = None
+            vocab = 0
+            for i, (start, count) in enumerate(spans[rank]):
+                index = i * ranks + rank
+                whole: Any = build(config, attention, dtype)
+                loss_function, vocab = whole.loss_function, whole.config.vocab_size
+                if recompute:
+                    whole.gradient_checkpointing_enable({"use_reentrant": False})
+                module = StageModule(whole, start, count, first=index == 0, last=index == total - 1)
+                how: dict[str, Any] = {
+                    "mesh": mesh["dp"] if replicas == 1 else mesh["replicas", "dp"],
+                    "mp_policy": chosen,
+                    "reshard_after_forward": reshards,
+                }
+                for layer in _layers(module):
+                    fully_shard(layer, **how)
+                fully_shard(module, **how)
+                hidden = torch.empty(
+                    micro_batch_size, seq_len, whole.config.hidden_size, dtype=hidden_dtype, device="meta"
+                ).requires_grad_()
+                ids = torch.empty(micro_batch_size, seq_len, dtype=torch.int64, device="meta")
+                logits = torch.empty(micro_batch_size, seq_len, vocab, dtype=hidden_dtype, device="meta")
+                stage = PipelineStage(
+                    module,
+                    index,
+                    total,
+                    torch.device("cpu"),
+                    input_args=ids if index == 0 else hidden,
+                    output_args=logits.requires_grad_() if index == total - 1 else hidden,
+                    group=mesh.get_group("pp"),
+                )
+                stages.append(stage)
+                del whole
+
+            def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+                return loss_function(logits=output, labels=target, vocab_size=vocab)
+
+            of_one = schedule in ("gpipe", "1f1b")
+            running = CLASSES[schedule](stages[0] if of_one else stages, micro_batches, loss_fn=loss_of)
+
+            def warmed_up(stages: list[Any], *rest: Any) -> None:
+                for stage in stages:
+                    stage._inference_mode = InferenceMode.STATIC
+
+            running._warmup_p2p = warmed_up
+            parameters = [p for stage in stages for p in stage.submod.parameters()]
+            optimizer = torch.optim.AdamW(parameters, **{implementation: True})
+            batch = torch.zeros((micro_batches * micro_batch_size, seq_len), dtype=torch.int64)
+            buffers = [b for stage in stages for b in stage.submod.buffers()]
+            for tensor in [*buffers, *(p._local_tensor for p in parameters)]:
+                mode.register(tensor)
+            has_first, has_last = spans[rank][0][0] == 0, stages[-1].is_last
+            if has_first or has_last:
+                mode.register(batch)
+            with mode:
+                losses: list[torch.Tensor] = []
+                watch(mode, stages)
+                for _ in range(2):
+                    gc.collect()
+                    mode.log = [] if log else None
+                    mode.sent, mode.moved = [], []
+                    mode.peaks = {"forward": 0, "backward": 0, "reduce": 0}
+                    resident = mode.now
+                    mode.begin()
+                    given = (batch,) if has_first else ()
+                    target = {"target": batch, "losses": losses} if has_last else {}
+                    running.step(*given, return_outputs=False, **target)
+                    mode.close()
+                    mode.begin()
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                    peaks = mode.peaks
+                    out = RankStep(
+                        resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, mode.sent,
+                        mode.moved, mode.log,
+                    )  # fmt: skip
+    finally:
+        dist.destroy_process_group()
+    return out
+
+
+def watch(mode: Any, stages: list[Any]) -> None:
+    """The phases of a step: from the call of a forward to that of a backward or a reduction, and so on."""
+    mode.phase = "forward"
+
+    def close() -> None:
+        mode.peaks[mode.phase] = max(mode.peaks[mode.phase], mode.highest)
+
+    def opening(phase: str, method: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            close()
+            mode.phase = phase
+            mode.begin()
+            return method(*args, **named)
+
+        return call
+
+    mode.close = close
+    for stage in stages:
+        stage.forward_one_chunk = opening("forward", stage.forward_one_chunk)
+        stage.backward_one_chunk = opening("backward", stage.backward_one_chunk)
+        stage.backward_weight_one_chunk = opening("backward", stage.backward_weight_one_chunk)
+        stage.perform_reduce_grad = opening("reduce", stage.perform_reduce_grad)

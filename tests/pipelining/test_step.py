@@ -1,0 +1,294 @@
+"""A rank's step against torch.distributed.pipelining over transformers' model and `fully_shard`: every phase's peak and
+everything sent, byte for byte, on any rank of a fake process group."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from cases import DROPOUTS, step_cases
+from pipeline_oracle import RankStep, pipeline_step
+
+import memcalc
+from memcalc.engines import fsdp2_pipeline
+from memcalc.estimation import Report
+from memcalc.pipelining.programs import STAGED, divided, spans
+from memcalc.report.table import print_report
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 5, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 301, "attention_bias": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+WORKLOAD = {"micro_batch_size": 2, "seq_len": 33}
+SHALLOW = {"micro_batch_size": 1, "seq_len": 2}
+"""So few tokens that reductions set the peak."""
+
+
+ZERO_2 = {"zero": 2}
+KEPT = {"reshards": False}
+"""The same of `fully_shard`."""
+
+
+class Case(NamedTuple):
+    """A pipeline's setup, and one of its ranks."""
+
+    schedule: str
+    ranks: int
+    rank: int
+    micro_batches: int
+    dp: int = 2
+    chunks: int = 1
+    options: Mapping[str, Any] = MappingProxyType({})
+    """memcalc's."""
+    real: Mapping[str, Any] = MappingProxyType({})
+    """The oracle's."""
+    workload: Mapping[str, Any] = WORKLOAD
+
+
+def both(case: Case, config: dict[str, Any] = LLAMA) -> tuple[Report, RankStep]:
+    of_ranks = spans(config.get("num_hidden_layers", 32), case.ranks, case.chunks)
+    theirs = pipeline_step(
+        dict(config), schedule=case.schedule, rank=case.rank, micro_batches=case.micro_batches, dp=case.dp,
+        spans=[[(span.start, span.layers) for span in own] for own in of_ranks], **{**case.workload, **case.real},
+    )  # fmt: skip
+    batch = case.dp * case.micro_batches * case.workload["micro_batch_size"]
+    setup: dict[str, Any] = {
+        "engine": "fsdp2", "zero": 3, "gpus": case.ranks * case.dp, "pp": case.ranks, "pp_rank": case.rank,
+        "schedule": case.schedule, "virtual_stages": case.chunks, "global_batch_size": batch,
+        "optimizer_implementation": "fused",
+    }  # fmt: skip
+    return memcalc.estimate(dict(config), **{**setup, **case.workload, **case.options}), theirs
+
+
+def phases(report: Report) -> list[int]:
+    return [report.phases[phase] for phase in ("forward", "backward", "step")]
+
+
+def real_phases(real: RankStep) -> list[int]:
+    return [real.forward, max(real.backward, real.reduced), real.step]
+
+
+def said(report: Report) -> Counter[tuple[str, str, int]]:
+    """(axis, collective, bytes of one call) -> calls; the sends of both directions together."""
+    out: Counter[tuple[str, str, int]] = Counter()
+    for c in report.collectives:
+        out[c.axis, c.collective, c.payload // c.calls] += c.calls
+    return out
+
+
+def counted(real: RankStep) -> Counter[tuple[str, str, int]]:
+    out = Counter(("pp", "send", nbytes) for kind, nbytes in real.moved if kind == "send")
+    return out + Counter(("dp", kind, nbytes) for kind, nbytes, _ in real.sent)
+
+
+CASES: dict[str, Case] = {
+    "gpipe, first": Case("gpipe", 3, 0, 2),
+    "gpipe, last": Case("gpipe", 2, 1, 3, dp=1),
+    "1f1b, first": Case("1f1b", 3, 0, 4),
+    "1f1b, middle": Case("1f1b", 3, 1, 5),
+    "1f1b, last": Case("1f1b", 3, 2, 4),
+    "zero 2": Case("1f1b", 2, 0, 3, options=ZERO_2, real=KEPT),
+    "fp32": Case("1f1b", 2, 1, 3, options={"precision": "fp32"}, real={"policy": None}),
+    "bf16": Case("1f1b", 2, 0, 3, options={"precision": "bf16"}, real={"policy": None, "dtype": torch.bfloat16}),
+    "reduced in bf16": Case("1f1b", 2, 1, 3, options={"grad_dtype": "bf16"}, real={"reduced": torch.bfloat16}),
+    "recompute": Case("1f1b", 2, 0, 3, options={"recompute": "full"}, real={"recompute": True}),
+    "eager": Case("1f1b", 2, 1, 3, options={"attention": "eager"}, real={"attention": "eager"}),
+    "hybrid": Case("1f1b", 2, 1, 2, dp=4, options={"shard_group": 2}, real={"replicas": 2}, workload=SHALLOW),
+    "few tokens": Case("1f1b", 2, 0, 2, workload=SHALLOW),
+    "few tokens, last, zero 2": Case("gpipe", 2, 1, 2, options=ZERO_2, real=KEPT, workload=SHALLOW),
+    "interleaved, first": Case("interleaved", 2, 0, 4, chunks=2),
+    "interleaved, last, zero 2": Case("interleaved", 2, 1, 3, chunks=2, options=ZERO_2, real=KEPT),
+    "zero-bubble, first": Case("zero-bubble", 2, 0, 3, options=ZERO_2, real=KEPT),
+    "zero-bubble, last": Case("zero-bubble", 2, 1, 4, options=ZERO_2, real=KEPT),
+    "zero-bubble, middle, fp32": Case(
+        "zero-bubble", 3, 1, 3, dp=1, options={**ZERO_2, "precision": "fp32"}, real={**KEPT, "policy": None}
+    ),
+    "zero-bubble, two chunks": Case("zero-bubble", 2, 1, 3, chunks=2, options=ZERO_2, real=KEPT),
+    "zero-bubble, one micro-batch": Case("zero-bubble", 2, 1, 1, options=ZERO_2, real=KEPT),
+    "zero-bubble, one micro-batch, one GPU a stage": Case("zero-bubble", 2, 1, 1, dp=1, options=ZERO_2, real=KEPT),
+    "zero-bubble, few tokens": Case("zero-bubble", 2, 1, 3, options=ZERO_2, real=KEPT, workload=SHALLOW),
+    "interleaved, four chunks": Case("interleaved", 2, 1, 2, chunks=4, workload=SHALLOW),
+    "interleaved, four chunks, zero 2": Case(
+        "interleaved", 2, 0, 4, chunks=4, options=ZERO_2, real=KEPT, workload=SHALLOW
+    ),
+    "interleaved, few tokens": Case("interleaved", 2, 1, 2, chunks=2, workload=SHALLOW),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step(name: str) -> None:
+    case = CASES[name]
+    report, real = both(case, LLAMA | {"num_hidden_layers": {1: 5, 2: 6, 4: 8}[case.chunks]})
+    assert phases(report) == real_phases(real)
+    assert said(report) == counted(real)
+
+
+@pytest.mark.parametrize("model_type", [model_type for model_type in STAGED if model_type != "llama"])
+def test_a_step_of_another_family(model_type: str) -> None:
+    case = step_cases(model_type)[0]
+    fields = case.fields | {"num_hidden_layers": 2, "tie_word_embeddings": False} | dict.fromkeys(DROPOUTS, 0.0)
+    workload = {"micro_batch_size": case.batch, "seq_len": case.seq}
+    report, real = both(Case("zero-bubble", 2, 1, 2, dp=1, options=ZERO_2, real=KEPT, workload=workload), fields)
+    assert phases(report) == real_phases(real)
+    assert said(report) == counted(real)
+
+
+def test_llama_7b() -> None:
+    config = {"model_type": "llama", "vocab_size": 32000, "tie_word_embeddings": False}  # the defaults are the 7B's
+    report, real = both(Case("1f1b", 16, 0, 17, dp=8, workload={"micro_batch_size": 1, "seq_len": 2048}), config)
+    assert phases(report) == real_phases(real)
+    assert said(report) == counted(real)
+
+
+MANY: list[tuple[str, int, int, int]] = [
+    ("1f1b", 3, 9, 1),
+    ("1f1b", 2, 12, 1),
+    ("interleaved", 2, 12, 2),
+    ("interleaved", 3, 15, 3),
+    ("interleaved", 5, 24, 2),  # rounds of six
+    ("zero-bubble", 2, 10, 1),
+    ("zero-bubble", 4, 20, 1),
+    ("zero-bubble", 3, 18, 2),
+    ("zero-bubble", 5, 24, 2),
+]
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "micro_batches", "chunks"), MANY)
+def test_the_middle_of_a_step_repeats_itself(
+    schedule: str, ranks: int, micro_batches: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of fewer micro-batches has every peak of the whole step."""
+    config = LLAMA | {"num_hidden_layers": ranks * chunks}
+
+    def peaks(**workload: int) -> list[list[int]]:
+        report = memcalc.estimate(
+            config, engine="fsdp2", zero=2 if schedule == "zero-bubble" else 3, gpus=2 * ranks, pp=ranks, schedule=schedule,
+            virtual_stages=chunks, global_batch_size=2 * micro_batches * workload["micro_batch_size"], **workload,
+        )  # fmt: skip
+        return [phases(one) for one in report.each_rank()]
+
+    for workload in (WORKLOAD, SHALLOW):
+        few = peaks(**workload)
+        with monkeypatch.context() as patch:
+            patch.setattr(fsdp2_pipeline, "enough_micro_batches", lambda *given: given[3])
+            assert peaks(**workload) == few
+
+
+def test_a_backward_in_halves_gives_resharded_layers_no_gradient() -> None:
+    """Why zero-bubble is refused with --zero 3: of a stage with two layers fewer are reduced."""
+    case = Case("zero-bubble", 2, 1, 2, real={"policy": None}, workload=SHALLOW)
+    spans_of_two = [[(0, 2)], [(2, 2)]]
+    fields = LLAMA | {"num_hidden_layers": 4}
+    reduced = [
+        sum(
+            kind == "reduce_scatter"
+            for kind, _, _ in pipeline_step(
+                fields, schedule="zero-bubble", rank=1, micro_batches=2, dp=2, spans=spans_of_two, reshards=reshards,
+                **case.workload,
+            ).sent
+        )
+        for reshards in (False, None)
+    ]  # fmt: skip
+    assert reduced[0] == 3 > reduced[1]
+
+
+def refused(config: dict[str, Any] | str = "llama-7b", **options: Any) -> str:
+    setup: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 4, "pp": 2, "global_batch_size": 8}
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate(config, **setup | options)
+    return str(error.value)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"global_batch_size": 2},
+        "--schedule 1f1b: torch's Schedule1F1B needs as many micro-batches as stages, 2, not 1; ",
+    ),
+    ({"tp": 2}, "--tp 2: with engine fsdp2 and pp above 1 is not modelled by this version; allowed: 1"),
+    ({"schedule": "zero-bubble"}, "--zero 3: with schedule zero-bubble torch takes a stage's parameters as they are "),
+    (
+        {"schedule": "zero-bubble", "zero": 2, "recompute": "full"},
+        "--recompute full: with schedule zero-bubble is not modelled by this version; allowed: none",
+    ),
+    ({"schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved; allowed: 2 or more"),
+    ({"virtual_stages": 2}, "--virtual-stages 2: does not go with schedule 1f1b; "),
+    ({"gpus": 2, "pp": 1, "virtual_stages": 2}, "--virtual-stages 2: are a pipeline's, which needs --pp 2 or more"),
+    (
+        {"schedule": "interleaved", "virtual_stages": 2, "global_batch_size": 14},
+        "--schedule interleaved: 7 micro-batches do not make 3 equal rounds; allowed: another --global-batch-size",
+    ),
+    ({"precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2 and pp above 1 is not modelled"),
+    ({"padded": True}, "--padded on: with engine fsdp2 and pp above 1 is not modelled"),
+    ({"kernels": "fused"}, "--kernels fused: with engine fsdp2 and pp above 1 is not modelled"),
+    ({"cross_entropy": "chunked"}, "--cross-entropy chunked: with engine fsdp2 and pp above 1 is not modelled"),
+    ({"gpus": 64, "pp": 64, "global_batch_size": 64}, "--pp 64: llama-7b: 32 layers do not make 64 stages; "),
+    ({"first_stage_layers": 32}, "--first-stage-layers 32: llama-7b: 32 layers do not make 2 stages; "),
+    ({"cp": 2, "gpus": 8}, "--cp 2: with engine fsdp2 is not modelled"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), REFUSED)
+def test_what_is_refused(options: dict[str, Any], text: str) -> None:
+    assert refused(**options).startswith(text)
+
+
+def test_which_models_are_refused() -> None:
+    assert "layers of several kinds" in refused(
+        LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    )
+    assert "has tied embeddings" in refused(LLAMA | {"tie_word_embeddings": True})
+    assert refused({"model_type": "gpt2"}).startswith("--pp 2: with engine fsdp2 for a gpt2 is not modelled")
+    with pytest.raises(memcalc.InputError, match=r"^--pp 2: with engine fsdp2 a number of parameters does not tell"):
+        memcalc.estimate(params="7B", engine="fsdp2", zero=3, gpus=4, pp=2)
+
+
+def test_layers_are_divided_evenly_or_as_torchtitan_does_it() -> None:
+    assert divided(32, 4) == [8, 8, 8, 8]
+    assert divided(30, 4) == [7, 8, 8, 7]
+    assert divided(31, 4) == [8, 8, 8, 7]
+    assert divided(126, 16) == [7, *[8] * 14, 7]
+    assert divided(33, 4) == [8, 9, 9, 7]
+    assert divided(32, 4, first=5) == [5, 9, 9, 9]
+    assert divided(32, 4, 5, 6) == [5, 11, 10, 6]
+    assert divided(5, 2, 2, 3) == [2, 3]
+    with pytest.raises(ValueError, match="3 layers do not make 4 stages"):
+        divided(3, 4)
+
+
+def test_a_rank_is_the_estimate_of_that_rank_and_all_are_the_whole_model() -> None:
+    options: dict[str, Any] = {
+        "engine": "fsdp2", "zero": 2, "gpus": 6, "pp": 3, "schedule": "zero-bubble", "global_batch_size": 8, **WORKLOAD,
+    }  # fmt: skip
+    ranks = memcalc.estimate(LLAMA, **options).to_dict()["memory"]["ranks"]
+    assert [rank["layers"] for rank in ranks] == [2, 2, 1]
+    for rank in ranks:
+        alone = memcalc.estimate(LLAMA, **options, pp_rank=rank["pp"]).to_dict()
+        assert alone["memory"]["ranks"] == [rank]
+        memory = alone["memory"]
+        assert sum(item["at_peak"] for item in memory["items"]) == memory["peak"]
+
+
+def test_in_flight() -> None:
+    for schedule, zero, chunks, in_flight in (
+        ("gpipe", 3, 1, [4, 4]), ("1f1b", 3, 1, [2, 1]), ("interleaved", 3, 2, [5, 3]), ("zero-bubble", 2, 1, [2, 2]),
+    ):  # fmt: skip
+        report = memcalc.estimate(
+            LLAMA | {"num_hidden_layers": 4}, engine="fsdp2", zero=zero, gpus=2, pp=2, schedule=schedule,
+            virtual_stages=chunks, global_batch_size=8, **WORKLOAD,
+        )  # fmt: skip
+        assert [rank["in_flight"] for rank in report.to_dict()["memory"]["ranks"]] == in_flight
+
+
+def test_the_table_says_how_layers_are_divided_and_what_waits() -> None:
+    options: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 4, "pp": 2, "global_batch_size": 8, **WORKLOAD}
+    file = io.StringIO()
+    print_report(memcalc.estimate(LLAMA, **options), rows=False, file=file)
+    text = " ".join(file.getvalue().split())
+    assert "layers of each stage: 3, 2" in text
+    assert "1f1b, 2 micro-batches: the bubble is 50.0% of the ideal time" in text
