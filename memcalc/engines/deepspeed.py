@@ -24,12 +24,16 @@ from memcalc.engines.holdings import (
     weight_rows,
 )
 from memcalc.engines.zero_layout import (
+    FUSED_ADAM,
     STAGE_0,
     STAGE_3,
     STAGE_12,
+    Partition,
+    all_reduces,
     buckets_before_exceeding,
     flat_elements,
     largest_group,
+    partitions,
     sizes_of,
     straddling_elements,
     sub_groups,
@@ -38,6 +42,8 @@ from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.inputs.model import Model
     from memcalc.setup import Setup
 
@@ -69,9 +75,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
             _block("temporaries", "gradients flattened in fp32", "parameters", total, fp32, "within the step", STAGE_0),
         ]
     else:
-        always += state_rows(setup, parameters, dtype)
+        always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)
-    always += input_rows(model, fp32, setup.compute_dtype)
+    always += [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
     accumulated = gradients if setup.micro_batches > 1 else ()
     reduced = largest_group(model)
     copy = _block(
@@ -83,10 +89,24 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         "end of backward",
         "deepspeed/runtime/engine.py",
     )
+    scaled = _scaled_loss(1)
     return Holdings(
-        tuple(always), accumulated, accumulated, tuple(step),
-        after_backward=((*gradients, copy),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
+        tuple(always), accumulated, (*accumulated, scaled), tuple(step),
+        after_backward=((*gradients, copy, scaled),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
     )  # fmt: skip
+
+
+def _numbers(count: int, what: str, life: str, source: str) -> Row:
+    """Tensors of one number each, 4 bytes."""
+    return _block("buffers", what, "numbers", count, fp32, life, source)
+
+
+def _kept_numbers(setup: Setup) -> list[Row]:
+    """FusedAdam's overflow flag (ops/adam/fused_adam.py); ZeRO keeps the norm of the last step."""
+    flag = setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused"
+    norm = setup.zero > 0
+    what = "FusedAdam's flag and the last norm" if flag and norm else "FusedAdam's flag" if flag else "the last norm"
+    return [_numbers(flag + norm, what, "always", FUSED_ADAM if flag else STAGE_12)] if flag or norm else []
 
 
 def _stages_1_2(model: Model, setup: Setup) -> Holdings:
@@ -96,65 +116,104 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     padding = flat_elements(model, ranks) - total
     if padding:
         always.append(_block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
-    always += [*_partitioned_states(setup, partition), *input_rows(model, fp32, setup.compute_dtype)]
+    always += [*_partitioned_states(setup, partition), *_kept_numbers(setup)]
+    always += input_rows(model, fp32, setup.compute_dtype)
     size = setup.reduce_bucket_size
     assert size is not None
     bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
-    owned = _owned_gradients(model, setup, partition)
-    step = _step_1_2(model, setup, partition)
+    step = max((_step_of(part, partition, setup) for part in partitions(model, ranks)), key=_nbytes)
     if setup.zero == 1:
-        return _stage_1(model, setup, always, bucket, owned, step)
+        return _stage_1(model, setup, always, bucket, step)
+    owned = _owned_gradients(setup, straddling_elements(model, ranks), partition)
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
-    copy = _bucket_copy(min(total, size), dtype, STAGE_12) if ranks > 1 else []
+    copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
+    scaled = _scaled_loss(2)
     # The copy goes before the owned gradients come if the last flush is the only one.
-    last = [(*earlier, bucket, *copy), (*earlier, bucket, *owned)]
+    last = [(*earlier, bucket, scaled, *copy), (*earlier, bucket, scaled, *owned)]
     if total > size:
-        last = [(*earlier, bucket, *copy, *owned)]
+        last = [(*earlier, bucket, scaled, *copy, *owned)]
     return Holdings(
         always=tuple(always),
         forward=earlier,
-        backward=(*earlier, bucket),
-        step=(*owned, *step),
+        backward=(*earlier, bucket, scaled),
+        step=tuple(step),
         flush=Flush(size * dtype.itemsize, (*copy, *owned)),
         after_backward=tuple(last),
         keeps_gradients=False,
     )
 
 
-def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, owned: list[Row], step: list[Row]) -> Holdings:
+def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
     """All gradients stay until backward is over; then they are moved into the bucket, one bucket after the other."""
-    dtype, total = setup.compute_dtype, model.num_parameters
-    gradients = tuple(weight_rows(model, dtype, "gradients", "backward"))
+    gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    assert setup.reduce_bucket_size is not None
-    moved = buckets_before_exceeding(list(reversed(sizes_of(model))), setup.reduce_bucket_size)[0]
-    copy = _bucket_copy(moved, dtype, STAGE_12) if setup.shards > 1 else []
-    rest = [_block("gradients", "gradients not reduced yet", "parameters", total - moved, dtype, "backward", STAGE_12)]
-    reducing = (*(rest if total > moved else ()), bucket, *copy, *owned)
+    reducing = max(_reducing_in_stage_1(model, setup), key=_nbytes)
     return Holdings(
         always=tuple(always),
         forward=(*earlier, bucket) if earlier else (),
-        backward=(*earlier, bucket),
-        step=(*owned, *step),
-        after_backward=((*gradients, bucket), reducing),
+        backward=(*earlier, bucket, _scaled_loss(2)),
+        step=tuple(step),
+        after_backward=((*gradients, bucket, _scaled_loss(2)), (bucket, _scaled_loss(1), *reducing)),
         keeps_gradients=not earlier,
         accumulates=bool(earlier),
     )
 
 
-def _bucket_copy(elements: int, dtype: DType, source: str) -> list[Row]:
-    """What is all-reduced is a copy of the bucket (allreduce_bucket's flatten); one rank reduces the bucket itself."""
+def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[list[Row]]:
+    """What is alive besides the bucket while a bucket is reduced, and right after, on every rank.
+
+    A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
+    gradients are copied out or, on other ranks, until all is over.
+    """
+    dtype, ranks, most = setup.compute_dtype, setup.shards, setup.reduce_bucket_size
+    assert most is not None
+    sizes = sizes_of(model)
+    partition = flat_elements(model, ranks) // ranks
+    buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
+    copies = [
+        max((sum(call) for call in all_reduces(list(places), model, ranks, most) if len(call) > 1), default=0)
+        for places in buckets
+    ]
+    for part in partitions(model, ranks):
+        owned: list[Row] = []
+        waiting = sum(sizes)
+        for places, copied in zip(buckets, copies, strict=True):
+            large = sum(sizes[i] for i in places if sizes[i] > most)
+            waiting -= sum(sizes[i] for i in places) - large
+            rest = _rest(waiting, dtype)
+            yield [*rest, *owned, *(_bucket_copy(copied, dtype) if copied else [])]
+            if part.touches(places):
+                owned = owned or _owned_gradients(setup, part.whole, min(partition, part.whole))
+                yield [*rest, *owned]
+                waiting -= large
+
+
+def _rest(elements: int, dtype: DType) -> list[Row]:
+    life, name = "backward", "gradients not reduced yet"
+    return [_block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
+
+
+def _scaled_loss(count: int) -> Row:
+    """The loss over the accumulation steps, and that times the loss scale (engine.py, backward; base_optimizer.py)."""
+    return _numbers(count, "the loss, scaled", "backward", "deepspeed/runtime/engine.py")
+
+
+def _nbytes(rows: list[Row]) -> int:
+    return sum(row.nbytes for row in rows)
+
+
+def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
+    """What is all-reduced is a copy of the bucket where it goes to several ranks (allreduce_bucket, flatten)."""
     name = "copy of the bucket that is reduced"
-    return [_block("buffers", name, "bucket", elements, dtype, "a flush in backward", source)]
+    return [_block("buffers", name, "bucket", elements, dtype, "a flush in backward", STAGE_12)]
 
 
-def _owned_gradients(model: Model, setup: Setup, partition: int) -> list[Row]:
-    """Gradients that stay on the rank: whole ones of all parameters that touch its partition.
+def _owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
+    """Gradients that stay on the rank: whole ones of all parameters that touch its partition (copy_grads_in_partition).
 
     In stage 1 the textbook's gradients are all of them, and these copies come on top when they are reduced.
     """
     dtype, life = setup.compute_dtype, "the first flush to the step"
-    whole = straddling_elements(model, setup.shards)
     component = "buffers" if setup.zero == 1 else "gradients"
     name = "rest of the gradients that straddle the partition"
     own = _block(component, "gradients of the partition", "parameters/dp", partition, dtype, life, STAGE_12)
@@ -163,16 +222,21 @@ def _owned_gradients(model: Model, setup: Setup, partition: int) -> list[Row]:
     return [own, _block("buffers", name, "straddling", whole - partition, dtype, life, STAGE_12)]
 
 
-def _step_1_2(model: Model, setup: Setup, partition: int) -> list[Row]:
-    """The larger of the two peaks of step(): a slice in fp64 for the norm; the partition joined and cast to fp32."""
-    dtype, life = setup.compute_dtype, "within the step"
-    name, dim = "gradients of the partition", "parameters/dp"
+def _step_of(part: Partition, partition: int, setup: Setup) -> list[Row]:
+    """The larger of the two peaks of one rank's step(): a slice in fp64 for the norm; the partition joined, and in fp32."""
+    dtype, life, dim = setup.compute_dtype, "within the step", "parameters/dp"
+    name = "gradients of the partition"
+    owned = _owned_gradients(setup, part.whole, min(part.whole, partition)) if part.whole else []
+    if part.padding:
+        zeros = "padding of the gradients"
+        owned.append(_block("temporaries", zeros, "padding", part.padding, dtype, life, STAGE_12))
     joined = [_block("temporaries", f"{name}, joined", dim, partition, dtype, life, STAGE_12)]
     if dtype is not fp32:
         joined.append(_block("temporaries", f"{name} in fp32", dim, partition, fp32, life, STAGE_12))
-    largest = min(partition, max(sizes_of(model)))
-    norm = [_block("temporaries", "a gradient in fp64 for the norm", "largest slice", largest, fp64, life, STAGE_12)]
-    return max(joined, norm, key=lambda rows: sum(row.nbytes for row in rows))
+    norm = [_block("temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, life, STAGE_12)]
+    norm.append(_block("temporaries", "norms of gradients", "numbers", part.before_largest + 1, fp64, life, STAGE_12))
+    numbers = _numbers(2, "the norm of the gradients", life, STAGE_12)
+    return [*owned, *max([[*joined, numbers], norm], key=_nbytes)]
 
 
 def _partitioned_states(setup: Setup, partition: int) -> list[Row]:

@@ -15,8 +15,10 @@ from memcalc.engines.zero_layout import (
     ALL_REDUCE_BUCKET,
     STAGE_3,
     STAGE_12,
+    all_reduces,
     buckets_before_exceeding,
     flat_elements,
+    ready_order,
     sizes_of,
     sub_groups,
 )
@@ -41,7 +43,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         ]
     reductions = m if setup.zero == 2 else 1
     assert setup.reduce_bucket_size is not None
-    calls = len(buckets_before_exceeding(sizes_of(model), setup.reduce_bucket_size))
+    calls = _all_reduces_1_2(model, setup.zero, dp, setup.reduce_bucket_size)
     flat = flat_elements(model, dp)
     name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
     formula = f"{reductions}·parameters·{e} B"
@@ -54,6 +56,14 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
             by_layer=True, source=STAGE_12,
         ),
     ]  # fmt: skip
+
+
+def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> int:
+    """Stage 1 reduces when backward is over, in definition order; stage 2 within it, as gradients are ready."""
+    order = ready_order(model) if zero == 2 else list(range(len(sizes_of(model))))
+    sizes = sizes_of(model)
+    buckets = buckets_before_exceeding([sizes[i] for i in order], most)
+    return sum(len(all_reduces([order[k] for k in bucket], model, dp, most)) for bucket in buckets)
 
 
 def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, formula: str, source: str) -> Collective:
@@ -111,7 +121,7 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
                        m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", by_layer=True, source=STAGE_3,
                        overlap="backward")
         )  # fmt: skip
-    flushes = len(buckets_before_exceeding(sizes, bucket))
+    flushes = len(buckets_before_exceeding([sizes[i] for i in ready_order(model)], bucket))
     out.append(
         Collective("dp", "reduce_scatter", "gradient buckets", "backward", dtype.name, dp, m * flushes,
                    m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=STAGE_3, overlap="backward")

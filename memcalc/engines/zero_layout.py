@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.profile import gradient_order
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -13,6 +17,7 @@ ALIGNMENT: Final = 2  # nccl_start_alignment_factor
 
 STAGE_0: Final = "deepspeed/runtime/fp16/fused_optimizer.py"
 STAGE_12: Final = "deepspeed/runtime/zero/stage_1_and_2.py"
+FUSED_ADAM: Final = "deepspeed/ops/adam/fused_adam.py"
 STAGE_3: Final = "deepspeed/runtime/zero/stage3.py"
 
 
@@ -29,16 +34,59 @@ def flat_elements(model: Model, ranks: int) -> int:
     return -(-model.num_parameters // unit) * unit
 
 
+def ready_order(model: Model) -> list[int]:
+    """Places (in definition order) of the parameters in the order in which backward has their gradients ready."""
+    if "ready order" not in model.profiles:
+        places: dict[str, list[int]] = {}
+        for i, weight in enumerate(model.program.weights()):
+            places.setdefault(weight.name, []).append(i)
+        model.profiles["ready order"] = [places[name].pop() for name, _ in gradient_order(model.program)]
+    return model.profiles["ready order"]
+
+
+class Partition(NamedTuple):
+    """What one rank has of the flat buffer of stages 1 and 2."""
+
+    first: int
+    """The parameters that touch it, by their place in definition order: from `first` up to `end`."""
+    end: int
+    whole: int
+    """Elements of these parameters, in the partition or not."""
+    largest: int
+    """Elements of the largest slice of one parameter."""
+    before_largest: int
+    """How many slices come before it."""
+    padding: int
+    """Elements of the buffer's padding."""
+
+    def touches(self, parameters: range) -> bool:
+        """Whether one of them is in it."""
+        return self.first < parameters.stop and parameters.start < self.end
+
+
+def partitions(model: Model, ranks: int) -> list[Partition]:
+    """Every rank's part of the flat buffer (stage_1_and_2.py, get_partition_info)."""
+    size = flat_elements(model, ranks) // ranks
+    sizes = sizes_of(model)
+    starts = list(accumulate(sizes, initial=0))
+    out: list[Partition] = []
+    for start in range(0, ranks * size, size):
+        first = max(bisect_right(starts, start) - 1, 0)
+        end = min(bisect_left(starts, start + size), len(sizes))
+        slices = [min(starts[i + 1], start + size) - max(starts[i], start) for i in range(first, end)]
+        here = [i for i, n in zip(range(first, end), slices, strict=True) if n > 0]
+        first, end = (here[0], here[-1] + 1) if here else (len(sizes), len(sizes))
+        inside = sum(n for n in slices if n > 0)
+        slices = [n for n in slices if n > 0]
+        largest = max(slices, default=0)
+        last = max((i for i, n in enumerate(slices) if n == largest), default=0)
+        out.append(Partition(first, end, sum(sizes[first:end]), largest, last, size - inside))
+    return out
+
+
 def straddling_elements(model: Model, ranks: int) -> int:
     """Elements of all parameters that touch the partition of the rank where that is most."""
-    size = flat_elements(model, ranks) // ranks
-    worst = [0] * ranks
-    start = 0
-    for n in sizes_of(model):
-        for rank in range(start // size, (start + n - 1) // size + 1):
-            worst[rank] += n
-        start += n
-    return max(worst)
+    return max(partition.whole for partition in partitions(model, ranks))
 
 
 def largest_group(model: Model) -> int:
@@ -52,16 +100,45 @@ def largest_group(model: Model) -> int:
     return largest
 
 
-def buckets_before_exceeding(sizes: list[int], most: int) -> list[int]:
-    """Elements of the reduce buckets of so many, from the last parameter to the first; a larger one has its own."""
-    out: list[int] = []
-    current = 0
-    for n in reversed(sizes):
-        if current and current + n > most:
-            out.append(current)
+def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
+    """Places of the gradients, which come in this order, bucket by bucket; one that is larger has its own."""
+    out: list[list[int]] = []
+    current = most  # the first bucket begins with the first gradient
+    for i, n in enumerate(sizes):
+        if current + n > most:
+            out.append([])
             current = 0
+        out[-1].append(i)
         current += n
-    return [*out, current]
+    return out
+
+
+def all_reduces(parameters: list[int], model: Model, ranks: int, most: int) -> list[list[int]]:
+    """Elements of the slices of each all-reduce of one bucket (stage_1_and_2.py, average_tensor, allreduce_and_scatter).
+
+    A slice is what goes to one rank. A gradient larger than the bucket goes in several calls: one ends with the slice that
+    exceeds `most`.
+    """
+    size = flat_elements(model, ranks) // ranks
+    sizes = sizes_of(model)
+    starts = list(accumulate(sizes, initial=0))
+    slices: list[tuple[int, int]] = []
+    for i in parameters:
+        start = starts[i]
+        while start < starts[i + 1]:
+            rank = start // size
+            end = min(starts[i + 1], (rank + 1) * size)
+            if slices and slices[-1][0] == rank:
+                slices[-1] = rank, slices[-1][1] + end - start
+            else:
+                slices.append((rank, end - start))
+            start = end
+    out: list[list[int]] = [[]]
+    for _, n in slices:
+        if sum(out[-1]) > most:
+            out.append([])
+        out[-1].append(n)
+    return out
 
 
 def sub_groups(partitions: list[int], size: int) -> list[int]:
