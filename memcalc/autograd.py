@@ -24,7 +24,7 @@ _LEAF_SEQUENCE = 1 << 60
 class Node:
     """A grad_fn: where its gradients go, what it saved, and how it runs."""
 
-    __slots__ = ("backward", "context", "edges", "layer", "memory", "metadata", "outputs", "saved", "scope", "sequence")
+    __slots__ = ("backward", "context", "edges", "layer", "memory", "metadata", "outputs", "saved", "scope", "sequence", "visit")
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Node:
         self.scope = memory.scope
         self.context = context
         self.outputs = outputs
+        self.visit: Any = None if memory.visitor is None else memory.visitor.current()
         self.edges: list[tuple[Node | None, int]] = [(t.node, t.output) for t in inputs]
         self.metadata: list[tuple[Shape, DType]] = [(t.shape, t.dtype) for t in inputs]
         frame = memory.checkpoint
@@ -144,6 +145,9 @@ def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
     root_gradient = new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")  # the caller's frame holds it
     inbox: dict[Node, list[Tensor | None]] = {root: [root_gradient]}
     ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
+    visitor = memory.visitor
+    if visitor is not None:
+        visitor.backward_begins(waiting)
     del root
     ticket = 0
     while ready:
@@ -151,6 +155,8 @@ def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
         if node.sequence != _LEAF_SEQUENCE and node.layer != memory.layer:
             memory.enter(memory.phase, node.layer)
         memory.scope = node.scope
+        if visitor is not None and node.sequence != _LEAF_SEQUENCE:
+            visitor.before(node)
         outs = _call(node, inbox)
         for i, (following, slot) in enumerate(node.edges):
             if following is None:
@@ -161,6 +167,10 @@ def backward(loss: Tensor, queued: Callable[[], None] | None = None) -> None:
             if not waiting[following]:
                 ticket += 1
                 heappush(ready, (-following.sequence, ticket, following))
+        if visitor is not None:
+            visitor.after(node)
+    if visitor is not None:
+        visitor.backward_ends()
     if queued is not None:
         queued()
     memory.grad_enabled = True

@@ -14,7 +14,7 @@ from memcalc.dims import Shape
 from memcalc.dtypes import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from memcalc.autograd import Node
 
@@ -66,6 +66,32 @@ class Saved(Protocol):
     def unpack(self) -> Tensor: ...
 
 
+class Visitor(Protocol):
+    """An engine that acts around every module: when its forward begins and ends, and the same of its backward."""
+
+    def enter(self, path: str, layer: int | None, weight: Tensor | None = None) -> bool:
+        """A module's forward begins; False if it is the one that is running. `weight` is one that it uses."""
+        ...
+
+    def leave(self, *, done: bool) -> None:
+        """Its forward has ended, or was broken off."""
+        ...
+
+    def current(self) -> Any:
+        """The visit that a node belongs to."""
+        ...
+
+    def backward_begins(self, nodes: Iterable[Node]) -> None: ...
+
+    def before(self, node: Node) -> None:
+        """A node that is no gradient accumulator runs next."""
+        ...
+
+    def after(self, node: Node) -> None: ...
+
+    def backward_ends(self) -> None: ...
+
+
 class Memory:
     """The memory counter of one run: a log of allocations and frees, in their order.
 
@@ -86,6 +112,7 @@ class Memory:
         "segments",
         "sent",
         "sequence",
+        "visitor",
     )
 
     def __init__(self, kernels: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
@@ -100,6 +127,7 @@ class Memory:
         self.sequence = 0
         self.grad_enabled = True
         self.checkpoint: Packer | None = None
+        self.visitor: Visitor | None = None
         self.autocast: Autocast | None = None
 
     def enter(self, phase: str, layer: int | None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.dims import Dim, numel
-from memcalc.dtypes import DType, fp32, fp64
+from memcalc.dtypes import DType, boolean, fp32, fp64
 from memcalc.engines.deepspeed_collectives import collectives, textbook
 from memcalc.engines.holdings import (
     Flush,
@@ -24,6 +24,7 @@ from memcalc.engines.holdings import (
     weight_rows,
 )
 from memcalc.engines.zero_layout import (
+    COORDINATOR,
     FUSED_ADAM,
     STAGE_0,
     STAGE_3,
@@ -37,7 +38,9 @@ from memcalc.engines.zero_layout import (
     sizes_of,
     straddling_elements,
     sub_groups,
+    thresholds_of,
 )
+from memcalc.engines.zero3_step import ZeRO3
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
 
@@ -103,10 +106,15 @@ def _numbers(count: int, what: str, life: str, source: str) -> Row:
 
 def _kept_numbers(setup: Setup) -> list[Row]:
     """FusedAdam's overflow flag (ops/adam/fused_adam.py); ZeRO keeps the norm of the last step."""
-    flag = setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused"
-    norm = setup.zero > 0
-    what = "FusedAdam's flag and the last norm" if flag and norm else "FusedAdam's flag" if flag else "the last norm"
-    return [_numbers(flag + norm, what, "always", FUSED_ADAM if flag else STAGE_12)] if flag or norm else []
+    out: list[Row] = []
+    if setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused":
+        out.append(_numbers(1, "FusedAdam's overflow flag", "always", FUSED_ADAM))
+    if setup.zero in (1, 2):
+        out.append(_numbers(1, "the last norm", "always", STAGE_12))
+    if setup.zero == 3:
+        out.append(_block("buffers", "the last norm", "numbers", 1, fp64, "always", STAGE_3))
+        out.append(_block("buffers", "whether a gradient overflowed", "numbers", 1, boolean, "always", STAGE_3))
+    return out
 
 
 def _stages_1_2(model: Model, setup: Setup) -> Holdings:
@@ -153,7 +161,7 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
         forward=(*earlier, bucket) if earlier else (),
         backward=(*earlier, bucket, _scaled_loss(2)),
         step=tuple(step),
-        after_backward=((*gradients, bucket, _scaled_loss(2)), (bucket, _scaled_loss(1), *reducing)),
+        after_backward=((*gradients, bucket, _scaled_loss(2)), (bucket, _scaled_loss(2), *reducing)),
         keeps_gradients=not earlier,
         accumulates=bool(earlier),
     )
@@ -259,56 +267,60 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         for w in model.weight_classes
     ]
     partition = sum(numel(row.shape)[0] * row.copies for row in always)
-    size, most_live, in_group = setup.reduce_bucket_size, setup.max_live_parameters, setup.sub_group_size
-    assert size is not None and most_live is not None and in_group is not None
-    bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3)
+    size = setup.reduce_bucket_size
+    assert size is not None
     always += [
         *gradients,
         *_partitioned_states(setup, partition),
-        bucket,
+        _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3),
+        *_kept_numbers(setup),
         *input_rows(model, fp32, setup.compute_dtype),
     ]
-    small, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
-    gathered: list[Row] = []
-    if ranks > 1 and small:
-        gathered.append(
-            _block(
-                "buffers", "small parameters kept whole", "persistent", small, dtype, "forward and backward", STAGE_3
-            )
-        )
-    live = min(large, most_live + largest)
-    if ranks > 1 and live:
-        gathered.append(
-            _block("buffers", "gathered parameters (max_live and the last one)", "gathered", live, dtype,
-                   "forward and backward", "deepspeed/runtime/zero/partitioned_param_coordinator.py")
-        )  # fmt: skip
-    group = max(sub_groups([-(-n // ranks) for n in sizes_of(model)], in_group))
-    cast = [
-        _block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, "within the step", STAGE_3)
-    ]
-    if dtype is not fp32:
-        cast.append(
-            _block(
-                "temporaries", "gradients of a sub-group in fp32", "sub_group", group, fp32, "within the step", STAGE_3
-            )
-        )
-    copy = _block(
-        "buffers",
-        "copy of the bucket that is reduced",
-        "bucket",
-        min(model.num_parameters, size),
-        dtype,
-        "a flush in backward",
-        STAGE_3,
-    )
-    return Holdings(
+    thresholds = thresholds_of(setup)
+    small = sum(-(-n // ranks) * ranks for n in sizes_of(model) if n <= thresholds.persistence) if ranks > 1 else 0
+    life = "from the end of a step to the next one"
+    kept = [_block("buffers", "small parameters kept whole", "persistent", small, dtype, life, STAGE_3)] if small else []
+    held = Holdings(
         always=tuple(always),
-        forward=tuple(gathered),
-        backward=tuple(gathered),
-        step=tuple(cast),
-        flush=Flush(size * dtype.itemsize, (copy,)),
-        after_backward=((copy,),),
+        forward=tuple(kept),
+        backward=(*kept, _scaled_loss(2)),
+        step=tuple(max([kept, *_steps_of_stage_3(model, setup)], key=_nbytes)),
         keeps_gradients=False,
+    )
+    if model.program.source:
+        return _unvisited(model, setup, held)
+    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size))
+
+
+def _steps_of_stage_3(model: Model, setup: Setup) -> Iterator[list[Row]]:
+    """A partition in fp64 for the norm; a sub-group's gradients joined, and in fp32."""
+    dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
+    assert in_group is not None
+    parts = [-(-n // setup.shards) for n in sizes_of(model)]
+    yield [_block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3)]
+    group = max(sub_groups(parts, in_group))
+    cast = [_block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
+    if dtype is not fp32:
+        name = "gradients of a sub-group in fp32"
+        cast.append(_block("temporaries", name, "sub_group", group, fp32, life, STAGE_3))
+    yield [*cast, _block("temporaries", "the norm of the gradients", "numbers", 3, fp64, life, STAGE_3)]
+
+
+def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
+    """For a traced module, whose modules are not seen: `max_live_parameters` and the largest parameter are gathered."""
+    dtype, size, most_live = setup.compute_dtype, setup.reduce_bucket_size, setup.max_live_parameters
+    assert size is not None and most_live is not None
+    _, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
+    live = min(large, most_live + largest)
+    name, life = "gathered parameters (max_live and the last one)", "forward and backward"
+    gathered = [_block("buffers", name, "gathered", live, dtype, life, COORDINATOR)] if setup.shards > 1 and live else []
+    flushed = min(model.num_parameters, size)
+    copy = _block("buffers", "copy of the bucket that is reduced", "bucket", flushed, dtype, "a flush", STAGE_3)
+    return held._replace(
+        forward=(*held.forward, *gathered),
+        backward=(*held.backward, *gathered),
+        flush=Flush(size * dtype.itemsize, (copy,)),
+        after_backward=((*held.forward, copy),),
     )
 
 

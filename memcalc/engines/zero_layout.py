@@ -7,10 +7,12 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.engines.zero3_coordinator import Thresholds
 from memcalc.profile import gradient_order
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
 
 ALL_REDUCE_BUCKET: Final = 500_000_000  # elements; engine.py MEMORY_OPT_ALLREDUCE_SIZE, stage 0
 ALIGNMENT: Final = 2  # nccl_start_alignment_factor
@@ -18,6 +20,7 @@ ALIGNMENT: Final = 2  # nccl_start_alignment_factor
 STAGE_0: Final = "deepspeed/runtime/fp16/fused_optimizer.py"
 STAGE_12: Final = "deepspeed/runtime/zero/stage_1_and_2.py"
 FUSED_ADAM: Final = "deepspeed/ops/adam/fused_adam.py"
+COORDINATOR: Final = "deepspeed/runtime/zero/partitioned_param_coordinator.py"
 STAGE_3: Final = "deepspeed/runtime/zero/stage3.py"
 
 
@@ -32,6 +35,14 @@ def flat_elements(model: Model, ranks: int) -> int:
     """Elements of the flat 16-bit buffer: all parameters, padded to a multiple of 2·ranks."""
     unit = ALIGNMENT * ranks
     return -(-model.num_parameters // unit) * unit
+
+
+def thresholds_of(setup: Setup) -> Thresholds:
+    """The options that decide what stage 3 gathers when."""
+    live, reuse = setup.max_live_parameters, setup.max_reuse_distance
+    persistence, prefetch = setup.param_persistence_threshold, setup.prefetch_bucket_size
+    assert live is not None and reuse is not None and persistence is not None and prefetch is not None
+    return Thresholds(live, reuse, persistence, prefetch)
 
 
 def ready_order(model: Model) -> list[int]:
