@@ -24,7 +24,19 @@ _LEAF_SEQUENCE = 1 << 60
 class Node:
     """A grad_fn: where its gradients go, what it saved, and how it runs."""
 
-    __slots__ = ("backward", "context", "edges", "layer", "memory", "metadata", "outputs", "saved", "scope", "sequence", "visit")
+    __slots__ = (
+        "backward",
+        "context",
+        "edges",
+        "layer",
+        "memory",
+        "metadata",
+        "outputs",
+        "saved",
+        "scope",
+        "sequence",
+        "visit",
+    )
 
     def __init__(
         self,

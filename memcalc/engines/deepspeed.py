@@ -23,6 +23,7 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
+from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
     COORDINATOR,
     FUSED_ADAM,
@@ -40,7 +41,6 @@ from memcalc.engines.zero_layout import (
     sub_groups,
     thresholds_of,
 )
-from memcalc.engines.zero3_step import ZeRO3
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
 
@@ -241,7 +241,9 @@ def _step_of(part: Partition, partition: int, setup: Setup) -> list[Row]:
     joined = [_block("temporaries", f"{name}, joined", dim, partition, dtype, life, STAGE_12)]
     if dtype is not fp32:
         joined.append(_block("temporaries", f"{name} in fp32", dim, partition, fp32, life, STAGE_12))
-    norm = [_block("temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, life, STAGE_12)]
+    norm = [
+        _block("temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, life, STAGE_12)
+    ]
     norm.append(_block("temporaries", "norms of gradients", "numbers", part.before_largest + 1, fp64, life, STAGE_12))
     numbers = _numbers(2, "the norm of the gradients", life, STAGE_12)
     return [*owned, *max([[*joined, numbers], norm], key=_nbytes)]
@@ -279,12 +281,14 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     thresholds = thresholds_of(setup)
     small = sum(-(-n // ranks) * ranks for n in sizes_of(model) if n <= thresholds.persistence) if ranks > 1 else 0
     life = "from the end of a step to the next one"
-    kept = [_block("buffers", "small parameters kept whole", "persistent", small, dtype, life, STAGE_3)] if small else []
+    kept = (
+        [_block("buffers", "small parameters kept whole", "persistent", small, dtype, life, STAGE_3)] if small else []
+    )
     held = Holdings(
         always=tuple(always),
         forward=tuple(kept),
         backward=(*kept, _scaled_loss(2)),
-        step=tuple(max([kept, *_steps_of_stage_3(model, setup)], key=_nbytes)),
+        step=tuple(max(_steps_of_stage_3(model, setup, kept), key=_nbytes)),
         keeps_gradients=False,
     )
     if model.program.source:
@@ -292,18 +296,23 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size))
 
 
-def _steps_of_stage_3(model: Model, setup: Setup) -> Iterator[list[Row]]:
-    """A partition in fp64 for the norm; a sub-group's gradients joined, and in fp32."""
+def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:
+    """A partition in fp64 for the norm; a sub-group's gradients joined, and in fp32; what is whole again at the end."""
     dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
     assert in_group is not None
     parts = [-(-n // setup.shards) for n in sizes_of(model)]
-    yield [_block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3)]
-    group = max(sub_groups(parts, in_group))
+    norms = parts.index(max(parts)) + 1
+    name = "a gradient in fp64, and norms of those before it"
+    yield [_block("temporaries", name, "largest+numbers", max(parts) + norms, fp64, life, STAGE_3)]
+    groups = sub_groups(parts, in_group)
+    numbers = _block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
+    group = max(groups)
     cast = [_block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
     if dtype is not fp32:
         name = "gradients of a sub-group in fp32"
         cast.append(_block("temporaries", name, "sub_group", group, fp32, life, STAGE_3))
-    yield [*cast, _block("temporaries", "the norm of the gradients", "numbers", 3, fp64, life, STAGE_3)]
+    yield [*cast, numbers]
+    yield [*kept, numbers]
 
 
 def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
@@ -313,7 +322,9 @@ def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
     _, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
     live = min(large, most_live + largest)
     name, life = "gathered parameters (max_live and the last one)", "forward and backward"
-    gathered = [_block("buffers", name, "gathered", live, dtype, life, COORDINATOR)] if setup.shards > 1 and live else []
+    gathered = (
+        [_block("buffers", name, "gathered", live, dtype, life, COORDINATOR)] if setup.shards > 1 and live else []
+    )
     flushed = min(model.num_parameters, size)
     copy = _block("buffers", "copy of the bucket that is reduced", "bucket", flushed, dtype, "a flush", STAGE_3)
     return held._replace(

@@ -21,7 +21,7 @@ Event = Callable[["Visit", bool], None]
 class Visit:
     """One call of a module: its own parameters, by their place in definition order."""
 
-    __slots__ = ("begun", "from_outside", "outer", "parameters", "where", "waiting")
+    __slots__ = ("begun", "from_outside", "outer", "parameters", "waiting", "where")
 
     def __init__(self, where: tuple[str, int | None], parameters: frozenset[int], outer: Visit | None) -> None:
         self.where = where
@@ -49,6 +49,7 @@ class Visits:
         self.own = {where: frozenset(parameters) for where, parameters in own.items()}
         self.running: list[Visit] = []
         self.over: list[Visit] = []
+
     # --- forward
 
     def enter(self, path: str, layer: int | None, weight: Tensor | None = None) -> bool:

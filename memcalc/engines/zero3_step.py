@@ -153,7 +153,9 @@ class Step(_Hooks):
         """reduce_scatter_coalesced: a copy in the order of the ranks, padded; one that needs no padding is taken as it is."""
         elements = sum(self._padded(i) for i, _ in self.bucket)
         memory = self.run.memory
-        memory.sent.append(Sent("dp", "reduce_scatter", "", "backward", None, (Dim("bucket", elements),), self.how.dtype))
+        memory.sent.append(
+            Sent("dp", "reduce_scatter", "", "backward", None, (Dim("bucket", elements),), self.how.dtype)
+        )
         as_it_is = len(self.bucket) == 1 and elements == self.in_bucket
         if not as_it_is:
             padding = elements - self.in_bucket
