@@ -23,6 +23,7 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
+from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
     COORDINATOR,
@@ -31,8 +32,10 @@ from memcalc.engines.zero_layout import (
     STAGE_3,
     STAGE_12,
     Partition,
-    all_reduces,
     buckets_before_exceeding,
+    copied,
+    first_to_own,
+    flat,
     flat_elements,
     largest_group,
     partitions,
@@ -132,7 +135,29 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     step = max((_step_of(part, partition, setup) for part in partitions(model, ranks)), key=_nbytes)
     if setup.zero == 1:
         return _stage_1(model, setup, always, bucket, step)
-    owned = _owned_gradients(setup, straddling_elements(model, ranks), partition)
+    if model.program.source:
+        return _unvisited_2(model, setup, always, bucket, step)
+    part = first_to_own(model, ranks, size)
+    most = straddling_elements(model, ranks)
+    earlier = tuple(_owned_gradients(setup, part.whole, min(part.whole, partition)))
+    forward = tuple(_owned_gradients(setup, most, min(most, partition)))
+    if setup.micro_batches == 1:
+        earlier = forward = ()
+    return Holdings(
+        always=tuple(always),
+        forward=forward,
+        backward=(*earlier, _scaled_loss(2)),
+        step=tuple(step),
+        keeps_gradients=False,
+        hooks=ZeRO2(dtype, size, flat(model, ranks), part),
+    )
+
+
+def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
+    """For a traced module, whose gradients are not seen one by one: the last reduction, and any that may come before."""
+    dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.num_parameters, setup.reduce_bucket_size
+    assert size is not None
+    owned = _owned_gradients(setup, straddling_elements(model, ranks), flat(model, ranks).partition)
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
     copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
     scaled = _scaled_loss(2)
@@ -152,18 +177,25 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
 
 
 def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
-    """All gradients stay until backward is over; then they are moved into the bucket, one bucket after the other."""
+    """All gradients stay until backward is over; then they are moved into the bucket, one bucket after the other.
+
+    The bucket comes with the first gradient of a step and goes when all are reduced.
+    """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
     reducing = max(_reducing_in_stage_1(model, setup), key=_nbytes)
+    assert setup.reduce_bucket_size is not None
+    comes_later = not earlier and not model.program.source
+    held = (bucket,) if not comes_later else ()
     return Holdings(
         always=tuple(always),
         forward=(*earlier, bucket) if earlier else (),
-        backward=(*earlier, bucket, _scaled_loss(2)),
+        backward=(*earlier, *held, _scaled_loss(2)),
         step=tuple(step),
         after_backward=((*gradients, bucket, _scaled_loss(2)), (bucket, _scaled_loss(2), *reducing)),
         keeps_gradients=not earlier,
         accumulates=bool(earlier),
+        hooks=ZeRO1(setup.compute_dtype, setup.reduce_bucket_size) if comes_later else None,
     )
 
 
@@ -178,18 +210,16 @@ def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[list[Row]]:
     sizes = sizes_of(model)
     partition = flat_elements(model, ranks) // ranks
     buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
-    copies = [
-        max((sum(call) for call in all_reduces(list(places), model, ranks, most) if len(call) > 1), default=0)
-        for places in buckets
-    ]
+    layout = flat(model, ranks)
+    copies = [copied(layout.all_reduces(places, most)) for places in buckets]
     for part in partitions(model, ranks):
         owned: list[Row] = []
         waiting = sum(sizes)
-        for places, copied in zip(buckets, copies, strict=True):
+        for places, copy in zip(buckets, copies, strict=True):
             large = sum(sizes[i] for i in places if sizes[i] > most)
             waiting -= sum(sizes[i] for i in places) - large
             rest = _rest(waiting, dtype)
-            yield [*rest, *owned, *(_bucket_copy(copied, dtype) if copied else [])]
+            yield [*rest, *owned, *(_bucket_copy(copy, dtype) if copy else [])]
             if part.touches(places):
                 owned = owned or _owned_gradients(setup, part.whole, min(partition, part.whole))
                 yield [*rest, *owned]
@@ -301,10 +331,14 @@ def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[l
     dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
     assert in_group is not None
     parts = [-(-n // setup.shards) for n in sizes_of(model)]
-    norms = parts.index(max(parts)) + 1
-    name = "a gradient in fp64, and norms of those before it"
-    yield [_block("temporaries", name, "largest+numbers", max(parts) + norms, fp64, life, STAGE_3)]
     groups = sub_groups(parts, in_group)
+    last = max(i for i, n in enumerate(parts) if n == max(parts))
+    before = len(sub_groups(parts[: last + 1], in_group)) - 1
+    own = next(k for k in range(last + 1) if sum(parts[last - k : last]) == sum(parts[:last]) - sum(groups[:before]))
+    yield [
+        _block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3),
+        _block("temporaries", "norms", "numbers", before + own + 1, fp64, life, STAGE_3),
+    ]
     numbers = _block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
     group = max(groups)
     cast = [_block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]

@@ -16,8 +16,8 @@ from memcalc.engines.zero_layout import (
     ALL_REDUCE_BUCKET,
     STAGE_3,
     STAGE_12,
-    all_reduces,
     buckets_before_exceeding,
+    flat,
     flat_elements,
     ready_order,
     sizes_of,
@@ -49,15 +49,15 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     reductions = m if setup.zero == 2 else 1
     assert setup.reduce_bucket_size is not None
     calls = _all_reduces_1_2(model, setup.zero, dp, setup.reduce_bucket_size)
-    flat = flat_elements(model, dp)
+    padded = flat_elements(model, dp)
     name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
     formula = f"{reductions}·parameters·{e} B"
-    gathered = f"padded parameters·{e} B = {flat * e} B"
+    gathered = f"padded parameters·{e} B = {padded * e} B"
     return [
         _all_reduce(name, dtype, dp, reductions * calls, payload, formula, STAGE_12),
         *_scalars(setup, STAGE_12),
         Collective(
-            "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, flat * e, gathered,
+            "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, padded * e, gathered,
             by_layer=True, source=STAGE_12,
         ),
     ]  # fmt: skip
@@ -68,7 +68,8 @@ def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> int:
     order = ready_order(model) if zero == 2 else list(range(len(sizes_of(model))))
     sizes = sizes_of(model)
     buckets = buckets_before_exceeding([sizes[i] for i in order], most)
-    return sum(len(all_reduces([order[k] for k in bucket], model, dp, most)) for bucket in buckets)
+    layout = flat(model, dp)
+    return sum(len(layout.all_reduces([order[k] for k in bucket], most)) for bucket in buckets)
 
 
 def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, formula: str, source: str) -> Collective:

@@ -66,7 +66,12 @@ class Recorder(_Hooks):
 
     def __init__(self, run: Run) -> None:
         self.order: list[frozenset[int]] = []
-        super().__init__(run, Visits(run, lambda visit, _: self.order.append(visit.parameters), lambda *_: None))
+        super().__init__(run, Visits(run, self._begins, self._ends))
+
+    def _begins(self, visit: Visit, forward: bool) -> None:
+        self.order.append(visit.parameters)
+
+    def _ends(self, visit: Visit, forward: bool) -> None: ...
 
 
 class Handle:

@@ -11,6 +11,8 @@ from memcalc.engines.zero3_coordinator import Thresholds
 from memcalc.profile import gradient_order
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memcalc.inputs.model import Model
     from memcalc.setup import Setup
 
@@ -124,32 +126,59 @@ def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
     return out
 
 
-def all_reduces(parameters: list[int], model: Model, ranks: int, most: int) -> list[list[int]]:
-    """Elements of the slices of each all-reduce of one bucket (stage_1_and_2.py, average_tensor, allreduce_and_scatter).
+class Flat(NamedTuple):
+    """The flat buffer of stages 1 and 2: where each parameter begins, the end besides, and how much of it is one rank's."""
 
-    A slice is what goes to one rank. A gradient larger than the bucket goes in several calls: one ends with the slice that
-    exceeds `most`.
-    """
-    size = flat_elements(model, ranks) // ranks
+    starts: tuple[int, ...]
+    partition: int
+
+    def all_reduces(self, parameters: Iterable[int], most: int) -> list[list[int]]:
+        """Elements of the slices of each all-reduce of one bucket (average_tensor, allreduce_and_scatter).
+
+        A slice is what goes to one rank. A gradient larger than the bucket goes in several calls: one ends with the slice
+        that exceeds `most`.
+        """
+        out: list[list[int]] = [[]]
+        for n in self._slices(parameters):
+            if sum(out[-1]) > most:
+                out.append([])
+            out[-1].append(n)
+        return out
+
+    def _slices(self, parameters: Iterable[int]) -> list[int]:
+        slices: list[int] = []
+        last = -1
+        for i in parameters:
+            start, end = self.starts[i], self.starts[i + 1]
+            while start < end:
+                rank = start // self.partition
+                stop = min(end, (rank + 1) * self.partition)
+                if rank == last:
+                    slices[-1] += stop - start
+                else:
+                    slices.append(stop - start)
+                start, last = stop, rank
+        return slices
+
+
+def flat(model: Model, ranks: int) -> Flat:
+    """Where everything is."""
+    return Flat(tuple(accumulate(sizes_of(model), initial=0)), flat_elements(model, ranks) // ranks)
+
+
+def copied(calls: list[list[int]]) -> int:
+    """Elements of the largest copy that these all-reduces make: one slice alone is reduced where it is (flatten)."""
+    return max((sum(call) for call in calls if len(call) > 1), default=0)
+
+
+def first_to_own(model: Model, ranks: int, most: int) -> Partition:
+    """Of the ranks whose gradients are in the first bucket that is reduced, the one with the most to hold."""
+    order = ready_order(model)
     sizes = sizes_of(model)
-    starts = list(accumulate(sizes, initial=0))
-    slices: list[tuple[int, int]] = []
-    for i in parameters:
-        start = starts[i]
-        while start < starts[i + 1]:
-            rank = start // size
-            end = min(starts[i + 1], (rank + 1) * size)
-            if slices and slices[-1][0] == rank:
-                slices[-1] = rank, slices[-1][1] + end - start
-            else:
-                slices.append((rank, end - start))
-            start = end
-    out: list[list[int]] = [[]]
-    for _, n in slices:
-        if sum(out[-1]) > most:
-            out.append([])
-        out[-1].append(n)
-    return out
+    first = buckets_before_exceeding([sizes[i] for i in order], most)[0]
+    in_first = {order[k] for k in first}
+    owners = [part for part in partitions(model, ranks) if not in_first.isdisjoint(range(part.first, part.end))]
+    return max(owners, key=lambda part: part.whole)
 
 
 def sub_groups(partitions: list[int], size: int) -> list[int]:
