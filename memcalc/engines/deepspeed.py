@@ -2,9 +2,14 @@
 
 What it really holds besides the textbook's 16 bytes per parameter: a reduce bucket, of 5e8 elements if nothing else is said
 and whatever the model's size, copies while a bucket is flushed, whole gradients of the parameters that straddle a
-partition's edge, and fp32 copies of the gradients in the step. Sources:
-deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py,
+partition's edge, and fp32 copies of the gradients in the step. What comes and goes while forward and backward run is in
+zero2_step.py and zero3_step.py. Sources: deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py,
 zero/stage3.py, zero/partition_parameters.py, zero/partitioned_param_coordinator.py, engine.py.
+
+The branches are those that DeepSpeed takes on CUDA (accelerator/cuda_accelerator.py: streams, nothing synchronized). They
+allocate and send what its CPU accelerator's do; there `FusedAdam` is a kernel of its own and all-reduces may go through
+shared memory. `overlap_comm` is off in stages 1 and 2, so there is one bucket; on in stage 3, whose streams change when a
+block's bytes can be used again, not when they are freed.
 """
 
 from __future__ import annotations
