@@ -122,14 +122,17 @@ class Ranked:
 
 
 @contextlib.contextmanager
-def ranks(count: int, rank: int = 0) -> Iterator[None]:
-    """This process is one of `count` ranks, on a device like CUDA."""
+def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
+    """This process is one of `count` ranks, on a device like CUDA; with a file to meet in, of a real gloo group."""
     from deepspeed import comm
     from deepspeed.accelerator import get_accelerator, set_accelerator
     from deepspeed.ops.adam import fused_adam
     from deepspeed.utils import groups
 
-    dist.init_process_group("fake", rank=rank, world_size=count, store=FakeStore())
+    if store:
+        dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.FileStore(store, count))
+    else:
+        dist.init_process_group("fake", rank=rank, world_size=count, store=FakeStore())
     own, record_stream, builder = get_accelerator(), torch.Tensor.record_stream, fused_adam.FusedAdamBuilder
     accelerator = like_cuda()
     set_accelerator(accelerator)
@@ -180,6 +183,7 @@ def deepspeed_step(
     clipping: float = 0.0,
     recompute: bool = False,
     steps: int = 3,
+    store: str = "",
     log: bool = False,
     **options: int,
 ) -> Ranked:
@@ -188,7 +192,7 @@ def deepspeed_step(
     import deepspeed
 
     mode = RankMode()
-    with ranks(gpus, rank):
+    with ranks(gpus, rank, store):
         model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -228,3 +232,9 @@ def _step(mode: RankMode, engine: Any, ids: torch.Tensor, micro_batches: int) ->
         engine.step()
         step = mode.highest  # of the last one, which is the step: the others do nothing
     return Ranked(resident, end, forward, backward, step, mode.sent, mode.group_sizes, mode.log or [])
+
+
+def gloo_rank(rank: int, folder: str, config: dict[str, Any], cases: list[dict[str, Any]], results: Any) -> None:
+    """One process of a real group: the steps of all `cases`."""
+    runs = [deepspeed_step(config, rank=rank, store=f"{folder}/{i}", **case) for i, case in enumerate(cases)]
+    results.put((rank, runs))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from deepspeed_oracle import Ranked, deepspeed_step
+import torch
+from deepspeed_oracle import Ranked, deepspeed_step, gloo_rank
 
 import memcalc
 from memcalc.engines import zero_layout
@@ -161,7 +163,7 @@ def test_stage_3(config: dict[str, Any], gpus: int, options: dict[str, int]) -> 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_stage_3_with_small_parameters_whole_and_several_buckets_and_groups(precision: str) -> None:
-    check(LLAMA, SMALL_STAY, gpus=4, zero=3, precision=precision, micro_batches=2)
+    check({**LLAMA, "num_hidden_layers": 2}, SMALL_STAY, gpus=4, zero=3, precision=precision, micro_batches=2)
 
 
 def test_stage_3_recomputes() -> None:
@@ -171,3 +173,25 @@ def test_stage_3_recomputes() -> None:
 def test_stage_3_alone() -> None:
     """One rank gathers nothing."""
     check(LLAMA, SOME_KEPT, gpus=1, zero=3)
+
+
+def test_a_real_process_group_is_like_the_fake_one(tmp_path: Path) -> None:
+    """Two processes over gloo."""
+    how = {"gpus": 2, "precision": "fp32", "seq_len": 8}
+    kept = {OPTIONS[name]: n for name, n in SOME_KEPT.items()}
+    cases = [{"zero": 2, "steps": 2, **how}, {"zero": 3, **how, **kept}]
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = [context.Process(target=gloo_rank, args=(rank, str(tmp_path), GPT2, cases, results)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    found = dict(results.get() for _ in processes)
+    for process in processes:
+        process.join()
+    for rank in (0, 1):
+        assert found[rank][0] == deepspeed_step(GPT2, rank=rank, **cases[0])
+        assert found[rank][1].sent == found[0][1].sent
+    # Stage 3 asks rank 0 whether all have the same order: a fake group has no answer for others.
+    assert found[0][1] == deepspeed_step(GPT2, **cases[1])
+    assert estimated(ours(GPT2, {}, zero=2, **how)) == sent(found[0][0])
+    assert estimated(ours(GPT2, SOME_KEPT, zero=3, **how)) == sent(found[0][1])
