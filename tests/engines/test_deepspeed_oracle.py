@@ -175,7 +175,7 @@ def test_stage_3_alone() -> None:
     check(LLAMA, SOME_KEPT, gpus=1, zero=3)
 
 
-def test_a_real_process_group_is_like_the_fake_one(tmp_path: Path) -> None:
+def test_a_real_process_group_sends_the_same(tmp_path: Path) -> None:
     """Two processes over gloo."""
     how = {"gpus": 2, "precision": "fp32", "seq_len": 8}
     kept = {OPTIONS[name]: n for name, n in SOME_KEPT.items()}
@@ -189,9 +189,5 @@ def test_a_real_process_group_is_like_the_fake_one(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     for rank in (0, 1):
-        assert found[rank][0] == deepspeed_step(GPT2, rank=rank, **cases[0])
-        assert found[rank][1].sent == found[0][1].sent
-    # Stage 3 asks rank 0 whether all have the same order: a fake group has no answer for others.
-    assert found[0][1] == deepspeed_step(GPT2, **cases[1])
-    assert estimated(ours(GPT2, {}, zero=2, **how)) == sent(found[0][0])
-    assert estimated(ours(GPT2, SOME_KEPT, zero=3, **how)) == sent(found[0][1])
+        assert estimated(ours(GPT2, {}, zero=2, **how)) == sent(found[rank][0])
+        assert estimated(ours(GPT2, SOME_KEPT, zero=3, **how)) == sent(found[rank][1])
