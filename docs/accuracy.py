@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import memcalc
 from memcalc.families import FAMILIES
 from memcalc.inputs.model import from_config
 
@@ -104,7 +105,7 @@ def published() -> list[str]:
         ours = run.estimate().allocated / 2**30
         error = 100 * (ours / run.allocated - 1)
         lines.append(f"| {run.name} | {run.allocated:.2f} | {ours:.2f} | {error:+.2f} % | {run.source} |")
-    return [*lines, *reserved()]
+    return [*lines, *reserved(), "", *published_volumes()]
 
 
 RESERVED = """
@@ -146,3 +147,21 @@ def reserved() -> list[str]:
             f"{100 * (run.replayed / run.reserved - 1):+.2f} % |"
         )
     return [*lines, *DERIVED.format(source=RESERVED_RUNS[0].source, gather=2.4, **TORCHTITANS_OWN).splitlines()]
+
+
+def published_volumes() -> list[str]:
+    """Bytes of collectives that others have published."""
+    options = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
+    report = memcalc.estimate("llama-7b", gpus=8, zero=3, **options)
+    source = "AICB's workload of Llama-7B under ZeRO-3, which keeps nothing and gathers nothing ahead"
+    return [
+        "Bytes of the full tensors that one step's collectives are called on.",
+        "",
+        "| collective | published | memcalc | source |",
+        "|---|---|---|---|",
+        *(
+            f"| {c.collective.replace('_', '-')}, {c.phase} | {13_476_831_232:,} | {c.payload:,} | {source} |"
+            for c in report.collectives
+            if c.phase != "step"
+        ),
+    ]

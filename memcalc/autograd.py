@@ -26,7 +26,19 @@ _LEAF_SEQUENCE = 1 << 60
 class Node:
     """A grad_fn: where its gradients go, what it saved, and how it runs."""
 
-    __slots__ = ("backward", "context", "edges", "layer", "memory", "metadata", "outputs", "saved", "scope", "sequence")
+    __slots__ = (
+        "backward",
+        "context",
+        "edges",
+        "layer",
+        "memory",
+        "metadata",
+        "outputs",
+        "saved",
+        "scope",
+        "sequence",
+        "visit",
+    )
 
     def __init__(
         self,
@@ -45,6 +57,7 @@ class Node:
         self.scope = memory.scope
         self.context = context
         self.outputs = outputs
+        self.visit: Any = None if memory.visitor is None else memory.visitor.current()
         self.edges: list[tuple[Node | None, int]] = [(t.node, t.output) for t in inputs]
         self.metadata: list[tuple[Shape, DType]] = [(t.shape, t.dtype) for t in inputs]
         frame = memory.checkpoint
@@ -178,6 +191,9 @@ def run_graph(
     memory.grad_enabled = False
     memory.only = None if part is None else part.nodes
     waiting = _dependencies(list(inbox), memory.only)
+    visitor = memory.visitor
+    if visitor is not None:
+        visitor.backward_begins(waiting)
     ready = [(-root.sequence, i, root) for i, root in enumerate(inbox) if not waiting[root]]
     heapify(ready)
     ticket = len(inbox)
@@ -191,6 +207,8 @@ def run_graph(
         memory.scope = node.scope
         if part is not None and node in part.watched:
             part.watched[node] = list(inbox[node])
+        if visitor is not None and node.sequence != _LEAF_SEQUENCE:
+            visitor.before(node)
         outs = _call(node, inbox, retains=part is not None and part.retains)
         for i, (following, slot) in enumerate(node.edges):
             if following is None or (part is not None and following not in part.nodes):
@@ -201,6 +219,10 @@ def run_graph(
             if not waiting[following]:
                 ticket += 1
                 heappush(ready, (-following.sequence, ticket, following))
+        if visitor is not None:
+            visitor.after(node)
+    if visitor is not None:
+        visitor.backward_ends()
     memory.only = None
     if queued is not None:
         queued()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import ge
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -31,6 +31,8 @@ from memcalc.selective import Policy
 from memcalc.tensor import Autocast, Memory, Sent, StorageRow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.families.program import Program
 
 _DIGIT: Final = 64
@@ -43,6 +45,13 @@ class HooksOf(Protocol):
     """An engine that does something around layers: `start` makes the hooks of one run."""
 
     def start(self, run: Run) -> Hooks: ...
+
+    def prepared(self, record: Callable[[HooksOf], Hooks]) -> HooksOf | None:
+        """The hooks of an engine that has watched a step first (`record` runs one), which the whole stack then runs with.
+
+        None for hooks around layers that are all the same.
+        """
+        ...
 
 
 class Choices(NamedTuple):
@@ -164,6 +173,8 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     forward_end = len(memory.log)
     memory.enter("backward", None)
     backward(loss, None if run.hooks is None else run.hooks.after_backward)
+    if run.hooks is not None:
+        run.hooks.backward_is_over()
     return Trace(
         list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent)
     )
@@ -187,6 +198,10 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
+    if choices.hooks is not None:
+        prepared = choices.hooks.prepared(partial(_record, program, choices, batch, seq))
+        if prepared is not None:
+            return full_profile(program, choices._replace(hooks=prepared), batch, seq)
     pattern = program.pattern()
     if pattern is None:
         return full_profile(program, choices, batch, seq)
@@ -200,6 +215,22 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
     shallow = first + (2 + ends) * period
     middle = Middle(early, late, (depth - shallow) // period)
     return _profile(trace(program, choices, batch, seq, shallow, middle))
+
+
+def _record(program: Program, choices: Choices, batch: int, seq: int, hooks: HooksOf) -> Hooks:
+    """What `hooks` have seen in a run of the whole stack."""
+    started: list[Hooks] = []
+
+    class Kept(NamedTuple):
+        def start(self, run: Run) -> Hooks:
+            started.append(hooks.start(run))
+            return started[0]
+
+        def prepared(self, record: Callable[[HooksOf], Hooks]) -> HooksOf | None:
+            return None
+
+    trace(program, choices._replace(hooks=Kept()), batch, seq, program.layers)
+    return started[0]
 
 
 def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:

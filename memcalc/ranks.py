@@ -94,6 +94,10 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
 
 
 def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Collective]:
+    if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
+        from memcalc.engines.deepspeed_collectives import of_run
+
+        return of_run(model, setup, made.run.sent)
     own = engine.collectives(model, setup)
     if setup.tp == 1:
         return own
@@ -189,6 +193,7 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
         "held", setup.engine, setup.zero, setup.shards, setup.dp // setup.shards, setup.precision, setup.grad_dtype,
         setup.optimizer, setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
+        setup.max_reuse_distance, setup.prefetch_bucket_size,
         isinstance(model, Model) and bool(model.program.idle),
     )  # fmt: skip
     if key not in model.profiles:

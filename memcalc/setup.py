@@ -54,10 +54,11 @@ class Setup(NamedTuple):
     recompute_layers: int | None
     """Of each stage the first so many; None: all."""
     reduce_bucket_size: int | None
-    """This and the next four: DeepSpeed's, in elements; None with other engines, or where the stage has no such thing."""
+    """This and the next five: DeepSpeed's, in elements; None with other engines, or where the stage has no such thing."""
     max_live_parameters: int | None
     max_reuse_distance: int | None
     param_persistence_threshold: int | None
+    prefetch_bucket_size: int | None
     sub_group_size: int | None
     attention: str | None
     cross_entropy: str | None
@@ -182,6 +183,7 @@ _ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "max_live_parameters": (3, 1_000_000_000),
     "max_reuse_distance": (3, 1_000_000_000),
     "param_persistence_threshold": (3, 100_000),
+    "prefetch_bucket_size": (3, 50_000_000),
     "sub_group_size": (3, 1_000_000_000),
 }
 """The lowest stage that has it, and DeepSpeed's default (deepspeed/runtime/zero/config.py), in elements."""

@@ -14,7 +14,7 @@ from memcalc.dims import Shape
 from memcalc.dtypes import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from memcalc.autograd import Node
@@ -73,6 +73,32 @@ class Contexts(Protocol):
     def call(self, op: str, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
 
 
+class Visitor(Protocol):
+    """An engine that acts around every module: when its forward begins and ends, and the same of its backward."""
+
+    def enter(self, path: str, layer: int | None, weight: Tensor | None = None) -> bool:
+        """A module's forward begins; False if it is the one that is running. `weight` is one that it uses."""
+        ...
+
+    def leave(self, *, done: bool) -> None:
+        """Its forward has ended, or was broken off."""
+        ...
+
+    def current(self) -> Any:
+        """The visit that a node belongs to."""
+        ...
+
+    def backward_begins(self, nodes: Iterable[Node]) -> None: ...
+
+    def before(self, node: Node) -> None:
+        """A node that is no gradient accumulator runs next."""
+        ...
+
+    def after(self, node: Node) -> None: ...
+
+    def backward_ends(self) -> None: ...
+
+
 class Memory:
     """The memory counter of one run: a log of allocations and frees, in their order.
 
@@ -95,6 +121,7 @@ class Memory:
         "segments",
         "sent",
         "sequence",
+        "visitor",
     )
 
     def __init__(self, kernels: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
@@ -110,6 +137,7 @@ class Memory:
         self.grad_enabled = True
         self.checkpoint: Packer | None = None
         self.contexts: Contexts | None = None
+        self.visitor: Visitor | None = None
         self.autocast: Autocast | None = None
         self.only: AbstractSet[Node] | None = None
         """The nodes that a backward of a part of the graph runs; None: all."""

@@ -162,6 +162,22 @@ def test_deepspeed_shards_of_a_model(zero: int, share: tuple[int, int, int]) -> 
         assert report.total(component) == each * model.num_parameters * eighths // 8, component
 
 
+# --- AICB (aliyun/aicb), its workload of Llama-7B under ZeRO-3: bytes gathered in each pass, and reduce-scattered
+
+
+@pytest.mark.parametrize("gpus", [8, 64, 1024])
+def test_aicb_llama_7b(gpus: int) -> None:
+    """AICB's workload gathers every parameter before each use: nothing is kept, nothing is gathered ahead."""
+    nothing_kept = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
+    report = memcalc.estimate("llama-7b", gpus=gpus, zero=3, **nothing_kept)
+    payloads = {(c.collective, c.phase): c.payload for c in report.collectives if c.phase != "step"}
+    assert payloads == {
+        ("all_gather", "forward"): 13_476_831_232,
+        ("all_gather", "backward"): 13_476_831_232,
+        ("reduce_scatter", "backward"): 13_476_831_232,
+    }
+
+
 # --- Narayanan et al. 2021 (arXiv 2104.04473), table 1: V 51200, s 2048
 
 GPTS = [

@@ -47,6 +47,7 @@ def estimate(
     max_live_parameters: o.MaxLiveParameters = None,
     max_reuse_distance: o.MaxReuseDistance = None,
     param_persistence_threshold: o.ParamPersistenceThreshold = None,
+    prefetch_bucket_size: o.PrefetchBucketSize = None,
     sub_group_size: o.SubGroupSize = None,
     first_stage_layers: o.FirstStageLayers = None,
     last_stage_layers: o.LastStageLayers = None,

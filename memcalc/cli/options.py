@@ -91,6 +91,14 @@ ParamPersistenceThreshold = Annotated[
         "--param-persistence-threshold",
     ),
 ]
+PrefetchBucketSize = Annotated[
+    int | None,
+    _option(
+        "Elements that ZeRO-3 gathers ahead at a time. (DeepSpeed's default: 50000000)",
+        _PARALLEL,
+        "--prefetch-bucket-size",
+    ),
+]
 SubGroupSize = Annotated[
     int | None,
     _option("Elements that ZeRO-3 updates at a time. (DeepSpeed's default: 1000000000)", _PARALLEL, "--sub-group-size"),

@@ -2,9 +2,14 @@
 
 What it really holds besides the textbook's 16 bytes per parameter: a reduce bucket, of 5e8 elements if nothing else is said
 and whatever the model's size, copies while a bucket is flushed, whole gradients of the parameters that straddle a
-partition's edge, and fp32 copies of the gradients in the step. Sources:
-deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py,
+partition's edge, and fp32 copies of the gradients in the step. What comes and goes while forward and backward run is in
+zero2_step.py and zero3_step.py. Sources: deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py,
 zero/stage3.py, zero/partition_parameters.py, zero/partitioned_param_coordinator.py, engine.py.
+
+The branches are those that DeepSpeed takes on CUDA (accelerator/cuda_accelerator.py: streams, nothing synchronized). They
+allocate and send what its CPU accelerator's do; there `FusedAdam` is a kernel of its own and all-reduces may go through
+shared memory. `overlap_comm` is off in stages 1 and 2, so there is one bucket; on in stage 3, whose streams change when a
+block's bytes can be used again, not when they are freed.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.dims import Dim, numel
-from memcalc.dtypes import DType, fp32, fp64
+from memcalc.dtypes import DType, boolean, fp32, fp64
 from memcalc.engines.deepspeed_collectives import collectives, textbook
 from memcalc.engines.holdings import (
     Flush,
@@ -23,21 +28,33 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
+from memcalc.engines.zero2_step import ZeRO1, ZeRO2
+from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
+    COORDINATOR,
+    FUSED_ADAM,
     STAGE_0,
     STAGE_3,
     STAGE_12,
+    Partition,
     buckets_before_exceeding,
+    copied,
+    first_to_own,
+    flat,
     flat_elements,
     largest_group,
+    partitions,
     sizes_of,
     straddling_elements,
     sub_groups,
+    thresholds_of,
 )
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.inputs.model import Model
     from memcalc.setup import Setup
 
@@ -69,9 +86,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
             _block("temporaries", "gradients flattened in fp32", "parameters", total, fp32, "within the step", STAGE_0),
         ]
     else:
-        always += state_rows(setup, parameters, dtype)
+        always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)
-    always += input_rows(model, fp32, setup.compute_dtype)
+    always += [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
     accumulated = gradients if setup.micro_batches > 1 else ()
     reduced = largest_group(model)
     copy = _block(
@@ -83,10 +100,29 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         "end of backward",
         "deepspeed/runtime/engine.py",
     )
+    scaled = _scaled_loss(1)
     return Holdings(
-        tuple(always), accumulated, accumulated, tuple(step),
-        after_backward=((*gradients, copy),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
+        tuple(always), accumulated, (*accumulated, scaled), tuple(step),
+        after_backward=((*gradients, copy, scaled),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
     )  # fmt: skip
+
+
+def _numbers(count: int, what: str, life: str, source: str) -> Row:
+    """Tensors of one number each, 4 bytes."""
+    return _block("buffers", what, "numbers", count, fp32, life, source)
+
+
+def _kept_numbers(setup: Setup) -> list[Row]:
+    """FusedAdam's overflow flag (ops/adam/fused_adam.py); ZeRO keeps the norm of the last step."""
+    out: list[Row] = []
+    if setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused":
+        out.append(_numbers(1, "FusedAdam's overflow flag", "always", FUSED_ADAM))
+    if setup.zero in (1, 2):
+        out.append(_numbers(1, "the last norm", "always", STAGE_12))
+    if setup.zero == 3:
+        out.append(_block("buffers", "the last norm", "numbers", 1, fp64, "always", STAGE_3))
+        out.append(_block("buffers", "whether a gradient overflowed", "numbers", 1, boolean, "always", STAGE_3))
+    return out
 
 
 def _stages_1_2(model: Model, setup: Setup) -> Holdings:
@@ -96,65 +132,131 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     padding = flat_elements(model, ranks) - total
     if padding:
         always.append(_block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
-    always += [*_partitioned_states(setup, partition), *input_rows(model, fp32, setup.compute_dtype)]
+    always += [*_partitioned_states(setup, partition), *_kept_numbers(setup)]
+    always += input_rows(model, fp32, setup.compute_dtype)
     size = setup.reduce_bucket_size
     assert size is not None
     bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
-    owned = _owned_gradients(model, setup, partition)
-    step = _step_1_2(model, setup, partition)
+    step = max((_step_of(part, partition, setup) for part in partitions(model, ranks)), key=_nbytes)
     if setup.zero == 1:
-        return _stage_1(model, setup, always, bucket, owned, step)
+        return _stage_1(model, setup, always, bucket, step)
+    if model.program.source:
+        return _unvisited_2(model, setup, always, bucket, step)
+    part = first_to_own(model, ranks, size)
+    most = straddling_elements(model, ranks)
+    earlier = tuple(_owned_gradients(setup, part.whole, min(part.whole, partition)))
+    forward = tuple(_owned_gradients(setup, most, min(most, partition)))
+    if setup.micro_batches == 1:
+        earlier = forward = ()
+    return Holdings(
+        always=tuple(always),
+        forward=forward,
+        backward=(*earlier, _scaled_loss(2)),
+        step=tuple(step),
+        keeps_gradients=False,
+        hooks=ZeRO2(dtype, size, flat(model, ranks), part),
+    )
+
+
+def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
+    """For a traced module, whose gradients are not seen one by one: the last reduction, and any that may come before."""
+    dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.num_parameters, setup.reduce_bucket_size
+    assert size is not None
+    owned = _owned_gradients(setup, straddling_elements(model, ranks), flat(model, ranks).partition)
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
-    copy = _bucket_copy(min(total, size), dtype, STAGE_12) if ranks > 1 else []
+    copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
+    scaled = _scaled_loss(2)
     # The copy goes before the owned gradients come if the last flush is the only one.
-    last = [(*earlier, bucket, *copy), (*earlier, bucket, *owned)]
+    last = [(*earlier, bucket, scaled, *copy), (*earlier, bucket, scaled, *owned)]
     if total > size:
-        last = [(*earlier, bucket, *copy, *owned)]
+        last = [(*earlier, bucket, scaled, *copy, *owned)]
     return Holdings(
         always=tuple(always),
         forward=earlier,
-        backward=(*earlier, bucket),
-        step=(*owned, *step),
+        backward=(*earlier, bucket, scaled),
+        step=tuple(step),
         flush=Flush(size * dtype.itemsize, (*copy, *owned)),
         after_backward=tuple(last),
         keeps_gradients=False,
     )
 
 
-def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, owned: list[Row], step: list[Row]) -> Holdings:
-    """All gradients stay until backward is over; then they are moved into the bucket, one bucket after the other."""
-    dtype, total = setup.compute_dtype, model.num_parameters
-    gradients = tuple(weight_rows(model, dtype, "gradients", "backward"))
+def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
+    """All gradients stay until backward is over; then they are moved into the bucket, one bucket after the other.
+
+    The bucket comes with the first gradient of a step and goes when all are reduced.
+    """
+    gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
+    reducing = max(_reducing_in_stage_1(model, setup), key=_nbytes)
     assert setup.reduce_bucket_size is not None
-    moved = buckets_before_exceeding(list(reversed(sizes_of(model))), setup.reduce_bucket_size)[0]
-    copy = _bucket_copy(moved, dtype, STAGE_12) if setup.shards > 1 else []
-    rest = [_block("gradients", "gradients not reduced yet", "parameters", total - moved, dtype, "backward", STAGE_12)]
-    reducing = (*(rest if total > moved else ()), bucket, *copy, *owned)
+    comes_later = not earlier and not model.program.source
+    held = (bucket,) if not comes_later else ()
     return Holdings(
         always=tuple(always),
         forward=(*earlier, bucket) if earlier else (),
-        backward=(*earlier, bucket),
-        step=(*owned, *step),
-        after_backward=((*gradients, bucket), reducing),
+        backward=(*earlier, *held, _scaled_loss(2)),
+        step=tuple(step),
+        after_backward=((*gradients, bucket, _scaled_loss(2)), (bucket, _scaled_loss(2), *reducing)),
         keeps_gradients=not earlier,
         accumulates=bool(earlier),
+        hooks=ZeRO1(setup.compute_dtype, setup.reduce_bucket_size) if comes_later else None,
     )
 
 
-def _bucket_copy(elements: int, dtype: DType, source: str) -> list[Row]:
-    """What is all-reduced is a copy of the bucket (allreduce_bucket's flatten); one rank reduces the bucket itself."""
+def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[list[Row]]:
+    """What is alive besides the bucket while a bucket is reduced, and right after, on every rank.
+
+    A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
+    gradients are copied out or, on other ranks, until all is over.
+    """
+    dtype, ranks, most = setup.compute_dtype, setup.shards, setup.reduce_bucket_size
+    assert most is not None
+    sizes = sizes_of(model)
+    partition = flat_elements(model, ranks) // ranks
+    buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
+    layout = flat(model, ranks)
+    copies = [copied(layout.all_reduces(places, most)) for places in buckets]
+    for part in partitions(model, ranks):
+        owned: list[Row] = []
+        waiting = sum(sizes)
+        for places, copy in zip(buckets, copies, strict=True):
+            large = sum(sizes[i] for i in places if sizes[i] > most)
+            waiting -= sum(sizes[i] for i in places) - large
+            rest = _rest(waiting, dtype)
+            yield [*rest, *owned, *(_bucket_copy(copy, dtype) if copy else [])]
+            if part.touches(places):
+                owned = owned or _owned_gradients(setup, part.whole, min(partition, part.whole))
+                yield [*rest, *owned]
+                waiting -= large
+
+
+def _rest(elements: int, dtype: DType) -> list[Row]:
+    life, name = "backward", "gradients not reduced yet"
+    return [_block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
+
+
+def _scaled_loss(count: int) -> Row:
+    """The loss over the accumulation steps, and that times the loss scale (engine.py, backward; base_optimizer.py)."""
+    return _numbers(count, "the loss, scaled", "backward", "deepspeed/runtime/engine.py")
+
+
+def _nbytes(rows: list[Row]) -> int:
+    return sum(row.nbytes for row in rows)
+
+
+def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
+    """What is all-reduced is a copy of the bucket where it goes to several ranks (allreduce_bucket, flatten)."""
     name = "copy of the bucket that is reduced"
-    return [_block("buffers", name, "bucket", elements, dtype, "a flush in backward", source)]
+    return [_block("buffers", name, "bucket", elements, dtype, "a flush in backward", STAGE_12)]
 
 
-def _owned_gradients(model: Model, setup: Setup, partition: int) -> list[Row]:
-    """Gradients that stay on the rank: whole ones of all parameters that touch its partition.
+def _owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
+    """Gradients that stay on the rank: whole ones of all parameters that touch its partition (copy_grads_in_partition).
 
     In stage 1 the textbook's gradients are all of them, and these copies come on top when they are reduced.
     """
     dtype, life = setup.compute_dtype, "the first flush to the step"
-    whole = straddling_elements(model, setup.shards)
     component = "buffers" if setup.zero == 1 else "gradients"
     name = "rest of the gradients that straddle the partition"
     own = _block(component, "gradients of the partition", "parameters/dp", partition, dtype, life, STAGE_12)
@@ -163,16 +265,23 @@ def _owned_gradients(model: Model, setup: Setup, partition: int) -> list[Row]:
     return [own, _block("buffers", name, "straddling", whole - partition, dtype, life, STAGE_12)]
 
 
-def _step_1_2(model: Model, setup: Setup, partition: int) -> list[Row]:
-    """The larger of the two peaks of step(): a slice in fp64 for the norm; the partition joined and cast to fp32."""
-    dtype, life = setup.compute_dtype, "within the step"
-    name, dim = "gradients of the partition", "parameters/dp"
+def _step_of(part: Partition, partition: int, setup: Setup) -> list[Row]:
+    """The larger of the two peaks of one rank's step(): a slice in fp64 for the norm; the partition joined, and in fp32."""
+    dtype, life, dim = setup.compute_dtype, "within the step", "parameters/dp"
+    name = "gradients of the partition"
+    owned = _owned_gradients(setup, part.whole, min(part.whole, partition)) if part.whole else []
+    if part.padding:
+        zeros = "padding of the gradients"
+        owned.append(_block("temporaries", zeros, "padding", part.padding, dtype, life, STAGE_12))
     joined = [_block("temporaries", f"{name}, joined", dim, partition, dtype, life, STAGE_12)]
     if dtype is not fp32:
         joined.append(_block("temporaries", f"{name} in fp32", dim, partition, fp32, life, STAGE_12))
-    largest = min(partition, max(sizes_of(model)))
-    norm = [_block("temporaries", "a gradient in fp64 for the norm", "largest slice", largest, fp64, life, STAGE_12)]
-    return max(joined, norm, key=lambda rows: sum(row.nbytes for row in rows))
+    norm = [
+        _block("temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, life, STAGE_12)
+    ]
+    norm.append(_block("temporaries", "norms of gradients", "numbers", part.before_largest + 1, fp64, life, STAGE_12))
+    numbers = _numbers(2, "the norm of the gradients", life, STAGE_12)
+    return [*owned, *max([[*joined, numbers], norm], key=_nbytes)]
 
 
 def _partitioned_states(setup: Setup, partition: int) -> list[Row]:
@@ -195,56 +304,73 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         for w in model.weight_classes
     ]
     partition = sum(numel(row.shape)[0] * row.copies for row in always)
-    size, most_live, in_group = setup.reduce_bucket_size, setup.max_live_parameters, setup.sub_group_size
-    assert size is not None and most_live is not None and in_group is not None
-    bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3)
+    size = setup.reduce_bucket_size
+    assert size is not None
     always += [
         *gradients,
         *_partitioned_states(setup, partition),
-        bucket,
+        _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3),
+        *_kept_numbers(setup),
         *input_rows(model, fp32, setup.compute_dtype),
     ]
-    small, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
-    gathered: list[Row] = []
-    if ranks > 1 and small:
-        gathered.append(
-            _block(
-                "buffers", "small parameters kept whole", "persistent", small, dtype, "forward and backward", STAGE_3
-            )
-        )
-    live = min(large, most_live + largest)
-    if ranks > 1 and live:
-        gathered.append(
-            _block("buffers", "gathered parameters (max_live and the last one)", "gathered", live, dtype,
-                   "forward and backward", "deepspeed/runtime/zero/partitioned_param_coordinator.py")
-        )  # fmt: skip
-    group = max(sub_groups([-(-n // ranks) for n in sizes_of(model)], in_group))
-    cast = [
-        _block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, "within the step", STAGE_3)
-    ]
-    if dtype is not fp32:
-        cast.append(
-            _block(
-                "temporaries", "gradients of a sub-group in fp32", "sub_group", group, fp32, "within the step", STAGE_3
-            )
-        )
-    copy = _block(
-        "buffers",
-        "copy of the bucket that is reduced",
-        "bucket",
-        min(model.num_parameters, size),
-        dtype,
-        "a flush in backward",
-        STAGE_3,
+    thresholds = thresholds_of(setup)
+    small = sum(-(-n // ranks) * ranks for n in sizes_of(model) if n <= thresholds.persistence) if ranks > 1 else 0
+    life = "from the end of a step to the next one"
+    kept = (
+        [_block("buffers", "small parameters kept whole", "persistent", small, dtype, life, STAGE_3)] if small else []
     )
-    return Holdings(
+    held = Holdings(
         always=tuple(always),
-        forward=tuple(gathered),
-        backward=tuple(gathered),
-        step=tuple(cast),
-        flush=Flush(size * dtype.itemsize, (copy,)),
-        after_backward=((copy,),),
+        forward=tuple(kept),
+        backward=(*kept, _scaled_loss(2)),
+        step=tuple(max(_steps_of_stage_3(model, setup, kept), key=_nbytes)),
         keeps_gradients=False,
+    )
+    if model.program.source:
+        return _unvisited(model, setup, held)
+    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size))
+
+
+def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:
+    """A partition in fp64 for the norm; a sub-group's gradients joined, and in fp32; what is whole again at the end."""
+    dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
+    assert in_group is not None
+    parts = [-(-n // setup.shards) for n in sizes_of(model)]
+    groups = sub_groups(parts, in_group)
+    last = max(i for i, n in enumerate(parts) if n == max(parts))
+    before = len(sub_groups(parts[: last + 1], in_group)) - 1
+    own = next(k for k in range(last + 1) if sum(parts[last - k : last]) == sum(parts[:last]) - sum(groups[:before]))
+    yield [
+        _block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3),
+        _block("temporaries", "norms", "numbers", before + own + 1, fp64, life, STAGE_3),
+    ]
+    numbers = _block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
+    group = max(groups)
+    cast = [_block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
+    if dtype is not fp32:
+        name = "gradients of a sub-group in fp32"
+        cast.append(_block("temporaries", name, "sub_group", group, fp32, life, STAGE_3))
+    yield [*cast, numbers]
+    yield [*kept, numbers]
+
+
+def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
+    """For a traced module, whose modules are not seen: `max_live_parameters` and the largest parameter are gathered."""
+    dtype, size, most_live = setup.compute_dtype, setup.reduce_bucket_size, setup.max_live_parameters
+    assert size is not None and most_live is not None
+    _, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
+    live = min(large, most_live + largest)
+    name, life = "gathered parameters (max_live and the last one)", "forward and backward"
+    gathered = (
+        [_block("buffers", name, "gathered", live, dtype, life, COORDINATOR)] if setup.shards > 1 and live else []
+    )
+    flushed = min(model.num_parameters, size)
+    copy = _block("buffers", "copy of the bucket that is reduced", "bucket", flushed, dtype, "a flush", STAGE_3)
+    return held._replace(
+        forward=(*held.forward, *gathered),
+        backward=(*held.backward, *gathered),
+        flush=Flush(size * dtype.itemsize, (copy,)),
+        after_backward=((*held.forward, copy),),
     )
 
 

@@ -7,23 +7,30 @@ it needs again soon, and reduce-scatters gradients. `overlap_comm` is off by def
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from memcalc.collectives import Collective, Kind
+from memcalc.dims import numel
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.zero_layout import (
     ALL_REDUCE_BUCKET,
     STAGE_3,
     STAGE_12,
     buckets_before_exceeding,
+    flat,
     flat_elements,
+    ready_order,
     sizes_of,
     sub_groups,
+    thresholds_of,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memcalc.inputs.model import Model
     from memcalc.setup import Setup
+    from memcalc.tensor import Sent
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
@@ -41,19 +48,28 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         ]
     reductions = m if setup.zero == 2 else 1
     assert setup.reduce_bucket_size is not None
-    calls = len(buckets_before_exceeding(sizes_of(model), setup.reduce_bucket_size))
-    flat = flat_elements(model, dp)
+    calls = _all_reduces_1_2(model, setup.zero, dp, setup.reduce_bucket_size)
+    padded = flat_elements(model, dp)
     name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
     formula = f"{reductions}·parameters·{e} B"
-    gathered = f"padded parameters·{e} B = {flat * e} B"
+    gathered = f"padded parameters·{e} B = {padded * e} B"
     return [
         _all_reduce(name, dtype, dp, reductions * calls, payload, formula, STAGE_12),
         *_scalars(setup, STAGE_12),
         Collective(
-            "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, flat * e, gathered,
+            "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, padded * e, gathered,
             by_layer=True, source=STAGE_12,
         ),
     ]  # fmt: skip
+
+
+def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> int:
+    """Stage 1 reduces when backward is over, in definition order; stage 2 within it, as gradients are ready."""
+    order = ready_order(model) if zero == 2 else list(range(len(sizes_of(model))))
+    sizes = sizes_of(model)
+    buckets = buckets_before_exceeding([sizes[i] for i in order], most)
+    layout = flat(model, dp)
+    return sum(len(layout.all_reduces([order[k] for k in bucket], most)) for bucket in buckets)
 
 
 def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, formula: str, source: str) -> Collective:
@@ -90,53 +106,71 @@ def _groups_after_exceeding(model: Model) -> int:
     return calls + (1 if current else 0)
 
 
+def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]:
+    """What ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
+    if setup.dp == 1:
+        return []
+    dtype, m = setup.compute_dtype, setup.micro_batches
+    out: list[Collective] = []
+    for kind, phase, name in _OF_RUN:
+        elements = [numel(call.shape)[0] for call in sent if (call.kind, call.phase) == (kind, phase)]
+        if elements:
+            payload = m * sum(elements) * dtype.itemsize
+            out.append(
+                Collective(
+                    "dp", kind, name, phase, dtype.name, setup.dp, m * len(elements), payload,
+                    f"{m}·{sum(elements)}·{dtype.itemsize} B", by_layer=True, source=STAGE_3, overlap=phase,
+                )
+            )  # fmt: skip
+    return [*out, *_step_of_stage_3(model, setup)]
+
+
+_OF_RUN: Final[tuple[tuple[Kind, Literal["forward", "backward"], str], ...]] = (
+    ("all_gather", "forward", "parameters"),
+    ("all_gather", "backward", "parameters released since forward"),
+    ("reduce_scatter", "backward", "gradient buckets"),
+)
+
+
 def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
+    """Of a traced module, whose modules are not seen: each parameter is gathered by a call of its own."""
     dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
     e = dtype.itemsize
     sizes = sizes_of(model)
-    threshold, bucket = setup.param_persistence_threshold, setup.reduce_bucket_size
-    reuse, group = setup.max_reuse_distance, setup.sub_group_size
-    assert threshold is not None and bucket is not None and reuse is not None and group is not None
+    thresholds, bucket = thresholds_of(setup), setup.reduce_bucket_size
+    assert bucket is not None
     padded = [-(-n // dp) * dp for n in sizes]
-    large = [p for n, p in zip(sizes, padded, strict=True) if n > threshold]
-    again = large[: len(large) - _retained([n for n in sizes if n > threshold], reuse)]
-    small = [p for n, p in zip(sizes, padded, strict=True) if n <= threshold]
-    out = [
-        Collective("dp", "all_gather", "parameters", "forward", dtype.name, dp, m * len(large), m * sum(large) * e,
-                   f"{m}·{sum(large)}·{e} B", by_layer=True, source=STAGE_3, overlap="forward"),
-    ]  # fmt: skip
-    if again:
-        out.append(
-            Collective("dp", "all_gather", "parameters released since forward", "backward", dtype.name, dp,
-                       m * len(again), m * sum(again) * e, f"{m}·{sum(again)}·{e} B", by_layer=True, source=STAGE_3,
-                       overlap="backward")
-        )  # fmt: skip
-    flushes = len(buckets_before_exceeding(sizes, bucket))
-    out.append(
-        Collective("dp", "reduce_scatter", "gradient buckets", "backward", dtype.name, dp, m * flushes,
-                   m * sum(padded) * e, f"{m}·{sum(padded)}·{e} B", by_layer=True, source=STAGE_3, overlap="backward")
-    )  # fmt: skip
-    groups = len(sub_groups([p // dp for p in padded], group))
-    out.append(
-        Collective(
-            "dp",
-            "all_reduce",
-            "gradient norm",
-            "step",
-            "fp64",
-            dp,
-            groups,
-            8 * groups,
-            f"{groups}·8 B",
-            source=STAGE_3,
-        )
-    )
+    large = [p for n, p in zip(sizes, padded, strict=True) if n > thresholds.persistence]
+    kept = _retained([n for n in sizes if n > thresholds.persistence], thresholds.max_reuse)
+    again = large[: len(large) - kept]
+    flushes = len(buckets_before_exceeding([sizes[i] for i in ready_order(model)], bucket))
+    calls: list[tuple[int, int]] = [(len(large), sum(large)), (len(again), sum(again)), (flushes, sum(padded))]
+    return [
+        Collective("dp", kind, name, phase, dtype.name, dp, m * count, m * total * e,
+                   f"{m}·{total}·{e} B", by_layer=True, source=STAGE_3, overlap=phase)
+        for (kind, phase, name), (count, total) in zip(_OF_RUN, calls, strict=True)
+        if count
+    ] + _step_of_stage_3(model, setup)  # fmt: skip
+
+
+def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
+    """The norm of each sub-group, whether an fp16 step overflowed, and the parameters that are kept whole, one by one."""
+    dtype, dp, in_group = setup.compute_dtype, setup.dp, setup.sub_group_size
+    assert in_group is not None
+    sizes = sizes_of(model)
+    groups = len(sub_groups([-(-n // dp) for n in sizes], in_group))
+    out: list[Collective] = []
     if dtype.name == "fp16":
         out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=STAGE_3))
+    norm, formula = "gradient norm", f"{groups}·8 B"
+    out.append(Collective("dp", "all_reduce", norm, "step", "fp64", dp, groups, 8 * groups, formula, source=STAGE_3))
+    threshold = thresholds_of(setup).persistence
+    small = [-(-n // dp) * dp for n in sizes if n <= threshold]
     if small:
+        payload = sum(small) * dtype.itemsize
         out.append(
             Collective("dp", "all_gather", "small parameters after the update", "step", dtype.name, dp, len(small),
-                       sum(small) * e, f"{sum(small)}·{e} B", source=STAGE_3)
+                       payload, f"{sum(small)}·{dtype.itemsize} B", source=STAGE_3)
         )  # fmt: skip
     return out
 

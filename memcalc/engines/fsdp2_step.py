@@ -37,6 +37,9 @@ class Sharding(NamedTuple):
     def start(self, run: Run) -> Step:
         return Step(self, run)
 
+    def prepared(self, record: object) -> None:
+        """All layers are alike."""
+
 
 def padded_elements(shape: Shape, ranks: int) -> int:
     """Elements of a parameter with its first dim padded to a multiple of the ranks (_get_dim0_padded_size)."""
@@ -215,6 +218,8 @@ class Step:
                 self._reduce(unit)
             unit.all_reduced = None
         self.reduce_scatter_inputs.clear()
+
+    def backward_is_over(self) -> None: ...
 
     # --- hooks
 

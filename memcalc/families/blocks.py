@@ -101,7 +101,13 @@ ONE_KERNEL = {
 @replaceable
 def act(x: Tensor, name: str) -> Tensor:
     """An activation of transformers' ACT2FN (activations.py) by its name there."""
-    return activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
+    visitor = x.memory.visitor
+    if visitor is None:
+        return activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
+    visitor.enter("act_fn", None)
+    out = activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
+    visitor.leave(done=True)
+    return out
 
 
 def linear_activation(x: Tensor) -> Tensor:
@@ -178,6 +184,7 @@ def rotary_embedding(
     """
     run = m.run
     run.memory.scope = m.path
+    visited = run.memory.visitor is not None and run.memory.visitor.enter(m.path, m.layer)
     grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
     freqs = rotary_angles(m, positions, kind, prefix)
     emb = cat((freqs, freqs), width)
@@ -186,6 +193,8 @@ def rotary_embedding(
     dtype = dtype or run.dtype
     cos, sin = cast(cos, dtype, "cos"), cast(sin, dtype, "sin")
     run.memory.grad_enabled = grad_enabled
+    if visited and run.memory.visitor is not None:
+        run.memory.visitor.leave(done=True)
     return cos, sin
 
 

@@ -75,7 +75,11 @@ class Hooks(Protocol):
 
     def after_forward(self, loss: Tensor) -> Tensor: ...
 
-    def after_backward(self) -> None: ...
+    def after_backward(self) -> None:
+        """Backward's last callback, within it."""
+        ...
+
+    def backward_is_over(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -118,6 +122,14 @@ class Run:
 
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The nn.Linear at `path`."""
+        visitor = self.memory.visitor
+        if visitor is not None:
+            layer = weight.node.weight_layer if isinstance(weight.node, Leaf) else None
+            visited = visitor.enter(path, layer, weight)
+            out = linear(x, weight, bias)
+            if visited:
+                visitor.leave(done=True)
+            return out
         if self.tensor_parallel is None:
             return linear(x, weight, bias)
         return self.tensor_parallel.linear(path, x, weight, bias)
@@ -135,7 +147,7 @@ class Run:
 class Module:
     """A place in the model: `m / "self_attn"` is the child of that name."""
 
-    __slots__ = ("layer", "outer", "path", "run")
+    __slots__ = ("layer", "outer", "path", "run", "visited")
 
     def __init__(self, run: Run, path: str, layer: int | None = None) -> None:
         self.run = run
@@ -168,7 +180,14 @@ class Module:
 
     def conv1d(self, x: Tensor) -> Tensor:
         """This module as transformers' Conv1D."""
-        return conv1d(x, self.weight(), self.weight("bias"))
+        visitor = self.memory.visitor
+        if visitor is None:
+            return conv1d(x, self.weight(), self.weight("bias"))
+        visited = visitor.enter(self.path, self.layer)
+        out = conv1d(x, self.weight(), self.weight("bias"))
+        if visited:
+            visitor.leave(done=True)
+        return out
 
     def embedding(self, ids: Tensor) -> Tensor:
         """This module as nn.Embedding."""
@@ -183,10 +202,15 @@ class Module:
 
     def __enter__(self) -> None:
         """What is allocated from here on bears this module's name."""
-        self.outer, self.run.memory.scope = self.run.memory.scope, self.path
+        memory = self.run.memory
+        self.outer, memory.scope = memory.scope, self.path
+        self.visited = memory.visitor is not None and memory.visitor.enter(self.path, self.layer)
 
-    def __exit__(self, *_: object) -> None:
-        self.run.memory.scope = self.outer
+    def __exit__(self, failed: object, *_: object) -> None:
+        memory = self.run.memory
+        memory.scope = self.outer
+        if self.visited and memory.visitor is not None:
+            memory.visitor.leave(done=failed is None)
 
 
 def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concatenate[Any, Module, P], R]:
@@ -195,6 +219,9 @@ def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concat
     @wraps(forward)
     def call(self: Any, m: Module, *args: P.args, **kwargs: P.kwargs) -> R:
         memory = m.run.memory
+        if memory.visitor is not None:
+            with m:
+                return forward(self, m, *args, **kwargs)
         outer, memory.scope = memory.scope, m.path
         parallel = m.run.tensor_parallel
         try:

@@ -44,6 +44,7 @@ class Options(NamedTuple):
     max_live_parameters: int | None = None
     max_reuse_distance: int | None = None
     param_persistence_threshold: int | None = None
+    prefetch_bucket_size: int | None = None
     sub_group_size: int | None = None
     attention: str | None = None
     cross_entropy: str | None = None
@@ -77,7 +78,15 @@ _WHOLE: Final[dict[str, tuple[int, int]]] = {
     ),
     **dict.fromkeys(("first_stage_layers", "last_stage_layers", "recompute_layers"), (1, 10**6)),
     **dict.fromkeys(("reduce_bucket_size", "sub_group_size"), (1, 10**15)),
-    **dict.fromkeys(("max_live_parameters", "max_reuse_distance", "param_persistence_threshold"), (0, 10**15)),
+    **dict.fromkeys(
+        (
+            "max_live_parameters",
+            "max_reuse_distance",
+            "param_persistence_threshold",
+            "prefetch_bucket_size",
+        ),
+        (0, 10**15),
+    ),
     "pp_rank": (0, 10**6),
     "zero": (0, 3),
     "micro_batch_size": (1, 10**7),

@@ -86,15 +86,16 @@ def test_default_stages_1_and_2_send_three_units() -> None:
 
 
 def test_stage_3_of_a_large_model_gathers_most_weights_twice() -> None:
-    """AICB's workload of Llama-7B under ZeRO-3: 13 476 831 232 B a pass, gathered and reduce-scattered."""
+    """With the default thresholds what comes soon is prefetched, and of that some is released and gathered once more."""
     report = memcalc.estimate("llama-7b", gpus=8, zero=3)
     payloads = {(c.collective, c.phase): c.payload for c in report.collectives}
     small = payloads["all_gather", "step"]
-    assert payloads["all_gather", "forward"] + small == 13_476_831_232
-    assert payloads["reduce_scatter", "backward"] == 13_476_831_232
+    whole = 2 * report.model.num_parameters
+    assert payloads["reduce_scatter", "backward"] == whole
+    assert 0 < payloads["all_gather", "forward"] + small - whole < 0.01 * whole
     kept = payloads["all_gather", "forward"] - payloads["all_gather", "backward"]
-    # max_reuse_distance is 1e9 elements there and back: what is used last is kept, 0.5e9 elements and one more.
-    assert 10**9 <= kept <= 10**9 + 2 * 4096 * 32000
+    # max_live_parameters is 1e9 elements: about so much is still there when backward begins.
+    assert 10**9 <= kept <= 2 * 10**9 + 2 * 2 * 4096 * 32000
 
 
 def test_stage_3_of_a_small_model_gathers_once() -> None:
@@ -110,12 +111,24 @@ def test_textbook_volumes() -> None:
         assert sum(c.payload for c in report.textbook) == units * 2 * model.num_parameters
 
 
-@given(sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=40))
-def test_buckets_hold_every_element_once(sizes: list[int]) -> None:
+@given(sizes=st.lists(st.integers(1, 10**9), max_size=40))
+def test_buckets_hold_every_gradient_once(sizes: list[int]) -> None:
     made = deepspeed.buckets_before_exceeding(sizes, 500_000_000)
-    assert sum(made) == sum(sizes)
-    assert all(b <= 500_000_000 or b in sizes for b in made)
+    assert [i for bucket in made for i in bucket] == list(range(len(sizes)))
+    assert all(sum(sizes[i] for i in bucket) <= 500_000_000 or len(bucket) == 1 for bucket in made)
     assert sum(deepspeed.sub_groups(sizes, 10**9)) == sum(sizes)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8, 1000])
+def test_partitions_hold_every_element_once(ranks: int) -> None:
+    model = memcalc.load_model(CONFIG)
+    sizes = deepspeed.sizes_of(model)
+    parts = deepspeed.partitions(model, ranks)
+    assert len(parts) == ranks
+    size = deepspeed.flat_elements(model, ranks) // ranks
+    assert sum(size - part.padding for part in parts) == sum(sizes)
+    assert {i for part in parts for i in range(part.first, part.end)} == set(range(len(sizes)))
+    assert all(part.largest <= size and part.whole == sum(sizes[part.first : part.end]) for part in parts)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b", "pythia-160m"])
@@ -154,28 +167,27 @@ def test_earlier_micro_batches_never_lower_a_peak(zero: int, ranks: int) -> None
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_stage_2_ends_backward_with_the_owned_gradients(ranks: int) -> None:
+def test_stage_2_goes_into_the_step_with_the_owned_gradients(ranks: int) -> None:
     """copy_grads_in_partition allocates them at the first flush and they stay until the step."""
     model = memcalc.load_model(CONFIG)
     held = load_engine("deepspeed").holdings(
         model, memcalc.estimate(model, gpus=ranks, zero=2, engine="deepspeed").setup
     )
-    whole = 2 * deepspeed.straddling_elements(model, ranks)
-    last = [row.nbytes for row in held.after_backward[-1] if "gradients" in row.name]
-    assert sum(last) == whole
-    assert held.flush is not None
-    assert sum(row.nbytes for row in held.flush.rows if "gradients" in row.name) == whole
+    owned = [
+        row.nbytes for row in held.step if row.component in ("gradients", "buffers") and row.life != "within the step"
+    ]
+    assert sum(owned) == 2 * deepspeed.straddling_elements(model, ranks)
 
 
 def test_stage_1_moves_all_gradients_after_backward() -> None:
-    """A model of several buckets: when the first is reduced, the rest is still there, and the owned ones come on top."""
+    """A model of several buckets: while one is reduced, the rest is still there, and the owned ones come on top."""
     model = memcalc.load_model("llama-7b")
     held = load_engine("deepspeed").holdings(model, memcalc.estimate(model, gpus=8, zero=1).setup)
-    before, reducing = (sum(row.nbytes for row in rows) for rows in held.after_backward)
-    assert before == 2 * model.num_parameters + 10**9
-    moved = deepspeed.buckets_before_exceeding(list(reversed(deepspeed.sizes_of(model))), 500_000_000)[0]
-    owned = 2 * deepspeed.straddling_elements(model, 8)
-    assert reducing == 2 * (model.num_parameters - moved) + 10**9 + 2 * moved + owned
+    before, reducing = held.after_backward
+    assert sum(row.nbytes for row in before) == 2 * model.num_parameters + 10**9 + 8
+    by_name = {row.name: row.nbytes for row in reducing}
+    assert 2 * model.num_parameters - by_name["gradients not reduced yet"] <= 10**9
+    assert by_name["gradients of the partition"] == 2 * model.num_parameters // 8
 
 
 def test_the_reduce_bucket_is_as_large_as_it_is_said_to_be() -> None:
@@ -198,16 +210,18 @@ def test_thresholds_of_stage_3() -> None:
     nothing_kept = report(param_persistence_threshold=0, max_live_parameters=0, max_reuse_distance=0)
     gathered = {c.phase: c.payload for c in nothing_kept.collectives if c.collective == "all_gather"}
     assert gathered == {"forward": 2 * sum(sizes), "backward": 2 * sum(sizes)}
-    assert by_name(nothing_kept, "gathered parameters (max_live and the last one)") == 2 * max(sizes)
+    most = {row.name: row.nbytes for row in nothing_kept.rows_at("backward") if row.name == "gathered parameters"}
+    assert all(nbytes <= 2 * max(sizes) for nbytes in most.values())
     assert by_name(report(param_persistence_threshold=10**9), "small parameters kept whole") == 2 * sum(sizes)
 
     def step(size: int) -> int:
         return report(sub_group_size=size).phases["step"]
 
-    # one group of all, or the largest that closes at 10^7 or more: joined in 16 bits, then cast
-    small = max(deepspeed.sub_groups([n // 8 for n in sizes], 10**7))
-    assert 10**7 <= small < 3 * 10**7
-    assert step(10**9) - step(10**7) == 6 * (sum(sizes) // 8 - small)
+    # one group of all, or the largest that closes at 4·10^7 or more: joined in 16 bits, then cast
+    small = max(deepspeed.sub_groups([n // 8 for n in sizes], 4 * 10**7))
+    assert 4 * 10**7 <= small < 6 * 10**7
+    groups = len(deepspeed.sub_groups([n // 8 for n in sizes], 4 * 10**7))
+    assert step(10**9) - step(4 * 10**7) == 6 * (sum(sizes) // 8 - small) - 8 * (groups - 1)  # a norm of each
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,240 @@
+"""What DeepSpeed really allocates and sends: its own engine around transformers' model on CPU tensors, any rank of a
+`fake` process group of any size.
+
+DeepSpeed asks an accelerator object what the device is like. `LikeCuda` is its CPU accelerator with CUDA's answers: there
+are streams, which do nothing here, so the branches are those of a GPU. Its FusedAdam is DeepSpeed's own with the CUDA
+kernel left out: the kernel allocates nothing. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("LOCAL_RANK", "0")
+
+import torch
+import torch.distributed as dist
+from oracle import LiveBytes, build
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+Sent = Counter[tuple[str, str, int]]
+"""(collective, dtype, elements of the full tensor) -> calls."""
+
+
+class Stream:
+    """A stream, or an event on one: nothing waits for anything."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def wait_event(self, _: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def like_cuda() -> Any:
+    """DeepSpeed's CPU accelerator with CUDA's answers."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    class LikeCuda(CPU_Accelerator):
+        Stream = Stream
+        Event = Stream
+
+        def is_synchronized_device(self) -> bool:
+            return False
+
+        def use_host_timers(self) -> bool:
+            return True
+
+        def current_stream(self, device_index: Any = None) -> Stream:
+            return Stream()
+
+        default_stream = current_stream
+
+        def is_fp16_supported(self) -> bool:
+            return True
+
+        def create_op_builder(self, class_name: str) -> Any:
+            kernel = SimpleNamespace(multi_tensor_adam=lambda *_: None)
+            return SimpleNamespace(load=lambda: kernel) if class_name == "FusedAdamBuilder" else None
+
+    return LikeCuda()
+
+
+class RankMode(LiveBytes):
+    """Live bytes of one rank, and what it sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Sent = Counter()
+        self.group_sizes: set[int] = set()
+
+    def register(self, tensor: torch.Tensor) -> int:
+        return 0 if tensor.device.type == "meta" else super().register(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self._collective(func._schema.name.removeprefix("c10d::"), args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _collective(self, name: str, args: tuple[Any, ...]) -> None:
+        if name == "barrier":
+            return
+        kind, whole = {
+            "allreduce_": ("all_reduce", lambda: args[0]),
+            "_allgather_base_": ("all_gather", lambda: [args[0]]),
+            "_reduce_scatter_base_": ("reduce_scatter", lambda: [args[1]]),
+            "broadcast_": ("broadcast", lambda: args[0]),
+        }[name]
+        tensors = whole()
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        self.sent[kind, dtype, sum(t.numel() for t in tensors)] += 1
+        groups = [a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())]
+        self.group_sizes.add(dist.ProcessGroup.unbox(groups[0]).size())
+
+
+@dataclass
+class Ranked:
+    """Bytes of a steady step on one rank, and what it sent."""
+
+    resident: int
+    forward_end: int
+    forward: int
+    backward: int
+    step: int
+    sent: Sent
+    group_sizes: set[int]
+    log: list[tuple[str, int, tuple[int, ...]]]
+
+
+@contextlib.contextmanager
+def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
+    """This process is one of `count` ranks, on a device like CUDA; with a file to meet in, of a real gloo group."""
+    from deepspeed import comm
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.ops.adam import fused_adam
+    from deepspeed.utils import groups
+
+    if store:
+        dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.FileStore(store, count))
+    else:
+        dist.init_process_group("fake", rank=rank, world_size=count, store=FakeStore())
+    own, record_stream, builder = get_accelerator(), torch.Tensor.record_stream, fused_adam.FusedAdamBuilder
+    accelerator = like_cuda()
+    set_accelerator(accelerator)
+    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
+    fused_adam.FusedAdamBuilder = lambda: accelerator.create_op_builder("FusedAdamBuilder")
+    try:
+        yield
+    finally:
+        fused_adam.FusedAdamBuilder = builder
+        torch.Tensor.record_stream = record_stream  # type: ignore[method-assign]
+        set_accelerator(own)
+        dist.destroy_process_group()
+        comm.comm.cdb = None
+        for name, value in vars(groups).items():
+            if name.startswith("_") and name.endswith("GROUP"):
+                setattr(groups, name, {} if isinstance(value, dict) else None)
+
+
+def configuration(
+    zero: int, precision: str, micro_batches: int, clipping: float, options: dict[str, int]
+) -> dict[str, Any]:
+    """The ds_config. Of `options` the names are DeepSpeed's own, those of stage 3 with their prefix."""
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": clipping,
+        "zero_optimization": {"stage": zero, **options},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "steps_per_print": 10**9,
+    }
+    if precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    if precision == "fp16":  # a loss scale of 2 overflows nothing, so no step is skipped
+        config["fp16"] = {"enabled": True, "initial_scale_power": 1}
+    return config
+
+
+def deepspeed_step(
+    config: dict[str, Any],
+    *,
+    gpus: int,
+    zero: int,
+    rank: int = 0,
+    precision: str = "bf16",
+    micro_batch_size: int = 1,
+    seq_len: int = 16,
+    micro_batches: int = 1,
+    clipping: float = 0.0,
+    recompute: bool = False,
+    steps: int = 3,
+    store: str = "",
+    log: bool = False,
+    **options: int,
+) -> Ranked:
+    """`engine(...)`, `engine.backward`, `engine.step`, `steps` times; the last is reported. ZeRO-3 records what is used in
+    what order in its second forward, so the third step is the first steady one."""
+    import deepspeed
+
+    mode = RankMode()
+    with ranks(gpus, rank, store):
+        model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        buffers = list(model.buffers())
+        ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
+        with mode:
+            for tensor in [ids, *model.parameters(), *buffers]:
+                mode.register(tensor)
+            engine, *_ = deepspeed.initialize(
+                model=model,
+                model_parameters=model.parameters(),
+                config=configuration(zero, precision, micro_batches, clipping, options),
+            )
+            result = None
+            for turn in range(steps):
+                mode.log = [] if log and turn == steps - 1 else None
+                result = _step(mode, engine, ids, micro_batches)
+        engine.destroy()
+    assert result is not None
+    return result
+
+
+def _step(mode: RankMode, engine: Any, ids: torch.Tensor, micro_batches: int) -> Ranked:
+    gc.collect()
+    mode.sent, mode.group_sizes = Counter(), set()
+    resident = mode.now
+    forward = backward = step = end = 0
+    for _ in range(micro_batches):
+        mode.begin()
+        engine.held_loss = engine(input_ids=ids, labels=ids).loss
+        gc.collect()
+        forward, end = max(forward, mode.highest), mode.now
+        mode.begin()
+        engine.backward(engine.held_loss)
+        backward = max(backward, mode.highest)
+        mode.begin()
+        engine.step()
+        step = mode.highest  # of the last one, which is the step: the others do nothing
+    return Ranked(resident, end, forward, backward, step, mode.sent, mode.group_sizes, mode.log or [])
+
+
+def gloo_rank(rank: int, folder: str, config: dict[str, Any], cases: list[dict[str, Any]], results: Any) -> None:
+    """One process of a real group: the steps of all `cases`."""
+    runs = [deepspeed_step(config, rank=rank, store=f"{folder}/{i}", **case) for i, case in enumerate(cases)]
+    results.put((rank, runs))

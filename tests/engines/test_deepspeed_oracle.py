@@ -1,0 +1,193 @@
+"""DeepSpeed 0.19.8 itself against the engine `deepspeed`: every collective, and the peak of every phase to the byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed_oracle import Ranked, deepspeed_step, gloo_rank
+
+import memcalc
+from memcalc.engines import zero_layout
+
+LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "head_dim": 16}  # fmt: skip
+TIED = {**LLAMA, "tie_word_embeddings": True, "hidden_size": 96, "head_dim": 12, "vocab_size": 3001}
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 501,
+        "bos_token_id": 0, "eos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
+
+OPTIONS = {
+    "reduce_bucket_size": "reduce_bucket_size",
+    "sub_group_size": "sub_group_size",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+}
+"""Ours, and DeepSpeed's own names."""
+PRECISIONS = {"fp32": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+SIZES = {
+    "bfloat16": ("bf16", 2),
+    "float16": ("fp16", 2),
+    "float32": ("fp32", 4),
+    "float64": ("fp64", 8),
+    "uint8": ("uint8", 1),
+}
+PHASES = ("forward", "backward", "step")
+
+NOTHING_KEPT = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
+SOME_KEPT = {"param_persistence_threshold": 0, "max_live_parameters": 200_000, "max_reuse_distance": 150_000,
+             "prefetch_bucket_size": 50_000}  # fmt: skip
+SMALL_STAY = {"param_persistence_threshold": 1000, "max_live_parameters": 400_000, "max_reuse_distance": 150_000,
+              "prefetch_bucket_size": 20_000, "reduce_bucket_size": 40_000, "sub_group_size": 50_000}  # fmt: skip
+
+
+def real(config: dict[str, Any], options: dict[str, int], **how: Any) -> Ranked:
+    """A steady step of DeepSpeed."""
+    steps = 3 if how["zero"] == 3 else 2
+    return deepspeed_step(config, steps=steps, **{OPTIONS[name]: n for name, n in options.items()}, **how)
+
+
+def ours(config: dict[str, Any], options: dict[str, int], **how: Any) -> memcalc.Report:
+    """The estimate of the same setup."""
+    gpus, batch = how["gpus"], how.get("micro_batch_size", 1)
+    return memcalc.estimate(
+        config,
+        engine="deepspeed",
+        gpus=gpus,
+        zero=how["zero"],
+        precision=PRECISIONS[how.get("precision", "bf16")],
+        micro_batch_size=batch,
+        global_batch_size=gpus * batch * how.get("micro_batches", 1),
+        seq_len=how.get("seq_len", 16),
+        recompute="full" if how.get("recompute") else "none",
+        **options,
+    )
+
+
+def sent(ranked: Ranked) -> dict[tuple[str, str], tuple[int, int]]:
+    """(collective, dtype) -> calls and bytes of the full tensors."""
+    calls: Counter[tuple[str, str]] = Counter()
+    payload: Counter[tuple[str, str]] = Counter()
+    for (collective, name, elements), count in ranked.sent.items():
+        dtype, itemsize = SIZES[name]
+        calls[collective, dtype] += count
+        payload[collective, dtype] += count * elements * itemsize
+    return {key: (calls[key], payload[key]) for key in calls}
+
+
+def estimated(report: memcalc.Report) -> dict[tuple[str, str], tuple[int, int]]:
+    out: dict[tuple[str, str], tuple[int, int]] = {}
+    for c in report.collectives:
+        calls, payload = out.get((c.collective, c.dtype), (0, 0))
+        out[c.collective, c.dtype] = calls + c.calls, payload + c.payload
+    return out
+
+
+def check(
+    config: dict[str, Any], options: dict[str, int] | None = None, ranks: tuple[int, ...] = (0,), **how: Any
+) -> None:
+    """Collectives of one rank; the peak of each phase on that one of `ranks` where it is highest."""
+    runs = [real(config, options or {}, rank=rank, **how) for rank in ranks]
+    report = ours(config, options or {}, **how)
+    if how["gpus"] > 1:  # alone, it sends to itself, which is not counted
+        assert estimated(report) == sent(runs[0])
+        assert runs[0].group_sizes == {c.group_size for c in report.collectives} == {how["gpus"]}
+    highest = {phase: max(getattr(run, phase) for run in runs) for phase in PHASES}
+    assert report.phases == highest
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("gpus", [2, 64])
+def test_stage_0(precision: str, gpus: int) -> None:
+    check(LLAMA, gpus=gpus, zero=0, precision=precision)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_stages_0_to_2_of_a_tied_model(zero: int) -> None:
+    check(TIED, ranks=(0, 1), gpus=2, zero=zero)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_gradients_are_accumulated(zero: int) -> None:
+    check(GPT2, ranks=(0, 1), gpus=2, zero=zero, micro_batches=3, micro_batch_size=2)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_each_ranks_partition(zero: int) -> None:
+    """Whole gradients of what straddles a partition's edge: not the same on all ranks."""
+    check(LLAMA, ranks=(0, 1, 2), gpus=3, zero=zero, precision="fp16" if zero == 2 else "bf16")
+
+
+@pytest.mark.parametrize("size", [100_000, 10_000])
+def test_buckets_of_stage_1(size: int) -> None:
+    """Gradients larger than the bucket stay where they are, and go in one call for each stretch that exceeds it."""
+    check(LLAMA, {"reduce_bucket_size": size}, ranks=(0, 1), gpus=2, zero=1)
+
+
+@pytest.mark.parametrize(("config", "size"), [(LLAMA, 100_000), (TIED, 10_000)], ids=["llama", "tied"])
+def test_buckets_of_stage_2(config: dict[str, Any], size: int) -> None:
+    """Backward's peak is reported of the rank whose own gradients come first: in llama 100 000 another one's is higher."""
+    options, how = {"reduce_bucket_size": size}, {"gpus": 2, "zero": 2, "micro_batches": 2, "precision": "fp32"}
+    model = memcalc.load_model(config)
+    rank = zero_layout.partitions(model, 2).index(zero_layout.first_to_own(model, 2, size))
+    report, ranked = ours(config, options, **how), real(config, options, rank=rank, **how)
+    assert estimated(report) == sent(ranked)
+    assert report.phases["backward"] == ranked.backward
+
+
+def test_the_loss_comes_before_the_bucket() -> None:
+    """A large vocabulary: when its loss is differentiated no gradient is there yet, and no bucket."""
+    wide = {**GPT2, "vocab_size": 20_011}
+    for zero in (1, 2):
+        check(wide, {"reduce_bucket_size": 1000}, gpus=1, zero=zero, seq_len=60, micro_batch_size=8)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_clipping_sends_nothing_more(zero: int) -> None:
+    how = {"gpus": 2, "zero": zero}
+    assert estimated(ours(GPT2, {}, **how)) == sent(real(GPT2, {}, clipping=1.0, **how))
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "options"),
+    [(LLAMA, 4, {}), (LLAMA, 3, NOTHING_KEPT), (LLAMA, 64, SOME_KEPT), (TIED, 8, SOME_KEPT), (GPT2, 2, SOME_KEPT)],
+    ids=["default", "nothing kept", "64 ranks", "tied", "gpt2"],
+)
+def test_stage_3(config: dict[str, Any], gpus: int, options: dict[str, int]) -> None:
+    check(config, options, gpus=gpus, zero=3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_stage_3_with_small_parameters_whole_and_several_buckets_and_groups(precision: str) -> None:
+    check({**LLAMA, "num_hidden_layers": 2}, SMALL_STAY, gpus=4, zero=3, precision=precision, micro_batches=2)
+
+
+def test_stage_3_recomputes() -> None:
+    check(LLAMA, SOME_KEPT, gpus=4, zero=3, recompute=True, seq_len=8, micro_batch_size=2)
+
+
+def test_stage_3_alone() -> None:
+    """One rank gathers nothing."""
+    check(LLAMA, SOME_KEPT, gpus=1, zero=3)
+
+
+def test_a_real_process_group_sends_the_same(tmp_path: Path) -> None:
+    """Two processes over gloo."""
+    how = {"gpus": 2, "precision": "fp32", "seq_len": 8}
+    kept = {OPTIONS[name]: n for name, n in SOME_KEPT.items()}
+    cases = [{"zero": 2, "steps": 2, **how}, {"zero": 3, **how, **kept}]
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = [context.Process(target=gloo_rank, args=(rank, str(tmp_path), GPT2, cases, results)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    found = dict(results.get() for _ in processes)
+    for process in processes:
+        process.join()
+    for rank in (0, 1):
+        assert estimated(ours(GPT2, {}, zero=2, **how)) == sent(found[rank][0])
+        assert estimated(ours(GPT2, SOME_KEPT, zero=3, **how)) == sent(found[rank][1])
