@@ -10,7 +10,7 @@ from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine
 from memcalc.engines.holdings import Holdings, padding_row
-from memcalc.engines.tensor_parallel import collectives_of_run
+from memcalc.engines.sent import tensor_parallel
 from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
 from memcalc.inputs.model import Model
@@ -102,7 +102,7 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
     if setup.tp == 1:
         return own
     layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
-    return [*collectives_of_run(made, setup, layers), *own]
+    return [*tensor_parallel(made, setup, layers), *own]
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:

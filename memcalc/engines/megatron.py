@@ -13,9 +13,10 @@ from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.collectives import Collective, Overlap
-from memcalc.dims import Dim, Shape, evaluate, formula, numel
+from memcalc.dims import Dim, Shape, evaluate, numel
 from memcalc.dtypes import DType, boolean, fp32, int64
 from memcalc.engines.holdings import Holdings, state_rows
+from memcalc.engines.sent import Group, collectives_of_run
 from memcalc.megatron.architecture import ARCHITECTURES, Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
 from memcalc.megatron.schedules import Span, spans_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.profile import Profile
     from memcalc.setup import Setup
-    from memcalc.tensor import Sent
 
 _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
 _OPTIMIZER: Final = "megatron/core/optimizer/optimizer.py"
@@ -241,50 +241,25 @@ def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[
     return [*out, *_data_parallel(setup, stage), *_replicated(setup, stage)]
 
 
-_AXES: Final[Mapping[str, str]] = {"etp": "tp", "ep·etp": "ep"}
-"""Groups of experts, by the axis that they are reported under."""
-
-
 def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Collective]:
-    batch, rows = setup.micro_batch_size, setup.rows
-    sizes = {"tp": setup.tp, "cp": setup.cp, "ep": setup.ep, "etp": setup.etp, "ep·etp": setup.ep * setup.etp}
-    calls: Counter[Sent] = Counter()
-    run = profile.run
-    for sent in run.sent:
-        times = 1 + run.middle.more if sent.layer is not None and sent.layer in run.middle.early else 1
-        calls[sent._replace(layer=None if sent.layer is None else 0)] += times
-    out: list[Collective] = []
-    for sent, n in calls.items():
-        each = evaluate(numel(sent.shape)[1], batch, rows) * sent.dtype.itemsize
-        count = n * setup.micro_batches
-        out.append(
-            Collective(
-                _AXES.get(sent.axis, sent.axis),
-                sent.kind, sent.name, sent.phase, sent.dtype.name, sizes[sent.axis], count, count * each,  # type: ignore[arg-type]
-                f"{count}·{formula(sent.shape)}·{sent.dtype.itemsize} B = {count}·{each} B",
-                "decoder.layers.*" if sent.layer is not None else None, source=_source(sent),
-                each=f"{formula(sent.shape)}·{sent.dtype.itemsize} B", overlap=_overlap(sent),
-            )
-        )  # fmt: skip
-    return out
+    experts = setup.ep * setup.etp
+    groups = {
+        "tp": Group("tp", setup.tp, _LAYERS),
+        "cp": Group("cp", setup.cp, "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"),
+        "ep": Group("ep", setup.ep, _DISPATCHER),
+        "etp": Group("tp", setup.etp, _DISPATCHER),
+        "ep·etp": Group("ep", experts, _DISPATCHER),
+    }
+    made = collectives_of_run(profile, setup, "decoder.layers.*", groups)
+    return [c._replace(overlap=_overlap(c), source=_CROSS_ENTROPY if c.name in _LOSS else c.source) for c in made]
 
 
 _DISPATCHER: Final = "megatron/core/transformer/moe/token_dispatcher.py"
-_SOURCES: Final[Mapping[str, str]] = {
-    "ep": _DISPATCHER,
-    "etp": _DISPATCHER,
-    "ep·etp": _DISPATCHER,
-    "cp": "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py",
-    "tp": _LAYERS,
-}
+_CROSS_ENTROPY: Final = "megatron/core/tensor_parallel/cross_entropy.py"
 _LOSS: Final = ("maximum of the logits", "logits of the targets", "sum of exponentials", "softmax statistics")
 
 
-def _source(sent: Sent) -> str:
-    return "megatron/core/tensor_parallel/cross_entropy.py" if sent.name in _LOSS else _SOURCES[sent.axis]
-
-
-def _overlap(sent: Sent) -> Overlap:
+def _overlap(c: Collective) -> Overlap:
     """In a ring keys and values go round while attention runs on those that came before (context_parallel.py of Transformer
     Engine); gathered or exchanged they must be there first.
 
@@ -293,12 +268,12 @@ def _overlap(sent: Sent) -> Overlap:
     Those are the second gather of its input and the sum of its input's gradient
     (LinearWithGradAccumulationAndAsyncCommunication in layers.py, Linear in transformer_engine/pytorch/module/linear.py).
     """
-    if sent.axis == "cp" and sent.kind != "send":
+    if c.axis == "cp" and c.collective != "send":
         return "exposed"
-    if sent.axis == "cp":
-        return "forward" if sent.phase == "forward" else "backward"
-    own = sent.name.startswith("input gradient of ") or sent.name.endswith(", again")
-    return "backward" if own and sent.phase == "backward" else "exposed"
+    if c.axis == "cp":
+        return "forward" if c.phase == "forward" else "backward"
+    own = c.name.startswith("input gradient of ") or c.name.endswith(", again")
+    return "backward" if own and c.phase == "backward" else "exposed"
 
 
 def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:

@@ -1,0 +1,55 @@
+"""What a run of a rank's program has noted as sent, as collectives of a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.collectives import Collective
+from memcalc.dims import evaluate, formula, numel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.profile import Profile
+    from memcalc.setup import Setup
+    from memcalc.tensor import Sent
+
+
+class Group(NamedTuple):
+    """Ranks that a program sends among: the axis that they are reported under, how many they are, and the engine's source."""
+
+    axis: str
+    ranks: int
+    source: str
+
+
+def collectives_of_run(profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group]) -> list[Collective]:
+    """Every call that was noted, those of equal layers together; `layers` is what the stack is called."""
+    calls: Counter[Sent] = Counter()
+    middle = profile.run.middle
+    for sent in profile.run.sent:
+        repeated = sent.layer is not None and sent.layer in middle.early
+        calls[sent._replace(layer=None if sent.layer is None else 0)] += 1 + middle.more if repeated else 1
+    return [_collective(sent, n * setup.micro_batches, setup, layers, groups[sent.axis]) for sent, n in calls.items()]
+
+
+def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group) -> Collective:
+    one = evaluate(numel(sent.shape)[1], setup.micro_batch_size, setup.rows) * sent.dtype.itemsize
+    each = f"{formula(sent.shape)}·{sent.dtype.itemsize} B"
+    return Collective(
+        group.axis, sent.kind, sent.name, sent.phase, sent.dtype.name, group.ranks, calls, calls * one,  # type: ignore[arg-type]
+        f"{calls}·{each} = {calls}·{one} B", None if sent.layer is None else layers, source=group.source, each=each,
+    )  # fmt: skip
+
+
+# --- of transformers' modules under tensor parallelism
+
+_TRANSFORMERS: Final = "transformers/distributed/tensor_parallel.py"
+_TORCH: Final = "torch/distributed/tensor/parallel/style.py"
+
+
+def tensor_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
+    """By transformers' plan, or by torch's with sequence parallelism."""
+    source = _TORCH if setup.sequence_parallel else _TRANSFORMERS
+    return collectives_of_run(profile, setup, layers, {"tp": Group("tp", setup.tp, source)})
