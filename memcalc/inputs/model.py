@@ -182,14 +182,14 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) 
         checked = family.Config.trusted(config) if bundled else family.Config.read(config)
     except ValueError as error:
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
-    return Model(one_line(name), model_type, family(checked), config)
+    return Model(one_line(name), model_type, family(checked), dict(config))
 
 
 def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str) -> Model:
     """A model without a program of its own; `field` says what makes it so."""
     from memcalc.tracing.program import Traced
 
-    return Model(one_line(name), model_type, Traced(name, model_type, config, field), config)
+    return Model(one_line(name), model_type, Traced(name, model_type, config, field), dict(config))
 
 
 def _shown(config: Mapping[str, Any], field: str) -> str:
