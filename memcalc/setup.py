@@ -382,6 +382,9 @@ def _expert_imbalance(options: Options, model: Model | None) -> float:
 
 def _attention(options: Options, engine: str, model: Model) -> str:
     kinds = ("sdpa", "eager", "flash") if engine == "megatron" else model.program.attention_kinds
+    if engine == "megatron" and options.attention != "eager" and _capability(options).startswith("7."):
+        why = "is older than what Transformer Engine's fused attention runs on"
+        refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager")
     if options.attention is None:
         return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
     if options.attention not in kinds:
@@ -394,16 +397,25 @@ def _attention(options: Options, engine: str, model: Model) -> str:
     return options.attention
 
 
+def _capability(options: Options) -> str:
+    """Compute capability of the GPU that was named; '' without one."""
+    if options.gpu is None:
+        return ""
+    from memcalc.inputs.gpu import load_gpu
+
+    return load_gpu(options.gpu).compute_capability
+
+
 def _takes_flash(options: Options, model: Model) -> bool:
     """Transformer Engine prefers the flash-attn package on GPUs before Hopper (get_attention_backend, at its end)."""
-    if options.gpu is None or options.cp > 1:
-        return False
-    from memcalc.inputs.gpu import load_gpu
     from memcalc.megatron.architecture import ARCHITECTURES
     from memcalc.megatron.checks import unfit_for_flash
 
-    before_hopper = load_gpu(options.gpu).compute_capability.startswith("8.")
-    return before_hopper and unfit_for_flash(ARCHITECTURES[model.model_type](model.program.config)) is None
+    capability = _capability(options)
+    if options.cp > 1 or not capability.startswith("8."):
+        return False
+    a = ARCHITECTURES[model.model_type](model.program.config)
+    return unfit_for_flash(a) is None and (a.head_dim <= 192 or capability == "8.0")
 
 
 def _kernels(options: Options, precision: str, engine: str, model: Model | None) -> str:

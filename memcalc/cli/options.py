@@ -174,7 +174,7 @@ RecomputeLayers = Annotated[
 Attention = Annotated[
     str | None,
     _option(
-        "eager, sdpa; flash: Megatron's on Ampere and Ada, its default there. (default: sdpa where there is one)",
+        "eager, sdpa; flash: Megatron's on Ampere and Ada, its default there without --cp. (default: sdpa where there is one)",
         _METHOD,
         "--attention",
     ),

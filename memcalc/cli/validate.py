@@ -55,6 +55,10 @@ def validate(
         given["sequence_parallel"] = False
     if (model is None) == (suite is None):
         raise InputError("--model or --suite: exactly one of them is needed")
+    if record is not None and not str(record):  # an empty word is not made a path of
+        raise InputError("--record '': expected the name of a file")
+    if suite == "":
+        raise InputError("--suite '': expected the name of a file")
     if suite is None and record is not None:
         raise InputError("--record: goes with --suite; allowed: --json, whose output is the record of one case")
     if suite is not None:
@@ -65,7 +69,12 @@ def validate(
         made = run.run_suite(run.read_suite(suite), backend, record, lambda line: print(line, file=sys.stderr))
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
-        comparison = run.validate(model, backend=backend, **given)
+        try:
+            comparison = run.validate(model, backend=backend, **given)
+        except RuntimeError as error:
+            if not run.is_out_of_memory(error):
+                raise
+            raise InputError(f"--backend {backend}: out of memory; allowed: a smaller setup") from None
         if not json:
             from memcalc.report.comparison import print_comparison
 

@@ -32,8 +32,10 @@ def check_stages(options: Options, micro_batches: int, model: Model | None) -> N
         refuse("kernels", options.kernels, f"{_WITH}{NOT_YET}hf")
     if options.cross_entropy not in (None, "eager"):
         refuse("cross_entropy", options.cross_entropy, f"{_WITH}{NOT_YET}eager")
-    _check_schedule(options, micro_batches)
+    if options.recompute == "op":
+        refuse("recompute", "op", f"{_WITH}{NOT_YET}none, full")
     _check_model(options, model)
+    _check_schedule(options, micro_batches)
 
 
 def _check_schedule(options: Options, micro_batches: int) -> None:
@@ -47,7 +49,8 @@ def _check_schedule(options: Options, micro_batches: int) -> None:
         _check_halves(options)
     if schedule == "1f1b" and micro_batches < ranks:
         why = f"torch's Schedule1F1B needs as many micro-batches as stages, {ranks}, not {micro_batches}"
-        refuse("schedule", "1f1b", f"{why}; allowed: a larger --global-batch-size, or gpipe")
+        allowed = f"gpipe, or {ranks} micro-batches by --global-batch-size"
+        refuse("schedule", "1f1b", f"{why}; allowed: {allowed}")
     if schedule in ("interleaved", "zero-bubble"):
         try:
             micro_batches_per_round(ranks, micro_batches)

@@ -42,7 +42,7 @@ def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
             out.append({"recompute": "full"})
         out.append({"attention": "sdpa"})
         if s.micro_batch_size > 1:
-            out.append({"micro_batch_size": s.micro_batch_size // 2})
+            out.append({"micro_batch_size": s.micro_batch_size // 2, "global_batch_size": s.global_batch_size})
     if s.engine == "megatron":
         out += [{"zero": 1}] if s.zero == 0 and s.dp > 1 else []
         out += [{"recompute": "selective"}] if s.recompute == "none" else []
@@ -72,9 +72,9 @@ def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
     s = report.setup
     if all(getattr(s, name) == value for name, value in changed.items()):
         return None
-    keep: dict[str, Any] = {
-        name: value for name, value in s._asdict().items() if name not in ("dp", "etp", "shard_group", "grad_dtype")
-    }
+    keep: dict[str, Any] = {name: value for name, value in s._asdict().items() if name not in ("dp", "etp")}
+    if "engine" in changed or "gpus" in changed:
+        keep["shard_group"] = keep["grad_dtype"] = None
     if "gpus" in changed:
         keep["engine"] = None
         keep["optimizer_implementation"] = None

@@ -27,16 +27,18 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
         console.print(_table("communication of a step", comparison.communication))
     worst = comparison.worst
     if worst.difference:
-        console.print(f"largest error: {worst.name}, {worst.error:+.2%}")
+        console.print(f"largest error of memory: {worst.name}, {worst.error:+.2%}")
     else:
         console.print("every row of memory is exact")
+    if any(row.difference for row in comparison.communication):
+        console.print("communication differs")
     seconds = "" if measured.seconds is None else f" · {measured.seconds:.3f} s a step"
     console.print(" · ".join(f"{key} {value}" for key, value in measured.environment.items() if value) + seconds)
 
 
 def _table(title: str, rows: Sequence[Compared]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.add_column("row")
+    table.add_column("row", min_width=12)
     for column in ("predicted", "measured", "difference", "error"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:

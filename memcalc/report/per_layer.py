@@ -33,7 +33,8 @@ def shares(report: Report) -> list[Share]:
     out: list[Share] = []
     for c in report.collectives:
         if c.layer is not None:
-            out.append(Share(c, c.calls / (rank.layers * micro), c.payload // (rank.layers * micro), c.each))
+            parts = rank.layers * (1 if c.axis == "dp" else micro)
+            out.append(Share(c, c.calls / parts, c.payload // parts, c.each))
         elif c.by_layer:
             layer, whole = c.shares or (rank.layer_parameters, rank.parameters)
             exact = c.payload % whole == 0
@@ -55,7 +56,7 @@ def per_layer_table(report: Report, narrow: bool) -> Table | Text:
     for name in ("payload", "wire") if narrow else ("calls", "payload", "wire"):
         table.add_column(name, justify="right", no_wrap=True)
     if not narrow:
-        table.add_column("payload of a call", overflow="fold")
+        table.add_column("formula", overflow="fold")
 
     def add(
         words: tuple[str, str, str], what: str, calls: float, sizes: tuple[int, int], each: str, style: str

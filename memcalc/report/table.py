@@ -129,9 +129,10 @@ def _pipeline_lines(report: Report) -> list[Text]:
         counts = layers_of_chunks(report.model.layers, *division)
         share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
         spread = _uneven_line(counts, division[1:] != (None, None), part)
+    alike = ", were all stages equal" if len(set(counts)) > 1 else ""
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
-        Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time"),
+        Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time{alike}"),
         *([Text(spread)] if len(set(counts)) > 1 else []),
     ]
 

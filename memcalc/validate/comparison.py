@@ -32,6 +32,8 @@ class Measured(NamedTuple):
     allocated: int | None = None
     reserved: int | None = None
     device: int | None = None
+    real_ranks: bool = False
+    """Whether the other ranks were there: then NCCL was."""
 
 
 class Compared(NamedTuple):
@@ -74,9 +76,9 @@ class Comparison(NamedTuple):
             (f"peak in {name}", report.phases[name] + besides, size) for name, size in zip(_PHASES, phases, strict=True)
         ]
         pairs.append(("peak", report.peak + besides, max(phases)))
-        pairs += [
-            (name, getattr(report, name), getattr(measured, name)) for name in ("allocated", "reserved", "device")
-        ]
+        pairs += [(name, getattr(report, name), getattr(measured, name)) for name in ("allocated", "reserved")]
+        nccl = sum(item.nbytes for item in report.overheads if item.name.startswith("NCCL"))
+        pairs.append(("device", report.device - (0 if measured.real_ranks else nccl), measured.device))
         return [Compared(name, predicted, size) for name, predicted, size in pairs if size is not None]
 
     @property
@@ -93,11 +95,14 @@ class Comparison(NamedTuple):
             return []
         ours: Counter[tuple[str, int, str]] = Counter()
         for c in self.report.collectives:
+            if c.group_size == 1:
+                continue  # torch calls them on one rank, too, and nothing is sent
             ours[c.collective, c.group_size, "calls"] += c.calls
             ours[c.collective, c.group_size, "payload"] += c.payload
         theirs: Counter[tuple[str, int, str]] = Counter()
         for (kind, ranks), (calls, payload) in self.measured.calls.items():
-            theirs[kind, ranks, "calls"], theirs[kind, ranks, "payload"] = calls, payload
+            if ranks > 1:
+                theirs[kind, ranks, "calls"], theirs[kind, ranks, "payload"] = calls, payload
         keys = dict.fromkeys([*ours, *theirs])
         return [
             Compared(f"{kind} over {ranks}: {what}", ours[key], theirs[key])

@@ -34,16 +34,24 @@ _TIMED_STEPS: Final = 3
 
 
 def device_name() -> str:
-    """What torch calls the GPU. InputError without one."""
+    """What torch calls this rank's GPU. InputError without one."""
     if not torch.cuda.is_available():
         raise InputError("--backend cuda: torch sees no CUDA device; allowed: fake")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     return torch.cuda.get_device_name()
+
+
+def capability() -> str:
+    """The GPU's compute capability, as "9.0"."""
+    return ".".join(map(str, torch.cuda.get_device_capability()))
 
 
 def measure(report: Report) -> Measured:
     """A steady-state step of the report's setup on this GPU. torch's OutOfMemoryError is not caught."""
     setup, model = report.setup, report.model
     device_name()
+    gc.collect()
+    torch.cuda.empty_cache()
     before = used_on_device()
     real_ranks = "RANK" in os.environ
     if real_ranks and int(os.environ["WORLD_SIZE"]) != setup.gpus:
@@ -52,22 +60,24 @@ def measure(report: Report) -> Measured:
         if setup.engine != "none" and not real_ranks:
             stack.enter_context(process_group(setup.gpus))
         elif setup.engine != "none":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             dist.init_process_group("nccl")
             stack.callback(dist.destroy_process_group)
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         mesh = mesh_of(setup, "cuda") if setup.engine == "fsdp2" else None
-        with quiet(), torch.device("cuda"):
-            module = build(setup, model.model_type, fields_of(model))
-            job = wrapped(setup, module, make_batch(setup, module.config), mesh, None)
+        with quiet():
+            with torch.device("cuda" if mesh is None else "meta"):  # a model to be sharded is never there as a whole
+                module = build(setup, model.model_type, fields_of(model))
+            with torch.device("cuda"):
+                job = wrapped(setup, module, make_batch(setup, module.config), mesh, None)
         return _run(setup, job, before)
 
 
 def used_on_device() -> int | None:
-    """Bytes that nvidia-smi counts on the first visible GPU; None where there is no such command."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", first]
+    """Bytes that nvidia-smi counts on this rank's GPU, by its place on the bus; None where there is no such command."""
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(rank + 1)))
+    own = visible.split(",")[rank]
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", own]
     try:
         shown = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
         return int(shown.strip().splitlines()[0]) * 2**20
@@ -83,12 +93,25 @@ def _run(setup: Setup, job: Job, before: int | None) -> Measured:
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(_TIMED_STEPS):
-        _step(setup, job, losses)
+        _bare_step(setup, job)
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - began) / _TIMED_STEPS
     after = used_on_device()
     device = None if after is None or before is None else after - before
-    return measured._replace(seconds=seconds, device=device, environment=environment() | _gpu())
+    where = environment() | _gpu()
+    return measured._replace(seconds=seconds, device=device, environment=where, real_ranks="RANK" in os.environ)
+
+
+def _bare_step(setup: Setup, job: Job) -> None:
+    """To be timed: nothing but the step."""
+    dtype = setup.autocast_dtype
+    for micro_batch in range(setup.micro_batches):
+        with job.accumulating(micro_batch < setup.micro_batches - 1):
+            with torch.autocast("cuda", None if dtype is None else DTYPES[dtype], enabled=dtype is not None):
+                loss = job.model(**job.batch).loss
+            loss.backward()
+    job.optimizer.step()
+    job.optimizer.zero_grad(set_to_none=True)
 
 
 class _Allocator:
@@ -158,7 +181,7 @@ def _gpu() -> dict[str, str]:
         driver = "unknown"
     return {
         "gpu": torch.cuda.get_device_name(),
-        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability())),
+        "compute_capability": capability(),
         "driver": one_line(driver.split("\n")[0]),
         "cuda": str(torch.version.cuda),
         "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", "")),

@@ -73,6 +73,10 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     for layer in [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]:
         fully_shard(layer, **how)
     fully_shard(module, **how)
+    if next(module.parameters()).is_meta:  # only now there is anything; the values change no size
+        module.to_empty(device=torch.get_default_device())
+        for tensor in (*module.parameters(), *module.buffers()):
+            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).data.zero_()
     groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
     for parameter in module.parameters():
         groups.setdefault(parameter.device_mesh, []).append(parameter)

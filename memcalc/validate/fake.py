@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from memcalc.dtypes import fp32
 from memcalc.errors import InputError, one_line
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout
-from memcalc.units import GIB
+from memcalc.units import GIB, show_bytes
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
 from memcalc.validate.engines import mesh_of, wrapped
@@ -42,10 +43,11 @@ def measure(report: Report) -> Measured:
     live = Live()
     two_stacks = model.model_type in ("t5", "bart", "whisper")
     fake = setup.engine != "ddp" and setup.tp == 1
-    if not fake and report.peak > REAL_LIMIT:
+    needed = max(report.peak, model.num_parameters * fp32.itemsize)  # the model is split once it is there
+    if not fake and needed > REAL_LIMIT:
         raise InputError(
-            f"--backend fake: {'tp' if setup.tp > 1 else 'ddp'} runs over real tensors on the CPU, and this setup's peak is "
-            f"{report.peak / 2**30:.1f} GiB; allowed: up to {REAL_LIMIT // 2**30} GiB"
+            f"--backend fake: {'tp' if setup.tp > 1 else 'ddp'} runs over real tensors on the CPU, and this setup needs "
+            f"{show_bytes(needed)}; allowed: up to {show_bytes(REAL_LIMIT)}"
         )
     with contextlib.ExitStack() as stack:
         for context in (

@@ -11,7 +11,7 @@ from memcalc.errors import InputError, one_line, quoted
 from memcalc.estimation import Report, estimate
 from memcalc.inputs.files import read_json_object
 from memcalc.validate.checks import BACKENDS, INSTALL, check
-from memcalc.validate.comparison import Comparison
+from memcalc.validate.comparison import Comparison, Measured
 
 Case = Mapping[str, Any]
 """`model`, and options with underscores."""
@@ -22,30 +22,42 @@ def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison
 
     InputError for what cannot be run, one line. Needs torch and transformers; `cuda` lets torch's OutOfMemoryError through.
     """
-    if backend not in BACKENDS:
-        raise InputError(f"--backend {one_line(backend)}: allowed: {', '.join(BACKENDS)}")
     report = estimate(model, **options)
     check(report, backend)
-    try:
-        if backend == "cuda":
-            from memcalc.validate.cuda import device_name, measure
-
-            report = _on(report, device_name(), model, options)
-        else:
-            from memcalc.validate.fake import measure
-    except ImportError as error:
-        raise InputError(f"--backend {backend}: needs torch and transformers: {INSTALL} ({one_line(error)})") from None
+    measure = _measure(backend)
+    if backend == "cuda":
+        report = _on(report, model, options)
     return Comparison(report, measure(report), backend)
 
 
-def _on(report: Report, gpu: str, model: Any, options: dict[str, Any]) -> Report:
-    """The same estimate for the GPU that is there, where memcalc knows it and none was named."""
+def _measure(backend: str) -> Callable[[Report], Measured]:
+    """What measures; InputError where there is no such backend, no torch or no GPU."""
+    if backend not in BACKENDS:
+        raise InputError(f"--backend {one_line(backend)}: allowed: {', '.join(BACKENDS)}")
+    try:
+        if backend == "cuda":
+            from memcalc.validate import cuda
+
+            cuda.device_name()
+            return cuda.measure
+        from memcalc.validate import fake
+    except ImportError as error:
+        raise InputError(f"--backend {backend}: needs torch and transformers: {INSTALL} ({one_line(error)})") from None
+    return fake.measure
+
+
+def _on(report: Report, model: Any, options: dict[str, Any]) -> Report:
+    """The same estimate for the GPU that is there, or one of its compute capability, where none was named."""
+    from memcalc.inputs.gpu import all_gpus
+    from memcalc.validate.cuda import capability, device_name
+
     if report.gpu is not None:
         return report
     try:
-        return estimate(model, **options, gpu=gpu)
+        return estimate(model, **options, gpu=device_name())
     except InputError:
-        return report
+        alike = [gpu.name for gpu in all_gpus() if gpu.compute_capability == capability()]
+        return estimate(model, **options, gpu=alike[0]) if alike else report
 
 
 # --- suites
@@ -53,29 +65,38 @@ def _on(report: Report, gpu: str, model: Any, options: dict[str, Any]) -> Report
 
 def read_suite(path: str) -> list[Case]:
     """A JSON document {"cases": [{"model": …, option: value, …}, …]}; `model` as for --model, or a config.json's fields."""
-    document = read_json_object(Path(path), "--suite")
-    cases: object = document.get("cases")
-    if not isinstance(cases, list) or not cases:
-        shown = quoted(cast("object", cases))
-        raise InputError(f"--suite {one_line(path)}: field `cases` is {shown}; it should be a list of setups")
-    for i, case in enumerate(cast("list[object]", cases)):
-        if not isinstance(case, dict) or "model" not in cast("dict[str, Any]", case):
-            raise InputError(
-                f"--suite {one_line(path)}: case {i + 1} is {quoted(cast('object', case))}; it should be an object with a model"
-            )
-    return cast("list[Case]", cases)
+    cases: list[Case] = [*_cases_of(Path(path), "--suite")]
+    for i, case in enumerate(cases):
+        named = f"--suite {one_line(path)}: case {i + 1}"
+        if not isinstance(case.get("model"), str | dict):
+            raise InputError(f"{named}: field `model` is {quoted(case.get('model'))}; it should be a name or an object")
+        if "backend" in case:
+            raise InputError(f"{named}: field `backend` is the suite's; allowed: --backend")
+    return cases
+
+
+def _cases_of(path: Path, option: str) -> list[dict[str, Any]]:
+    cases: object = read_json_object(path, option).get("cases")
+    entries: list[object] = cast("list[object]", cases) if isinstance(cases, list) else []
+    if not entries or not all(isinstance(entry, dict) for entry in entries):
+        shown = quoted(cast("object", cases)) if not entries else "a list that holds something else"
+        raise InputError(f"{option} {one_line(path)}: field `cases` is {shown}; it should be a list of objects")
+    return cast("list[dict[str, Any]]", entries)
 
 
 def run_suite(
     cases: Sequence[Case], backend: str, record: Path | None, tell: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Every case's document, in order. What `record` has already is not run again; it is rewritten after every case."""
+    """Every case's document, in order. What `record` has measured is not run again; it is rewritten after every case."""
+    _measure(backend)
     done = _recorded(record)
+    if record is not None and not done:
+        _write(record, [])
     out: list[dict[str, Any]] = []
     for i, case in enumerate(cases):
         key = _key(case, backend)
         made = done.get(key)
-        if made is None:
+        if made is None or made["outcome"] not in ("measured", "out of memory"):
             made = {"case": dict(case), "backend": backend, **_outcome(case, backend)}
             done[key] = made
             if record is not None:
@@ -86,28 +107,24 @@ def run_suite(
 
 
 def _outcome(case: Case, backend: str) -> dict[str, Any]:
+    """A case's document; nothing that happens in it ends the suite."""
     options = {name: value for name, value in case.items() if name != "model"}
     try:
         return {"outcome": "measured", **validate(case["model"], backend=backend, **options).to_dict()}
     except InputError as error:
         return {"outcome": "refused", "why": str(error)}
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
-            raise
-        _forget()
-        report = estimate(case["model"], **options)
-        predicted = {"device": report.device, "peak": report.peak}
-        return {"outcome": "out of memory", "why": one_line(error, 300), "predicted": predicted}
+    except Exception as error:
+        why = one_line(error, 300)
+        outcome = "out of memory" if is_out_of_memory(error) else f"failed with {type(error).__name__}"
+    if outcome != "out of memory":
+        return {"outcome": outcome, "why": why}
+    report = estimate(case["model"], **options)
+    return {"outcome": outcome, "why": why, "predicted": {"device": report.device, "peak": report.peak}}
 
 
-def _forget() -> None:
-    """Give back what a failed case holds, so that the next one can run."""
-    import gc
-
-    from memcalc.validate.cuda import torch
-
-    gc.collect()
-    torch.cuda.empty_cache()
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is torch's, which is not imported for it."""
+    return isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError"
 
 
 def _name(case: Case) -> str:
@@ -130,7 +147,14 @@ def _key(case: Case, backend: str) -> str:
 def _recorded(record: Path | None) -> dict[str, dict[str, Any]]:
     if record is None or not record.exists():
         return {}
-    cases = cast("list[dict[str, Any]]", read_json_object(record, "--record").get("cases", []))
+    document = read_json_object(record, "--record")
+    if document.get("schema_version") != 1 or not isinstance(document.get("cases"), list):
+        raise InputError(f"--record {one_line(record)}: is no record of a suite; allowed: a new file, or one")
+    if not document["cases"]:
+        return {}
+    cases = _cases_of(record, "--record")
+    if not all({"case", "backend", "outcome", "why"} & made.keys() >= {"case", "backend", "outcome"} for made in cases):
+        raise InputError(f"--record {one_line(record)}: holds cases that no suite has recorded; allowed: a new file")
     return {_key(made["case"], made["backend"]): made for made in cases}
 
 

@@ -56,6 +56,8 @@ def test_a_suite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (("-m", "llama-7b", "--backend", "gpu"), ("--backend gpu", "fake, cuda")),
         (("-m", "llama-7b", "--zero", "3", "--gpus", "8"), ("--engine deepspeed", "none, ddp, fsdp2")),
         (("--suite", "/no/such/file"), ("--suite", "no")),
+        (("--suite", ""), ("--suite ''", "name of a file")),
+        (("--suite", "x", "--record", ""), ("--record ''", "name of a file")),
     ],
 )
 def test_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

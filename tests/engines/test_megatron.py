@@ -177,12 +177,17 @@ def test_megatrons_recorded_memory(run: PublishedRun) -> None:
         ("rtx4090", "flash"),
         ("h100-80gb", "sdpa"),
         ("mi300x", "sdpa"),
-        ("v100-32gb", "sdpa"),
         (None, "sdpa"),
     ],
 )
 def test_transformer_engine_takes_flash_attn_before_hopper(gpu: str | None, attention: str) -> None:
     assert memcalc.estimate("llama-7b", gpus=8, tp=8, gpu=gpu).setup.attention == attention
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": "sdpa"}, {"attention": "flash"}, {"cp": 2}])
+def test_no_fused_attention_before_ampere(options: dict[str, Any]) -> None:
+    with pytest.raises(memcalc.InputError, match=r"--gpu v100-32gb: .*--attention eager"):
+        memcalc.estimate("llama-7b", engine="megatron", gpus=8, gpu="v100-32gb", **options)
 
 
 def test_flash_attn_keeps_its_output_twice_from_two_sequences_on() -> None:

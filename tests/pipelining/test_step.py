@@ -224,6 +224,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "--schedule interleaved: 7 micro-batches do not make 3 equal rounds; allowed: another --global-batch-size",
     ),
     ({"precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2 and pp above 1 is not modelled"),
+    ({"recompute": "op"}, "--recompute op: with engine fsdp2 and pp above 1 is not modelled"),
     ({"padded": True}, "--padded on: with engine fsdp2 and pp above 1 is not modelled"),
     ({"kernels": "fused"}, "--kernels fused: with engine fsdp2 and pp above 1 is not modelled"),
     ({"cross_entropy": "chunked"}, "--cross-entropy chunked: with engine fsdp2 and pp above 1 is not modelled"),

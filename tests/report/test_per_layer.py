@@ -60,3 +60,9 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tp    all" in table
     nothing = here(capsys, "estimate", "-m", "gpt2", "--per-layer").stdout
     assert "per layer: no layer sends anything" in nothing
+
+
+def test_gradients_are_those_of_a_step_however_many_micro_batches_it_has() -> None:
+    """FSDP2 gathers and reduces in every one of four."""
+    one, four = (of("dp", gpus=8, zero=3, engine="fsdp2", global_batch_size=8 * n) for n in (1, 4))
+    assert [(c.calls, c.payload) for c in four] == [(4 * c.calls, 4 * c.payload) for c in one]

@@ -38,7 +38,7 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
 
 
 def test_ddp_over_real_tensors_has_a_limit() -> None:
-    with pytest.raises(memcalc.InputError, match=r"--backend fake: ddp runs over real tensors .* 4 GiB"):
+    with pytest.raises(memcalc.InputError, match=r"--backend fake: ddp runs over real tensors .* 4.00 GiB"):
         validate("llama-7b", gpus=8)
 
 
@@ -67,12 +67,41 @@ def test_a_suite_is_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(run, "validate", lambda *args, **options: ran.append(options) or validate(*args, **options))
     second = run_suite(CASES, "fake", record, told.append)
     assert second[:2] == first
-    assert [options["precision"] for options in ran] == ["fp32"]
+    assert [options["precision"] for options in ran] == ["fp7", "fp32"]  # what was refused may run by now
     assert json.loads(record.read_text())["cases"] == second
     assert [line.split(":")[0] for line in told[2:]] == [
         "1/3 llama precision=bf16 seq_len=16", "2/3 llama precision=fp7", "3/3 llama precision=fp32 seq_len=16",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == [record]
+
+
+def test_nothing_in_a_case_ends_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("who knows")
+
+    monkeypatch.setattr(run, "validate", broken)
+    outcomes = [made["outcome"] for made in run_suite(CASES, "fake", None, lambda _: None)]
+    assert outcomes == ["failed with KeyError"] * 3
+
+
+@pytest.mark.parametrize("backend", ["tpu", "cuda"])
+def test_a_suite_without_its_backend_does_not_begin(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--backend {backend}"):
+        run_suite(CASES, backend, tmp_path / "record.json", lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [json.dumps(LLAMA), '{"cases": []}', '{"schema_version": 1, "cases": [1]}',
+     '{"schema_version": 1, "cases": [{"a": 1}]}', "["],
+)  # fmt: skip
+def test_a_file_that_is_no_record_is_left_alone(content: str, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    record.write_text(content)
+    with pytest.raises(memcalc.InputError, match="--record"):
+        run_suite(CASES, "fake", record, lambda _: None)
+    assert record.read_text() == content
 
 
 def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,6 +112,7 @@ def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 
     monkeypatch.setattr(run, "validate", full)
+    monkeypatch.setattr(run, "_measure", lambda _: None)
     (made,) = run_suite(CASES[:1], "cuda", tmp_path / "r.json", lambda _: None)
     assert made["outcome"] == "out of memory"
     assert made["why"].startswith("CUDA out of memory")
@@ -91,7 +121,15 @@ def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{}", "field `cases`"), ('{"cases": []}', "field `cases`"), ('{"cases": [3]}', "case 1 is 3"), ("[", "--suite")],
+    [
+        ("{}", "field `cases`"),
+        ('{"cases": []}', "field `cases`"),
+        ('{"cases": [3]}', "field `cases`"),
+        ("[", "--suite"),
+        ('{"cases": [{"model": 5}]}', "field `model` is 5"),
+        ('{"cases": [{"precision": "bf16"}]}', "field `model`"),
+        ('{"cases": [{"model": "gpt2", "backend": "fake"}]}', "field `backend`"),
+    ],
 )
 def test_a_suite_that_is_none(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "suite.json"
