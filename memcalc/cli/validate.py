@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,12 +62,17 @@ def validate(
         raise InputError("--suite '': expected the name of a file")
     if suite is None and record is not None:
         raise InputError("--record: goes with --suite; allowed: --json, whose output is the record of one case")
+    speaks = os.environ.get("RANK", "0") == "0"  # of the ranks that torchrun starts, the first
     if suite is not None:
         if given:
             raise InputError(
                 f"--{next(iter(given)).replace('_', '-')}: a suite's cases have options of their own; leave it out"
             )
-        made = run.run_suite(run.read_suite(suite), backend, record, lambda line: print(line, file=sys.stderr))
+        cases = run.read_suite(suite)
+        if speaks:
+            made = run.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr))
+        else:
+            made = run.run_suite(cases, backend, None, lambda _: None)
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
         try:
@@ -75,13 +81,12 @@ def validate(
             if not run.is_out_of_memory(error):
                 raise
             raise InputError(f"--backend {backend}: out of memory; allowed: a smaller setup") from None
-        if not json:
+        if not json and speaks:
             from memcalc.report.comparison import print_comparison
 
             print_comparison(comparison, sys.stdout)
-            return
         document = comparison.to_dict()
-    if json:
+    if json and speaks:
         import json as library
 
         print(library.dumps(document, indent=1, ensure_ascii=False))

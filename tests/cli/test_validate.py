@@ -25,6 +25,14 @@ def test_a_table(capsys: pytest.CaptureFixture[str], config: str) -> None:
     assert "every row of memory is exact" in ran.stdout
 
 
+def test_one_of_torchruns_ranks_speaks(
+    capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    for form in ([], ["--json"]):
+        assert here(capsys, "validate", "-m", config, "--precision", "bf16", "-s", "16", *form) == (0, "", "")
+
+
 def test_collectives(capsys: pytest.CaptureFixture[str], config: str) -> None:
     ran = here(
         capsys, "validate", "-m", config, "--engine", "fsdp2", "--zero", "3", "--gpus", "8", "-s", "16", "--json"

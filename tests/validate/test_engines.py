@@ -1,0 +1,33 @@
+"""The module under its engine, as the backend on a GPU prepares it; here on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+import memcalc
+from memcalc.tracing.modules import quiet
+from memcalc.validate.checks import fields_of
+from memcalc.validate.engines import mesh_of, wrapped
+from memcalc.validate.fake import process_group
+from memcalc.validate.reference import build, make_batch, nbytes
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100,
+         "num_attention_heads": 4}  # fmt: skip
+
+
+def test_a_model_that_is_to_be_sharded_is_never_there_as_a_whole() -> None:
+    report = memcalc.estimate(LLAMA, gpus=4, zero=3, engine="fsdp2", seq_len=8)
+    setup = report.setup
+    with process_group(4), quiet():
+        mesh = mesh_of(setup, "cpu")
+        with torch.device("meta"):
+            module = build(setup, "llama", fields_of(report.model))
+        with torch.device("cpu"):
+            job = wrapped(setup, module, make_batch(setup, module.config), mesh, None)
+        for _ in range(2):
+            loss = job.model(**job.batch).loss
+            loss.backward()
+            job.optimizer.step()
+            job.optimizer.zero_grad(set_to_none=True)
+        assert nbytes(module.parameters()) == report.total("parameters")
+        assert loss.device.type == "cpu"
