@@ -69,10 +69,7 @@ def validate(
                 f"--{next(iter(given)).replace('_', '-')}: a suite's cases have options of their own; leave it out"
             )
         cases = run.read_suite(suite)
-        if speaks:
-            made = run.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr))
-        else:
-            made = run.run_suite(cases, backend, None, lambda _: None)
+        made = run.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr), speaks=speaks)
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
         try:

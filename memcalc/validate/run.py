@@ -85,12 +85,15 @@ def _cases_of(path: Path, option: str) -> list[dict[str, Any]]:
 
 
 def run_suite(
-    cases: Sequence[Case], backend: str, record: Path | None, tell: Callable[[str], None]
+    cases: Sequence[Case], backend: str, record: Path | None, tell: Callable[[str], None], *, speaks: bool = True
 ) -> list[dict[str, Any]]:
-    """Every case's document, in order. What `record` has measured is not run again; it is rewritten after every case."""
+    """Every case's document, in order. What `record` has measured is not run again; it is rewritten after every case.
+
+    Of several ranks all but one do not speak: they run the same cases, and neither tell nor write.
+    """
     _measure(backend)
     done = _recorded(record)
-    if record is not None and not done:
+    if record is not None and speaks and not done:
         _write(record, [])
     out: list[dict[str, Any]] = []
     for i, case in enumerate(cases):
@@ -99,10 +102,11 @@ def run_suite(
         if made is None or made["outcome"] not in ("measured", "out of memory"):
             made = {"case": dict(case), "backend": backend, **_outcome(case, backend)}
             done[key] = made
-            if record is not None:
+            if record is not None and speaks:
                 _write(record, list(done.values()))
         out.append(made)
-        tell(f"{i + 1}/{len(cases)} {_name(case)}: {_said(made)}")
+        if speaks:
+            tell(f"{i + 1}/{len(cases)} {_name(case)}: {_said(made)}")
     return out
 
 
