@@ -14,7 +14,7 @@ block's bytes can be used again, not when they are freed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType, boolean, fp32, fp64
@@ -188,7 +188,7 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    reducing = max(_reducing_in_stage_1(model, setup), key=_nbytes)
+    reducing = _rows_of(setup, max(_reducing_in_stage_1(model, setup), key=sum), flat_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
     comes_later = not earlier and not model.program.source
     held = (bucket,) if not comes_later else ()
@@ -204,31 +204,43 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     )
 
 
-def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[list[Row]]:
-    """What is alive besides the bucket while a bucket is reduced, and right after, on every rank.
+class _Reducing(NamedTuple):
+    """Elements that are alive besides the bucket while a bucket is reduced: integers, for there are ranks times buckets."""
+
+    waiting: int
+    owned: int
+    copy: int
+
+
+def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[_Reducing]:
+    """While a bucket is reduced, and right after, on every rank.
 
     A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
     gradients are copied out or, on other ranks, until all is over.
     """
-    dtype, ranks, most = setup.compute_dtype, setup.shards, setup.reduce_bucket_size
+    ranks, most = setup.shards, setup.reduce_bucket_size
     assert most is not None
     sizes = sizes_of(model)
-    partition = flat_elements(model, ranks) // ranks
     buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
     layout = flat(model, ranks)
-    copies = [copied(layout.all_reduces(places, most)) for places in buckets]
+    copies = [copied(layout.all_reduces(places, most)) or 0 for places in buckets]
+    large = [sum(sizes[i] for i in places if sizes[i] > most) for places in buckets]
+    small = [sum(sizes[i] for i in places) - n for places, n in zip(buckets, large, strict=True)]
     for part in partitions(model, ranks):
-        owned: list[Row] = []
-        waiting = sum(sizes)
-        for places, copy in zip(buckets, copies, strict=True):
-            large = sum(sizes[i] for i in places if sizes[i] > most)
-            waiting -= sum(sizes[i] for i in places) - large
-            rest = _rest(waiting, dtype)
-            yield [*rest, *owned, *(_bucket_copy(copy, dtype) if copy else [])]
+        owned, waiting = 0, sum(sizes)
+        for i, places in enumerate(buckets):
+            waiting -= small[i]
+            yield _Reducing(waiting, owned, copies[i])
             if part.touches(places):
-                owned = owned or _owned_gradients(setup, part.whole, min(partition, part.whole))
-                yield [*rest, *owned]
-                waiting -= large
+                owned = part.whole
+                yield _Reducing(waiting, owned, 0)
+                waiting -= large[i]
+
+
+def _rows_of(setup: Setup, most: _Reducing, elements: int) -> list[Row]:
+    dtype, partition = setup.compute_dtype, elements // setup.shards
+    owned = _owned_gradients(setup, most.owned, min(partition, most.owned)) if most.owned else []
+    return [*_rest(most.waiting, dtype), *owned, *(_bucket_copy(most.copy, dtype) if most.copy else [])]
 
 
 def _rest(elements: int, dtype: DType) -> list[Row]:
