@@ -250,7 +250,8 @@ def _gathered(setup: Setup, weights: list[Weight], wanted: Wanted, calls: int, l
     if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
         return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, elements, layers)]
     overlap: Overlap = wanted if layers else "exposed"
-    return [_one("all_gather", "parameters", wanted, dtype, ranks, calls, elements, layers, overlap)]
+    name = "parameters" if wanted == "forward" else "parameters again"
+    return [_one("all_gather", name, wanted, dtype, ranks, calls, elements, layers, overlap)]
 
 
 def _reduced(setup: Setup, weights: list[Weight], layers: int) -> list[Collective]:
