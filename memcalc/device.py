@@ -17,7 +17,7 @@ BLOCK: Final = 512
 SEGMENT: Final = 2 * MIB
 _HOPPER_WORKSPACE: Final = 32 * MIB
 _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
-_HANDLES: Final = 2
+HANDLES: Final = 2
 _CUDA_CONTEXT: Final = 426 * MIB  # an RTX 6000 Ada with CUDA 13.0 and lazy loading
 _NCCL_TWO: Final = 544 * 10**6  # one communicator of 2 ranks on A100s, github.com/NVIDIA/nccl issue 964
 _NCCL_MORE: Final = 688 * 10**6  # of more than 2 ranks, same source
@@ -27,6 +27,11 @@ def _item(component: str, name: str, nbytes: int, formula: str, basis: str, sour
     return Item(component, name, nbytes, 0, (), "", "always", formula, basis, source)  # type: ignore[arg-type]
 
 
+def cublas_workspace(compute_capability: str) -> int:
+    """Of one handle and stream."""
+    return _HOPPER_WORKSPACE if compute_capability == "9.0" else _WORKSPACE
+
+
 def allocator_items(items: Iterable[Item], gpu: GPU | None) -> list[Item]:
     """What `torch.cuda.max_memory_allocated` counts besides the tensors at the peak."""
     lost = 0
@@ -34,14 +39,14 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None) -> list[Item]:
         if item.at_peak:
             block = item.at_peak // item.blocks
             lost += item.blocks * (-block % BLOCK)
-    workspace = _HOPPER_WORKSPACE if gpu is not None and gpu.compute_capability == "9.0" else _WORKSPACE
+    workspace = cublas_workspace("" if gpu is None else gpu.compute_capability)
     return [
         _item("allocator", "rounding of blocks to 512 B", lost, "per block", "exact", "CUDACachingAllocator.cpp"),
         _item(
             "allocator",
             "cuBLAS workspaces",
-            _HANDLES * workspace,
-            f"{_HANDLES} handles·{workspace} B",
+            HANDLES * workspace,
+            f"{HANDLES} handles·{workspace} B",
             "modelled" if gpu is not None else "assumed",
             "CublasHandlePool.cpp" + ("" if gpu is not None else "; no --gpu given: not a Hopper GPU"),
         ),

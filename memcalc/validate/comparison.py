@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memcalc.device import HANDLES, cublas_workspace
+
 if TYPE_CHECKING:
     from memcalc.estimation import Report
 
@@ -86,7 +88,7 @@ class Comparison(NamedTuple):
         """What a GPU's allocator is asked for besides tensors."""
         if self.backend == "fake":
             return 0
-        return sum(item.nbytes for item in self.report.overheads if item.name == "cuBLAS workspaces")
+        return HANDLES * cublas_workspace(self.measured.environment["compute_capability"])
 
     @property
     def communication(self) -> list[Compared]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from memcalc.setup import Setup
 
 REAL_LIMIT: Final = 4 * GIB
+"""A choice, not a measurement: real tensors take memory, and a CPU computes with them."""
 
 
 def measure(report: Report) -> Measured:

@@ -12,17 +12,17 @@ from functools import lru_cache
 from memcalc.autograd import Node
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import fp32
-from memcalc.ops.attention import heads_inside
+from memcalc.megatron.context_parallel.layout import laid_out, send, whole_sequence
 from memcalc.ops.elementwise import recording
 from memcalc.ops.shape import transpose
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.tensor import Tensor, new_tensor
 
 
 def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Saves q, k, v and the output of its heads, the output of its tokens, and one fp32 logsumexp per query and head."""
     own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
     q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
-    out_part = _laid_out(q, own[0], "attention output of a rank's heads")
+    out_part = laid_out(q, own[0], "attention output of a rank's heads")
     logsumexp = new_tensor(q.memory, own[0][:3], fp32, "attention logsumexp")
     (out,) = _to_tokens([out_part], [q.shape], ["attention output"])
     if recording(q, k, v):
@@ -34,18 +34,12 @@ def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
 @lru_cache(maxsize=1024)
 def _heads_of_a_rank(shape: Shape, ranks: int) -> Shape:
     batch, heads, seq, width = shape
-    whole = Dim(seq.name.removesuffix("/cp"), ranks * seq.size, tuple(ranks * c for c in seq.poly))  # type: ignore[arg-type]
-    return batch, Dim(f"{heads.name}/cp", heads.size // ranks), whole, width
-
-
-def _laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
-    return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
+    return batch, Dim(f"{heads.name}/cp", heads.size // ranks), whole_sequence(seq, ranks), width
 
 
 def _received(sent: Tensor, name: str) -> Tensor:
-    memory = sent.memory
-    memory.sent.append(Sent("cp", "all_to_all", name, memory.phase, memory.layer, sent.shape, sent.dtype))
-    return _laid_out(sent, sent.shape, f"{name}, received")
+    send(sent, "all_to_all", name, sent.shape)
+    return laid_out(sent, sent.shape, f"{name}, received")
 
 
 def _to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> list[Tensor]:
@@ -56,9 +50,9 @@ def _to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> l
         if 0 < i <= len(tensors):
             out.append(_received(copies[i - 1], names[i - 1]))
         if i > 1:
-            out[i - 2] = _laid_out(out[i - 2], shapes[i - 2], f"{names[i - 2]} of a rank's heads")
+            out[i - 2] = laid_out(out[i - 2], shapes[i - 2], f"{names[i - 2]} of a rank's heads")
         if i < len(tensors):
-            copies.append(_laid_out(tensors[i], tensors[i].shape, f"{names[i]} by rank"))
+            copies.append(laid_out(tensors[i], tensors[i].shape, f"{names[i]} by rank"))
     return out
 
 
@@ -70,9 +64,9 @@ def _to_tokens(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> 
         if 0 < i <= len(tensors):
             out.append(_received(copies[i - 1], names[i - 1]))
         if i < len(tensors):
-            copies.append(_laid_out(tensors[i], tensors[i].shape, f"{names[i]} by rank"))
+            copies.append(laid_out(tensors[i], tensors[i].shape, f"{names[i]} by rank"))
         if i > 1:
-            out[i - 2] = _laid_out(out[i - 2], shapes[i - 2], names[i - 2])
+            out[i - 2] = laid_out(out[i - 2], shapes[i - 2], names[i - 2])
     return out
 
 
@@ -80,5 +74,5 @@ def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, k, v, out, _logsumexp = node.unpack()
     tokens = [shape for shape, _ in node.metadata]
     (_grad,) = _to_heads([grads[0]], [out.shape], ["output gradient"])
-    gradients = [_laid_out(x, x.shape, "gradient of a rank's heads") for x in (q, k, v)]
+    gradients = [laid_out(x, x.shape, "gradient of a rank's heads") for x in (q, k, v)]
     return _to_tokens(gradients, tokens, ["query gradient", "key gradient", "value gradient"])

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from memcalc.autograd import Node
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import fp32
-from memcalc.ops.attention import heads_inside
+from memcalc.megatron.context_parallel.layout import laid_out, send, whole_sequence
 from memcalc.ops.elementwise import recording
 from memcalc.ops.shape import transpose
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.collectives import Kind
+    pass
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Saves q, k, v, the outputs of both chunks beside the joined one, and one fp32 logsumexp per query and head."""
     keys, values = _gather(k, v, ranks)
-    out = _laid_out(q, q.shape, "attention output")
-    outputs = _laid_out(q, q.shape, "attention outputs of the chunks")
+    out = laid_out(q, q.shape, "attention output")
+    outputs = laid_out(q, q.shape, "attention outputs of the chunks")
     logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
     del keys, values
     if recording(q, k, v):
@@ -36,44 +36,34 @@ def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
 def _gather(k: Tensor, v: Tensor, ranks: int, again: str = "") -> tuple[Tensor, Tensor]:
     """The chunks come by rank and are put in order by a copy."""
     keys, values = (_gathered(x, ranks, f"gathered {name}{again}") for x, name in ((k, "keys"), (v, "values")))
-    keys = _laid_out(keys, keys.shape, "keys in order")
-    values = _laid_out(values, values.shape, "values in order")
+    keys = laid_out(keys, keys.shape, "keys in order")
+    values = laid_out(values, values.shape, "values in order")
     return keys, values
 
 
 def _gathered(x: Tensor, ranks: int, name: str) -> Tensor:
     shape = _whole(x.shape, ranks)
-    _send(x, "all_gather", name, shape)
-    return _laid_out(x, shape, name)
+    send(x, "all_gather", name, shape)
+    return laid_out(x, shape, name)
 
 
 @lru_cache(maxsize=1024)
 def _whole(shape: Shape, ranks: int) -> Shape:
     """All tokens of the sequence."""
     batch, heads, seq, width = shape
-    name = seq.name.removesuffix("/cp")
-    return batch, heads, Dim(name, ranks * seq.size, tuple(ranks * c for c in seq.poly)), width  # type: ignore[arg-type]
-
-
-def _laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
-    return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
-
-
-def _send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
-    memory = of.memory
-    memory.sent.append(Sent("cp", kind, name, memory.phase, memory.layer, shape, of.dtype))
+    return batch, heads, whole_sequence(seq, ranks), width
 
 
 def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, k, v, _outputs, _logsumexp = node.unpack()
     ranks: int = node.context
-    query_gradient = _laid_out(q, q.shape, "query gradient")
-    sums = [_laid_out(x, _whole(x.shape, ranks), "sum of gradients") for x in (k, v)]
+    query_gradient = laid_out(q, q.shape, "query gradient")
+    sums = [laid_out(x, _whole(x.shape, ranks), "sum of gradients") for x in (k, v)]
     _keys, _values = _gather(k, v, ranks, ", again")
-    _of_chunks = [_laid_out(q, q.shape, "query gradients of the chunks")]
+    _of_chunks = [laid_out(q, q.shape, "query gradients of the chunks")]
     _of_chunks += [new_tensor(x.memory, _seen(x.shape, ranks), x.dtype, "gradients of the chunks") for x in (k, v)]
     for i, x in enumerate((k, v)):
-        sums[i] = _laid_out(x, sums[i].shape, "gradients by rank")
+        sums[i] = laid_out(x, sums[i].shape, "gradients by rank")
     key_gradient, value_gradient = (
         _scattered(whole, x, name) for whole, x, name in zip(sums, (k, v), ("keys", "values"), strict=True)
     )
@@ -88,5 +78,5 @@ def _seen(shape: Shape, ranks: int) -> Shape:
 
 
 def _scattered(whole: Tensor, x: Tensor, name: str) -> Tensor:
-    _send(whole, "reduce_scatter", f"gradients of the {name}", whole.shape)
-    return _laid_out(x, x.shape, f"gradient of the {name}")
+    send(whole, "reduce_scatter", f"gradients of the {name}", whole.shape)
+    return laid_out(x, x.shape, f"gradient of the {name}")

@@ -10,13 +10,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memcalc.autograd import Node
-from memcalc.dims import Dim, Shape
+from memcalc.dims import Dim
 from memcalc.dtypes import fp32
 from memcalc.kernels.liger import alias
+from memcalc.megatron.context_parallel.layout import laid_out, send
 from memcalc.ops.attention import heads_inside
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.shape import transpose
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.tensor import Tensor, new_tensor
 
 _PAIR = Dim("2", 2)
 
@@ -37,11 +38,11 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
             received.append(new_tensor(memory, pair, k.dtype, "keys and values"))
         if step < ranks - 1:
             received.append(like(received[step], "keys and values of the next rank"))
-            _send("keys and values", pair, k)
-        outputs.append(_laid_out(out_shape, q, "attention output of a step"))
+            send(k, "send", "keys and values", pair)
+        outputs.append(laid_out(q, out_shape, "attention output of a step"))
         sums.append(new_tensor(memory, q.shape[:3], fp32, "attention logsumexp of a step"))
     logsumexp = like(sums[0], "attention logsumexp")
-    out = _laid_out(out_shape, q, "attention output")
+    out = laid_out(q, out_shape, "attention output")
     if recording(q, k, v):
         out.node = Node(memory, _ring_backward, (q, k, v), (q, received[-1], alias(out), logsumexp), ranks)
     return transpose(out, 1, 2)
@@ -52,30 +53,21 @@ def _joined(k: Dim, v: Dim) -> Dim:
     return Dim(f"2·{k.name}" if k is v else f"({k.name}+{v.name})", k.size + v.size)
 
 
-def _laid_out(shape: Shape, q: Tensor, name: str) -> Tensor:
-    return new_tensor(q.memory, shape, q.dtype, name, heads_inside(shape))
-
-
-def _send(name: str, shape: Shape, of: Tensor) -> None:
-    memory = of.memory
-    memory.sent.append(Sent("cp", "send", name, memory.phase, memory.layer, shape, of.dtype))
-
-
 def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, kv, _out, _logsumexp = node.unpack()
     ranks: int = node.context
     memory, shapes = node.memory, [shape for shape, _ in node.metadata[1:]]
-    query_gradient = _laid_out(q.shape, q, "query gradient")
+    query_gradient = laid_out(q, q.shape, "query gradient")
     buffers = [new_tensor(memory, (_PAIR, *kv.shape), kv.dtype, "keys, values and their gradients") for _ in range(2)]
     for step in range(ranks):
         ends = step in (0, ranks - 1)
         name = "keys, values and their gradients"
         if ends:
             name = "gradients of keys and values" if step else "keys and values, again"
-        _send(name, kv.shape if ends else (_PAIR, *kv.shape), kv)
+        send(kv, "send", name, kv.shape if ends else (_PAIR, *kv.shape))
         whole = step == ranks - 1  # before, gradients are of the first half of the keys and values
         _of_step = [
-            _laid_out(q.shape, q, "query gradient of a step"),
+            laid_out(q, q.shape, "query gradient of a step"),
             *(new_tensor(memory, shape, kv.dtype, "gradient of a step") for shape in (shapes if whole else shapes[:1])),
         ]
         del _of_step

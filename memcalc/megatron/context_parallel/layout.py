@@ -1,0 +1,30 @@
+"""What the kinds of context parallelism share: tensors laid out by token, and the whole sequence of a part."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from memcalc.dims import Dim, Shape
+from memcalc.ops.attention import heads_inside
+from memcalc.tensor import Sent, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.collectives import Kind
+
+
+def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
+    """A new tensor (batch, heads, seq, head_dim) in memory as (batch, seq, heads, head_dim), of the dtype of `like`."""
+    return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
+
+
+def send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
+    """Note a call over the context-parallel group; `shape` is that of its payload."""
+    memory = of.memory
+    memory.sent.append(Sent("cp", kind, name, memory.phase, memory.layer, shape, of.dtype))
+
+
+@lru_cache(maxsize=1024)
+def whole_sequence(seq: Dim, ranks: int) -> Dim:
+    """All tokens of a sequence of which a rank has `seq`."""
+    return Dim(seq.name.removesuffix("/cp"), ranks * seq.size, tuple(ranks * c for c in seq.poly))  # type: ignore[arg-type]
