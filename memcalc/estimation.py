@@ -129,8 +129,7 @@ class Report:
         flush = evaluate(sums.flush, batch, seq)
         most = {"forward": 0, "backward": 0}
         at = {"forward": NOWHERE, "backward": NOWHERE, "step": NOWHERE}
-        for state in rank.states:
-            waiting = self._in_flight(rank, state)
+        for state, waiting in self._worst_states(rank):
             profile = rank.profiles[state.chunk]
             for moment in profile.forward if state.kind == "forward" else profile.backward:
                 size = evaluate(moment.poly, batch, seq) + waiting
@@ -152,15 +151,30 @@ class Report:
         step = always + left + evaluate(sums.step, batch, seq)
         return {"forward": forward, "backward": backward, "step": step}, at, last
 
+    def _worst_states(self, rank: Rank) -> Iterable[tuple[State, int]]:
+        """Of the states that run the same part of the same chunk the one with most besides, and how much that is."""
+        worst: dict[tuple[str, int], tuple[State, int]] = {}
+        for state in rank.states:
+            own, waiting = (state.kind, state.chunk), self._in_flight(rank, state)
+            if own not in worst or waiting > worst[own][1]:
+                worst[own] = state, waiting
+        return worst.values()
+
     def _in_flight(self, rank: Rank, state: State) -> int:
-        """Bytes that other micro-batches have saved."""
-        return sum(
-            count * evaluate(profile.saved.poly, self._batch, self._seq)
-            for count, profile in zip(state.in_flight, rank.profiles, strict=True)
-        )
+        """Bytes that other micro-batches have saved, and of what is between stages."""
+        saved = [evaluate(profile.saved.poly, self._batch, self._seq) for profile in rank.profiles]
+        own = sum(count * each for count, each in zip(state.in_flight, saved, strict=True))
+        return own + (rank.between.bytes_at(self._batch, self._seq) * state.between if rank.between else 0)
 
     def _waiting_rows(self, state: State) -> list[Row]:
         """The same, row by row."""
+        between = self.rank.between
+        return [
+            *([between._replace(copies=state.between)] if between and state.between else []),
+            *self._saved_by_others(state),
+        ]
+
+    def _saved_by_others(self, state: State) -> list[Row]:
         return [
             row._replace(copies=row.copies * count)
             for count, profile in zip(state.in_flight, self.rank.profiles, strict=True)
@@ -176,12 +190,12 @@ class Report:
             return []
 
         def saved(state: State) -> int:
-            own = self.rank.profiles[state.chunk].saved.poly
-            return self._in_flight(self.rank, state) + evaluate(own, self._batch, self._seq)
+            own = [evaluate(profile.saved.poly, self._batch, self._seq) for profile in self.rank.profiles]
+            return own[state.chunk] + sum(count * each for count, each in zip(state.in_flight, own, strict=True))
 
         most = max(forwards, key=saved)
         profile = self.rank.profiles[most.chunk]
-        return [*profile.rows(profile.saved), *self._waiting_rows(most)]
+        return [*profile.rows(profile.saved), *self._saved_by_others(most)]
 
     @property
     def in_flight(self) -> int:

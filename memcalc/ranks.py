@@ -53,6 +53,8 @@ class Rank(NamedTuple):
     """What it sends in one optimizer step, as the engine really does it."""
     textbook: Callable[[], list[Collective]]
     """The same step as the papers count it; empty where the engine does just that."""
+    between: Row | None = None
+    """What a state has `between` stages, one of it."""
     in_flight: int | None = None
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
 
@@ -130,7 +132,8 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         sends = partial(megatron.collectives_of, setup, stage, profiles)
         total = sum(size for _, size in sizes)
         rank = Rank(
-            stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective]
+            stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],
+            megatron.between_stages(setup, stage) if setup.pp > 1 else None,
         )  # fmt: skip
         out.append(rank)
     return out
@@ -162,7 +165,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         sends = partial(engine.collectives_of, setup, staged)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
-            list[Collective], most_in_flight(actions),
+            list[Collective], None, most_in_flight(actions),
         )  # fmt: skip
         out.append(rank)
     return out

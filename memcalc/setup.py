@@ -60,6 +60,9 @@ class Setup(NamedTuple):
     param_persistence_threshold: int | None
     prefetch_bucket_size: int | None
     sub_group_size: int | None
+    gradient_accumulation_fusion: bool | None
+    """Megatron's; None with another engine."""
+    attention_mask_in_dataloader: bool | None
     attention: str | None
     cross_entropy: str | None
     padded: bool
@@ -155,6 +158,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         cp_comm_type=(options.cp_comm_type or "p2p") if options.cp > 1 else None,
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
+        gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
+        attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         attention=attention,
         cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, engine, model),
         padded=options.padded,
@@ -199,6 +204,16 @@ def _zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
             refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
         out[name] = (default if given is None else given) if used else None
     return out
+
+
+def _megatrons(options: Options, name: str, engine: str) -> bool | None:
+    """A switch of Megatron's that is on by default."""
+    given: bool | None = getattr(options, name)
+    if engine == "megatron":
+        return given is not False
+    if given is not None:
+        refuse(name, given, "is Megatron's; allowed: with --engine megatron")
+    return None
 
 
 def _network_gbps(options: Options) -> float | None:

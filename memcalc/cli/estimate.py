@@ -49,6 +49,8 @@ def estimate(
     param_persistence_threshold: o.ParamPersistenceThreshold = None,
     prefetch_bucket_size: o.PrefetchBucketSize = None,
     sub_group_size: o.SubGroupSize = None,
+    gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
+    attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     first_stage_layers: o.FirstStageLayers = None,
     last_stage_layers: o.LastStageLayers = None,
     micro_batch_size: o.MicroBatchSize = None,
@@ -95,8 +97,7 @@ def estimate(
         for name, value in ctx.params.items()
         if name not in NOT_SETUP and value is not None and value is not False
     }
-    if sequence_parallel is False:
-        given["sequence_parallel"] = False
+    given |= {name: False for name in o.SWITCHES if ctx.params[name] is False}
     if check and gpu is None:
         raise InputError("--check: needs --gpu, the GPU that it has to fit")
     if all_ranks and pp_rank is not None:

@@ -10,6 +10,8 @@ _MODEL = "Model and precision"
 _BATCH = "Batch"
 _PARALLEL = "GPUs and parallelism"
 _METHOD = "Method"
+SWITCHES = ("sequence_parallel", "gradient_accumulation_fusion", "attention_mask_in_dataloader")
+"""Options that may be on by default, so that off is something said."""
 
 
 def _option(help: str, panel: str, *names: str) -> object:
@@ -56,6 +58,22 @@ SequenceParallel = Annotated[
         "Shard activations along the sequence between layers. (default: with engine megatron and tp > 1)",
         _PARALLEL,
         "--sequence-parallel/--no-sequence-parallel",
+    ),
+]
+GradientAccumulationFusion = Annotated[
+    bool | None,
+    _option(
+        "Megatron adds weight gradients to the main gradients in the kernel that makes them. (default: on)",
+        _METHOD,
+        "--gradient-accumulation-fusion/--no-gradient-accumulation-fusion",
+    ),
+]
+AttentionMaskInDataloader = Annotated[
+    bool | None,
+    _option(
+        "Megatron's batches bring a mask of seq by seq tokens, which fused attention ignores. (default: on)",
+        _METHOD,
+        "--attention-mask-in-dataloader/--no-attention-mask-in-dataloader",
     ),
 ]
 Schedule = Annotated[

@@ -52,8 +52,7 @@ def validate(
     from memcalc.validate import run
 
     given = {name: value for name, value in setup.items() if value is not None and value is not False}
-    if setup.get("sequence_parallel") is False:
-        given["sequence_parallel"] = False
+    given |= {name: False for name in o.SWITCHES if setup.get(name) is False}
     if (model is None) == (suite is None):
         raise InputError("--model or --suite: exactly one of them is needed")
     if record is not None and not str(record):  # an empty word is not made a path of

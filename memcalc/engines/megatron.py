@@ -18,11 +18,13 @@ from memcalc.dtypes import DType, boolean, fp32, int64
 from memcalc.engines.holdings import Holdings, state_rows
 from memcalc.engines.sent import Group, collectives_of_run
 from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.megatron.between_stages import left
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
-from memcalc.rows import Component, Row
+from memcalc.rows import Basis, Component, Row
 from memcalc.setup import DTYPES
+from memcalc.units import MIB
 
 if TYPE_CHECKING:
     from memcalc.families.module import Weight
@@ -39,6 +41,9 @@ _CACHED_POSITIONS: Final = 4096
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
 TWO: Final = Dim("2", 2)
 _PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
+_SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
+_GROUPED_GEMM_STREAMS: Final = 4
+"""Streams over which Transformer Engine runs a grouped product (get_num_cublas_streams, nvte_get_num_compute_streams)."""
 
 
 class Stage(NamedTuple):
@@ -79,6 +84,8 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
         last=span.last,
         selective=setup.recompute == "selective",
         fused_loss=setup.cross_entropy == "fused",
+        fuses_accumulation=setup.gradient_accumulation_fusion is not False,
+        mask_in_batch=setup.attention_mask_in_dataloader is not False,
     )
 
 
@@ -138,6 +145,8 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
         if grad_dtype is not fp32:
             step += [_row("gradients", p, "fp32 copy of the gradient", "within the step", setup) for p in parameters]
     always += _buffers(setup, stage)
+    if setup.pp > 1 and left(stage.rank, len(stage.chunks)):
+        step.append(between_stages(setup, stage)._replace(copies=left(stage.rank, len(stage.chunks))))
     return Holdings(tuple(always), step=tuple(step), keeps_gradients=False, accumulates=True)
 
 
@@ -159,7 +168,6 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     dtype = setup.compute_dtype
     batch, whole, shard = sequence_dims(setup)
     first, last = stage.chunks[0].layout.first, stage.chunks[-1].layout.last
-    hidden = stage.chunks[0].hidden
     rows: list[Row] = []
     if first:
         rows.append(Row("buffers", "tokens", (batch, whole), int64, life="the step's batch", source="the caller"))
@@ -167,12 +175,9 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
         rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
         rows.append(Row("buffers", "loss mask", (batch, whole), fp32, life="the step's batch", source="the caller"))
     rows += _global_buffer(setup, stage.chunks[0], batch, whole)
-    shapes = {w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1}
-    if last:
-        shapes.add((stage.chunks[0].vocab, hidden))
-    for shape in sorted(shapes, key=lambda s: -numel(s)[0]):
-        source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
-        rows.append(Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source))
+    if setup.gradient_accumulation_fusion:
+        rows += _dummy_weight_gradients(stage, dtype)
+    rows.append(_gemm_workspaces(setup, stage))
     routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
     if routed:
         per_token = (batch, shard, stage.chunks[0].moe.count)
@@ -180,15 +185,45 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
             life, source = "until the next micro-batch", "megatron/core/transformer/moe/token_dispatcher.py"
             rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
     rows += _of_layers(setup, stage)
-    if setup.pp > 1:
-        copies = 2 * len(stage.chunks)
-        rows.append(
-            Row(
-                "buffers", "last input of a stage and its gradient", (batch, shard, hidden), dtype, copies, "always",
-                "modelled", _PIPELINE,
-            )
-        )  # fmt: skip
     return rows
+
+
+def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
+    """What autograd is given where the kernel has added the gradient itself: one for each shape, whichever layer's."""
+    shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
+    if stage.chunks[-1].layout.last:
+        shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))
+    of_sizes = {tuple(dim.size for dim in shape): shape for shape in reversed(shapes)}
+    source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
+    return [
+        Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source)
+        for shape in sorted(of_sizes.values(), key=lambda s: -numel(s)[0])
+    ]
+
+
+def _gemm_workspaces(setup: Setup, stage: Stage) -> Row:
+    """Transformer Engine's own, besides torch's cuBLAS workspaces: one, and with experts one for each of its streams."""
+    size = 32 * MIB + 1024 if _hopper_or_newer(setup.gpu) else 4 * MIB
+    routed = any(any(chunk.layout.routed) for chunk in stage.chunks)
+    source = "transformer_engine/pytorch/cpp_extensions/gemm.py, get_cublas_workspace"
+    copies = 1 + (_GROUPED_GEMM_STREAMS if routed else 0)
+    basis: Basis = "modelled" if setup.gpu is not None else "assumed"
+    return Row("buffers", "GEMM workspace", (Dim("bytes", size),), boolean, copies, "always", basis, source)
+
+
+def _hopper_or_newer(gpu: str | None) -> bool:
+    from memcalc.inputs.gpu import load_gpu
+
+    major = "" if gpu is None else load_gpu(gpu).compute_capability.partition(".")[0]
+    return major.isdecimal() and int(major) >= 9
+
+
+def between_stages(setup: Setup, stage: Stage) -> Row:
+    """One of the hidden states and gradients that a rank has between its forwards and backwards (between_stages.py)."""
+    batch, _, shard = sequence_dims(setup)
+    name, life = "hidden state or gradient between stages", "as the schedule has it"
+    shape = (batch, shard, stage.chunks[0].hidden)
+    return Row("buffers", name, shape, setup.compute_dtype, 1, life, "modelled", _SCHEDULES)
 
 
 def _of_layers(setup: Setup, stage: Stage) -> list[Row]:

@@ -46,6 +46,8 @@ class Options(NamedTuple):
     param_persistence_threshold: int | None = None
     prefetch_bucket_size: int | None = None
     sub_group_size: int | None = None
+    gradient_accumulation_fusion: bool | None = None
+    attention_mask_in_dataloader: bool | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -93,7 +95,7 @@ _WHOLE: Final[dict[str, tuple[int, int]]] = {
     "seq_len": (1, 10**8),
     "global_batch_size": (1, 10**10),
 }
-_FLAGS: Final = ("sequence_parallel", "padded")
+_FLAGS: Final = ("sequence_parallel", "padded", "gradient_accumulation_fusion", "attention_mask_in_dataloader")
 
 
 NOT_YET: Final = "is not modelled by this version; allowed: "
@@ -101,7 +103,7 @@ NOT_YET: Final = "is not modelled by this version; allowed: "
 
 def refuse(field: str, value: object, allowed: str) -> NoReturn:
     """InputError in the one form that all options have."""
-    shown = "on" if value is True else one_line(value)
+    shown = ("off", "on")[value] if isinstance(value, bool) else one_line(value)
     raise InputError(f"{option_name(field)} {shown}: {allowed}")
 
 

@@ -59,6 +59,10 @@ class Layout(NamedTuple):
     """Whether it has the head and the loss."""
     selective: bool = False
     fused_loss: bool = False
+    fuses_accumulation: bool = True
+    """Whether the kernels that make gradients of weights add them to the main gradients."""
+    mask_in_batch: bool = True
+    """Whether a batch brings an attention mask."""
 
     def group(self, shard: Dim) -> TensorParallel:
         """The tensor-parallel group, where a tensor between two layers has `shard` tokens of a sequence."""
@@ -66,9 +70,9 @@ class Layout(NamedTuple):
         name = "seq" if self.context_parallel == 1 else "seq/cp"
         if not self.sequence_parallel:
             whole = Dim(name, shard.size, poly)
-            return TensorParallel(tp, False, whole, whole)
+            return TensorParallel(tp, False, whole, whole, self.fuses_accumulation)
         whole = Dim(name, tp * shard.size, tuple(tp * c for c in poly))  # type: ignore[arg-type]
-        return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly))
+        return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly), self.fuses_accumulation)
 
 
 def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:
@@ -107,7 +111,8 @@ class GPTModel(Program):
         self.polynomial = layout.expert_imbalance == 1
         if a.experts is not None:
             ranks = layout.expert_parallel, layout.expert_tensor_parallel
-            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance)
+            fused = layout.fuses_accumulation
+            self.moe = MoELayer(a.experts, self.hidden, *ranks, layout.expert_imbalance, fused)
             self.shared_ffn = part("shared_ffn", a.experts.shared_ffn, tp)
 
     @property
@@ -197,6 +202,7 @@ class GPTModel(Program):
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         root = Module(run, "")
         tp = self.layout.group(run.seq)
+        _mask = self.attention_mask(run, tp)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
         hidden_states = self.embed(root / "embedding", tp, labels) if self.layout.first else self.received(run, tp)
         angles = self.rotary(run, tp)
@@ -208,6 +214,18 @@ class GPTModel(Program):
         weight = (tied if self.a.tied else root / "output_layer").weight()
         logits = column_parallel(root / "output_layer", tp, hidden_states, weight)
         return self.loss(run, tp, logits, labels)
+
+    def attention_mask(self, run: Run, tp: TensorParallel) -> Tensor | None:
+        """What get_batch of the first and the last stage moves to the GPU, and a context-parallel rank takes its rows of
+        (megatron/training/utils.py). It is there until forward is over; fused attention does not look at it."""
+        layout, ranks = self.layout, self.layout.context_parallel
+        if not layout.mask_in_batch or not (layout.first or layout.last):
+            return None
+        columns = tp.whole if ranks == 1 else Dim("seq", ranks * tp.whole.size, tuple(ranks * c for c in tp.whole.poly))  # type: ignore[arg-type]
+        mask = new_tensor(run.memory, (run.batch, columns, columns), boolean, "attention mask of the batch")
+        if ranks == 1:
+            return mask
+        return new_tensor(run.memory, (run.batch, tp.whole, columns), boolean, "rows of the mask")
 
     def received(self, run: Run, tp: TensorParallel) -> Tensor:
         """The last stage's output, received into a buffer that wants a gradient."""

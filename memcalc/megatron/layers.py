@@ -32,6 +32,13 @@ class TensorParallel(NamedTuple):
     """The sequence inside attention and MLP."""
     shard: Dim
     """The sequence between them: an equal part of `whole` with sequence parallelism, `whole` without."""
+    fuses_accumulation: bool = True
+    """Whether gradients of weights are added to the main gradients by the kernel that makes them (TransformerConfig's
+    gradient_accumulation_fusion); else they are tensors until DistributedDataParallel's hook has added them."""
+
+    def gradient_of(self, weight: Tensor) -> Tensor | None:
+        """What backward returns for a weight."""
+        return None if self.fuses_accumulation else like(weight, "weight gradient")
 
     def send(self, memory: Memory, kind: Kind, name: str, shape: tuple[Dim, ...], dtype: DType) -> None:
         """Note a collective over the group; `shape` is that of its payload."""
@@ -61,7 +68,7 @@ def column_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bi
 
 def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     tp, name = node.context
-    x, _weight = node.unpack()
+    x, weight = node.unpack()
     grad = grads[0]
     whole = (x.shape[0], tp.whole, x.shape[2])
     if tp.sequence_parallel:
@@ -73,7 +80,7 @@ def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | 
         del whole_grad
     else:
         tp.send(node.memory, "all_reduce", f"input gradient of {name}", whole, grad.dtype)
-    out: list[Tensor | None] = [grad_x, None]
+    out: list[Tensor | None] = [grad_x, tp.gradient_of(weight)]
     return [*out, _bias_gradient(node, grad)] if len(node.edges) == 3 else out
 
 
@@ -130,7 +137,8 @@ def _row_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | Non
         shape = (x.shape[0], tp.whole, weight.shape[0])
         grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
         tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
-    return [new_tensor(node.memory, x.shape, grad.dtype, "input gradient"), None]
+    grad_x = new_tensor(node.memory, x.shape, grad.dtype, "input gradient")
+    return [grad_x, tp.gradient_of(weight)]
 
 
 def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: Tensor, *, scatters: bool) -> Tensor:

@@ -41,6 +41,8 @@ class MoELayer:
     tensor_parallel: int
     """Of the experts' matrices, `--etp`."""
     imbalance: float
+    fuses_accumulation: bool = True
+    """Whether the grouped products add gradients of weights to the main gradients."""
 
     @cached_property
     def count(self) -> Dim:
@@ -192,9 +194,10 @@ class MoELayer:
 
     @module
     def grouped_mlp(self, m: Module, x: Tensor, probs: Tensor) -> Tensor:
-        fc1_output = _grouped_linear(x, (m / "linear_fc1").weight())
+        fused = self.fuses_accumulation
+        fc1_output = _grouped_linear(x, (m / "linear_fc1").weight(), fused)
         bias_act_output = _weighted_swiglu(fc1_output, probs, self.ffn)
-        return _grouped_linear(bias_act_output, (m / "linear_fc2").weight())
+        return _grouped_linear(bias_act_output, (m / "linear_fc2").weight(), fused)
 
 
 @lru_cache(maxsize=1024)
@@ -291,17 +294,19 @@ def _sorted(rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     return outs
 
 
-def _grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py): saves its input; weight gradients are added in."""
+def _grouped_linear(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
+    """GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py): saves its input. `fused`: the gradient of its
+    weight is added to the main gradient where it is made."""
     out = new_tensor(x.memory, (x.shape[0], weight.shape[1]), x.dtype, "grouped output")
     if recording(x, weight):
-        out.node = Node(x.memory, _grouped_linear_backward, (x, weight), (x, weight))
+        out.node = Node(x.memory, _grouped_linear_backward, (x, weight), (x, weight), fused)
     return out
 
 
 def _grouped_linear_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    x, _weight = node.unpack()
-    return [like(x, "input gradient"), None]
+    x, weight = node.unpack()
+    fused = node.context
+    return [like(x, "input gradient"), None if fused else like(weight, "weight gradient")]
 
 
 def _weighted_swiglu(x: Tensor, weights: Tensor, ffn: Dim) -> Tensor:

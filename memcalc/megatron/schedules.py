@@ -9,42 +9,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-Kind = Literal["forward", "backward"]
+from memcalc.megatron.between_stages import Action, Kind, between
+
 Part = Literal["forward", "backward of inputs", "backward of weights"]
 
 
 class State(NamedTuple):
-    """One forward or backward of a model chunk, and how many micro-batches of which chunks are saved meanwhile."""
+    """One forward or backward of a model chunk, and what the rank keeps of other micro-batches meanwhile."""
 
     kind: Kind
     chunk: int
     in_flight: tuple[int, ...]
     """Micro-batches of each chunk whose forward is done and whose backward is not, the running one left out."""
+    between: int = 0
+    """Hidden states and gradients of them that are no chunk's (between_stages.py)."""
 
 
 def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[State]:
     """The distinct states of one pipeline rank in a step."""
+    if schedule != "gpipe":  # from then on they repeat
+        micro_batches = min(micro_batches, _ENOUGH * ranks)
     live: Counter[int] = Counter()
     found: dict[State, None] = {}
-    for kind, chunk in _order(schedule, rank, ranks, micro_batches, chunks):
+    order = list(_order(schedule, rank, ranks, micro_batches, chunks))
+    warmup = _warmup(schedule, rank, ranks, micro_batches, chunks)
+    for (kind, chunk), kept in zip(order, between(order, warmup, rank, ranks, chunks), strict=True):
         if kind == "backward":
             live[chunk] -= 1
-        found.setdefault(State(kind, chunk, tuple(live[c] for c in range(chunks))))
+        found.setdefault(State(kind, chunk, tuple(live[c] for c in range(chunks)), kept))
         if kind == "forward":
             live[chunk] += 1
     return list(found)
 
 
-def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[tuple[Kind, int]]:
+_ENOUGH: Final = 4
+
+
+def _warmup(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> int:
+    """Forwards before the first backward's."""
     if schedule == "gpipe":
-        warmup = micro_batches
-    elif chunks == 1:
-        warmup = min(ranks - rank - 1, micro_batches)
-    else:
-        warmup = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, micro_batches * chunks)
-    total = micro_batches * chunks
+        return micro_batches
+    if chunks == 1:
+        return min(ranks - rank - 1, micro_batches)
+    return min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, micro_batches * chunks)
+
+
+def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Action]:
+    warmup, total = _warmup(schedule, rank, ranks, micro_batches, chunks), micro_batches * chunks
 
     def chunk_of(i: int) -> int:  # groups of `ranks` micro-batches go through one chunk after the other
         return i % (ranks * chunks) // ranks

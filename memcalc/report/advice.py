@@ -29,10 +29,15 @@ def advice(report: Report) -> list[Change]:
     for options in _candidates(report.setup, report.peak_phase):
         peak = _peak_with(report, options)
         if peak is not None and (report.peak - peak) * _WORTH > report.peak:
-            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+            flags = " ".join(_flag(name, value) for name, value in options.items())
             changes.append(Change(flags, report.peak - peak, peak))
     changes.sort(key=lambda change: -change.saves)
     return _one_of_a_kind(changes)[:_MOST]
+
+
+def _flag(name: str, value: Any) -> str:
+    dashed = name.replace("_", "-")
+    return f"--no-{dashed}" if value is False else f"--{dashed} {value}"
 
 
 def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
@@ -46,6 +51,7 @@ def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
     if s.engine == "megatron":
         out += [{"zero": 1}] if s.zero == 0 and s.dp > 1 else []
         out += [{"recompute": "selective"}] if s.recompute == "none" else []
+        out += [{"attention_mask_in_dataloader": False}]
     elif s.engine == "fsdp2":
         out.append({"zero": 3})
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from megatron_oracle import gpt_model
-from published_runs import MEGATRON_RUNS, PublishedRun
+from published_runs import MEGATRON_RUNS, MegatronRun
 
 import memcalc
 from memcalc.dims import numel
@@ -17,7 +17,7 @@ from memcalc.megatron.architecture import Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
 from memcalc.profile import Choices, Trace, full_profile, profile, trace
 from memcalc.rows import Item
-from memcalc.units import GIB
+from memcalc.units import GIB, MIB
 
 GPT = Architecture(
     layers=3, hidden=64, heads=8, kv_heads=8, head_dim=8, ffn=256, vocab=1000, gated=False, rms_norm=False, qkv_bias=True,
@@ -159,12 +159,13 @@ def activations(report: Any) -> int:
 # --- published runs
 
 
-@pytest.mark.parametrize("run", MEGATRON_RUNS, ids=lambda run: run.name)
-def test_megatrons_recorded_memory(run: PublishedRun) -> None:
-    """19.24 GiB (H100) and 19.22 GiB (A100) between steps; workspaces of Transformer Engine, some 0.2 GiB, are in them."""
-    report = run.estimate()
-    assert report.phases["step"] == pytest.approx((19.24 if "h100" in run.name else 19.22) * GIB, rel=0.01)
-    assert report.allocated == pytest.approx(run.allocated * GIB, rel=0.005)
+@pytest.mark.parametrize("run", MEGATRON_RUNS, ids=lambda run: f"{run.layout} {run.gpu}")
+def test_megatrons_recorded_memory(run: MegatronRun) -> None:
+    """To 5 MB of 57 GB: random states, logged scalars and the like are no rows."""
+    report = run.published.estimate()
+    workspaces = 2 * 32 * MIB  # torch's, which is what CUBLAS_WORKSPACE_CONFIG makes of them
+    assert 0 <= run.peak - (report.peak + workspaces) < 5_000_000
+    assert 0 <= run.between_steps - (report.phases["step"] + workspaces) < 5_000_000
 
 
 # --- which attention kernel
@@ -521,3 +522,77 @@ def test_deepseek_v3s_own_layout() -> None:
     options: dict[str, Any] = {"gpus": 2048, "pp": 16, "ep": 64, "zero": 1, "last_stage_layers": 1, "seq_len": 4096}
     report = memcalc.estimate("deepseek-v3", pp_rank=15, **options)
     assert (report.setup.dp, report.rank.layers, report.setup.expert_dp) == (128, 1, 2)
+
+
+# --- gradients of weights and the batch's mask
+
+
+def test_weight_gradients_without_fusion_are_tensors() -> None:
+    """No dummies then; the gradient of the head's weight is there before the hook has added it."""
+    names = {fused: {i.name for i in _small(gradient_accumulation_fusion=fused).items} for fused in (True, False)}
+    assert "dummy weight gradient" in names[True] - names[False]
+    for fused in (True, False):
+        model = GPTModel(LLAMA, Layout(layers=2, fuses_accumulation=fused))
+        run = trace(model, Choices(bf16, "eager", False, True), 2, 32, 2)
+        made = Counter(nbytes(row) for row in run.rows if row.name.endswith("weight gradient"))
+        multiplied = [
+            w for w in model.weights() if len(w.shape) > 1 and not (fused and "word_embeddings" not in w.name)
+        ]
+        assert made == Counter(numel(w.shape)[0] * 2 for w in multiplied)
+
+
+def _small(**options: Any) -> memcalc.Report:
+    return memcalc.estimate("llama-7b", gpus=2, tp=2, seq_len=1024, **options)
+
+
+def test_the_batch_brings_a_mask() -> None:
+    """(batch, 1, seq, seq) of one byte while forward runs; a context-parallel rank takes its rows of it."""
+    assert _small().phases["forward"] - _small(attention_mask_in_dataloader=False).phases["forward"] == 1024 * 1024
+    layout = {"gpus": 2, "cp": 2, "engine": "megatron", "seq_len": 1024}
+    on, off = (memcalc.estimate("llama-7b", **layout, attention_mask_in_dataloader=given) for given in (True, False))
+    assert on.phases["forward"] - off.phases["forward"] == 1024 * 1024 // 2
+
+
+def test_a_shape_has_one_dummy_whichever_chunk_it_is_of() -> None:
+    """get_dummy_wgrad goes by sizes."""
+    layout = {"gpus": 2, "pp": 2, "seq_len": 512, "global_batch_size": 4}
+    plain, chunks = (
+        memcalc.estimate("llama-7b", **layout, **more)
+        for more in ({}, {"virtual_stages": 4, "schedule": "interleaved"})
+    )
+    for report in (plain, chunks):
+        dummies = [i for i in report.items if i.name == "dummy weight gradient"]
+        assert all(i.nbytes == i.shape[0][1] * i.shape[1][1] * 2 for i in dummies if len(i.shape) == 2)
+        assert {name for i in dummies for name, _ in i.shape}.isdisjoint({"copies"})
+
+
+@pytest.mark.parametrize("name", ["gradient_accumulation_fusion", "attention_mask_in_dataloader"])
+@pytest.mark.parametrize("given", [True, False])
+def test_megatrons_switches_are_megatrons(name: str, given: bool) -> None:
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(memcalc.InputError, match=f"^{flag} {'on' if given else 'off'}: is Megatron's; allowed: with"):
+        memcalc.estimate("gpt2", **{name: given})
+
+
+def test_mixtral_between_steps() -> None:
+    """Megatron-LM, tests/functional_tests/test_cases/mixtral/mixtral_8x22b_tp2pp8ep8vpp1_release on H100s, the last rank:
+    23 002 929 152 B between steps. How evenly its router spreads tokens is not recorded, so the peak is no test."""
+    config = {
+        "model_type": "mixtral", "num_hidden_layers": 56, "hidden_size": 6144, "intermediate_size": 16384,
+        "num_attention_heads": 48, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    }  # fmt: skip
+    report = memcalc.estimate(
+        config,
+        gpus=128,
+        tp=2,
+        pp=8,
+        ep=8,
+        etp=2,
+        zero=1,
+        seq_len=4096,
+        global_batch_size=256,
+        gpu="h100-80gb",
+        pp_rank=7,
+    )
+    assert 0 <= 23_002_929_152 - (report.phases["step"] + 2 * 32 * MIB) < 2_000_000

@@ -10,6 +10,14 @@ import memcalc
 from memcalc.report.advice import advice
 
 
+def test_the_mask_of_long_sequences_is_named() -> None:
+    """131 072 tokens have a mask of 16 GiB."""
+    options = {"gpus": 64, "tp": 8, "cp": 8, "zero": 1, "seq_len": 131072}
+    (change,) = (one for one in advice(memcalc.estimate("llama-3-8b", **options)) if "mask" in one.flags)
+    assert change.flags == "--no-attention-mask-in-dataloader"
+    assert change.peak == memcalc.estimate("llama-3-8b", **options, attention_mask_in_dataloader=False).peak
+
+
 @pytest.mark.parametrize(
     "options",
     [
