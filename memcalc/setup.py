@@ -48,6 +48,7 @@ class Setup(NamedTuple):
     grad_dtype: str
     optimizer: str
     optimizer_implementation: str
+    clip_grad_norm: bool
     recompute: str
     cp_comm_type: str | None
     """How ranks of a sequence share keys and values, Megatron's name; None where cp is 1."""
@@ -154,6 +155,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         grad_dtype=_grad_dtype(options, precision, engine, model),
         optimizer=options.optimizer,
         optimizer_implementation=implementation,
+        clip_grad_norm=options.clip_grad_norm,
         recompute=options.recompute,
         cp_comm_type=(options.cp_comm_type or "p2p") if options.cp > 1 else None,
         recompute_layers=options.recompute_layers,

@@ -87,6 +87,10 @@ class RankMode(LiveBytes):
     def _functional(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("wait_tensor", "_wrap_tensor_autograd"):
             return
+        if self.phase == "step":  # norms, over all axes in turn
+            assert name == "all_reduce"
+            self.sent.append((name, args[0].nbytes, dist.distributed_c10d._resolve_process_group(args[-1]).size()))
+            return
         assert args[-1] == self.tensor_parallel_group
         if name == "all_gather_into_tensor":
             self.split.append((self.phase, "all_gather", args[0].nbytes * args[1]))
@@ -177,6 +181,7 @@ def sharded_step(
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
     plan: str = "transformers",
+    clips: bool = False,
     log: bool = False,
 ) -> Sharded:
     """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks)."""
@@ -221,7 +226,7 @@ def sharded_step(
         with mode:
             for _ in range(2):
                 mode.log = [] if log else None
-                out = _step(mode, model, optimizer, batch, micro_batches)
+                out = _step(mode, model, optimizer, batch, micro_batches, clips)
     return out
 
 
@@ -255,7 +260,9 @@ def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def _step(mode: RankMode, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], micro_batches: int) -> Sharded:
+def _step(
+    mode: RankMode, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], micro_batches: int, clips: bool
+) -> Sharded:
     gc.collect()
     mode.sent, mode.split = [], []
     resident = mode.now
@@ -270,6 +277,9 @@ def _step(mode: RankMode, model: Any, optimizer: Any, batch: dict[str, torch.Ten
         mode.begin()
         mode.loss.backward()
         backward = max(backward, mode.highest)
+    if clips:
+        mode.phase = "step"
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     mode.begin()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

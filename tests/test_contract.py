@@ -22,7 +22,8 @@ OPTIONS = (
     "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size",
     "--gradient-accumulation-fusion", "--attention-mask-in-dataloader",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
-    "--optimizer-implementation", "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
+    "--optimizer-implementation", "--clip-grad-norm",
+    "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
     "--kernels", "--engine", "--gpu", "--network-gbps", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
@@ -48,7 +49,8 @@ DEFAULTS: dict[str, Any] = {
     "max_reuse_distance": None, "param_persistence_threshold": None, "prefetch_bucket_size": None,
     "sub_group_size": None, "gradient_accumulation_fusion": None, "attention_mask_in_dataloader": None, "micro_batch_size": 1,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
-    "optimizer_implementation": "foreach", "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
+    "optimizer_implementation": "foreach", "clip_grad_norm": False,
+    "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
     "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None, "network_gbps": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""

@@ -60,6 +60,7 @@ def estimate(
     expert_imbalance: o.ExpertImbalance = None,
     optimizer: o.Optimizer = None,
     optimizer_implementation: o.OptimizerImplementation = None,
+    clip_grad_norm: o.ClipGradNorm = False,
     recompute: o.Recompute = None,
     recompute_layers: o.RecomputeLayers = None,
     attention: o.Attention = None,

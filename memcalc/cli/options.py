@@ -172,6 +172,9 @@ OptimizerImplementation = Annotated[
         "--optimizer-implementation",
     ),
 ]
+ClipGradNorm = Annotated[
+    bool, _option("Gradients are clipped by their norm before the step.", _METHOD, "--clip-grad-norm")
+]
 Recompute = Annotated[
     str | None,
     _option(

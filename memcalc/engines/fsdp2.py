@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType, fp32
+from memcalc.engines.clipping import norms
 from memcalc.engines.fsdp2_step import Sharding, padded_elements
 from memcalc.engines.holdings import Holdings, input_rows, state_rows, step_temporaries
 from memcalc.optimizers import Parameter
@@ -98,13 +99,15 @@ def _shard(shape: Shape, ranks: int) -> Shape:
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
+    clipping = norms(model, setup, sharded_dtype(setup))
     if setup.dp == 1:
-        return []
+        return clipping
     layers = [w for w in model.weight_classes if w.layer is not None]
     root = [w for w in model.weight_classes if w.layer is None]
     return [
         *_of_unit(model, setup, layers, f"{layers[0].name.split('*')[0]}*" if layers else None, model.layers),
         *_of_unit(model, setup, root, None, 1),
+        *clipping,
     ]
 
 

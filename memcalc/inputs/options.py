@@ -38,6 +38,7 @@ class Options(NamedTuple):
     grad_dtype: str | None = None
     optimizer: str = "adamw"
     optimizer_implementation: str | None = None
+    clip_grad_norm: bool = False
     recompute: str = "none"
     recompute_layers: int | None = None
     reduce_bucket_size: int | None = None
@@ -95,7 +96,13 @@ _WHOLE: Final[dict[str, tuple[int, int]]] = {
     "seq_len": (1, 10**8),
     "global_batch_size": (1, 10**10),
 }
-_FLAGS: Final = ("sequence_parallel", "padded", "gradient_accumulation_fusion", "attention_mask_in_dataloader")
+_FLAGS: Final = (
+    "sequence_parallel",
+    "padded",
+    "clip_grad_norm",
+    "gradient_accumulation_fusion",
+    "attention_mask_in_dataloader",
+)
 
 
 NOT_YET: Final = "is not modelled by this version; allowed: "

@@ -86,6 +86,24 @@ def test_a_step(name: str) -> None:
     assert said(report) == counted(real.sent)
 
 
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        ({"gpus": 4}, {"mesh": (4,)}),
+        ({"gpus": 8, "shard_group": 4}, {"mesh": (2, 4)}),
+        ({"gpus": 4, "precision": "bf16"}, {"mesh": (4,), "dtype": torch.bfloat16, "policy": None}),
+        ({"gpus": 1}, {"mesh": (1,)}),
+    ],
+    ids=str,
+)
+def test_clipping_sums_the_norms_of_the_shards(options: dict[str, Any], how: dict[str, Any]) -> None:
+    """In one call over the ranks of a shard."""
+    report, real = both(LLAMA, {"clip_grad_norm": True, **options, **SHALLOW}, {"clips": True, **how, **SHALLOW})
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert said(report) == counted(real.sent)
+    assert sum(c.name == "norms of the gradients" for c in report.collectives) == (report.setup.shards > 1)
+
+
 OTHERS = (
     "gpt2",
     "qwen3",

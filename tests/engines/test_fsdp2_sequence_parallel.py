@@ -192,6 +192,13 @@ def test_what_lies_between_the_layers_is_a_rank_s_part() -> None:
     assert between(sequence_parallel=False) == 4 * between(sequence_parallel=True) == 32 * 48 * 2
 
 
+def test_clipping_sums_norms_over_both_axes() -> None:
+    report, real = both(LLAMA, {"clip_grad_norm": True}, {"clips": True})
+    norms = [c for c in report.collectives if c.name == "norms of the gradients"]
+    assert {c.axis: (c.calls, c.payload) for c in norms} == dict.fromkeys(("dp", "tp"), (1, 4 * len(real.shapes)))
+    assert Counter(real.sent)["all_reduce", 4 * len(real.shapes), 2] == 2
+
+
 def test_it_is_off_unless_it_is_asked_for() -> None:
     setup: dict[str, Any] = {"gpus": 4, "tp": 2, "zero": 3, "seq_len": 32}
     model = memcalc.load_model(LLAMA)
@@ -215,6 +222,7 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
         ("llama-7b", {"kernels": "fused"}, "--kernels fused: with engine fsdp2 and tp above 1 is not modelled"),
         ("llama-7b", {"cross_entropy": "chunked"}, "--cross-entropy chunked: not with kernels hf, engine fsdp2 and tp 2 for"),
         ("llama-7b", VOCAB_PARALLEL | {"sequence_parallel": False}, "engine fsdp2 and tp 2 for llama; allowed: eager"),
+        ("llama-7b", {"clip_grad_norm": True, "sequence_parallel": False}, "--clip-grad-norm on: torch's clip_grad_norm_"),
         ("llama-7b", {"tp": 64, "gpus": 64}, "--tp 64: llama-7b has 32 attention heads"),
     ],
 )  # fmt: skip
