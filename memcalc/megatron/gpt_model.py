@@ -59,6 +59,8 @@ class Layout(NamedTuple):
     """Whether it has the head and the loss."""
     selective: bool = False
     fused_loss: bool = False
+    main_gradients: bool = True
+    """Whether gradients of weights are added to main gradients as they are made; else they are autograd's own."""
 
     def group(self, shard: Dim) -> TensorParallel:
         """The tensor-parallel group, where a tensor between two layers has `shard` tokens of a sequence."""
@@ -66,9 +68,9 @@ class Layout(NamedTuple):
         name = "seq" if self.context_parallel == 1 else "seq/cp"
         if not self.sequence_parallel:
             whole = Dim(name, shard.size, poly)
-            return TensorParallel(tp, False, whole, whole)
+            return TensorParallel(tp, False, whole, whole, self.main_gradients)
         whole = Dim(name, tp * shard.size, tuple(tp * c for c in poly))  # type: ignore[arg-type]
-        return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly))
+        return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly), self.main_gradients)
 
 
 def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:

@@ -3,7 +3,8 @@
 Activations are (batch, sequence, …) here and (sequence, batch, …) there: the same bytes. With sequence parallelism the
 tensors between the layers are shards of the sequence: a column-parallel layer gathers its input into a buffer that is
 there for good, keeps the shard, and gathers again for the gradient of its weight; a row-parallel one reduce-scatters.
-Gradients of weights are added to the main gradients by the kernel that makes them (gradient_accumulation_fusion).
+Gradients of weights are added to the main gradients by the kernel that makes them (gradient_accumulation_fusion), or are
+autograd's own where an engine has no main gradients.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class TensorParallel(NamedTuple):
     """The sequence inside attention and MLP."""
     shard: Dim
     """The sequence between them: an equal part of `whole` with sequence parallelism, `whole` without."""
+    main_gradients: bool = True
+    """Whether the kernel that makes a weight's gradient adds it to the main gradient (gradient_accumulation_fusion)."""
 
     def send(self, memory: Memory, kind: Kind, name: str, shape: tuple[Dim, ...], dtype: DType) -> None:
         """Note a collective over the group; `shape` is that of its payload."""
@@ -53,15 +56,15 @@ def column_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bi
         out = new_tensor(x.memory, (batch, tp.whole, weight.shape[0]), x.dtype, "column-parallel output")
         if bias is not None:
             out = like(out, "with its bias")
-    inputs = (x, weight) if bias is None else (x, weight, bias)
-    if recording(*inputs):
-        out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, _short(m)))
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        if recording(*inputs):
+            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, _short(m)))
     return out
 
 
 def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     tp, name = node.context
-    x, _weight = node.unpack()
+    x, weight = node.unpack()
     grad = grads[0]
     whole = (x.shape[0], tp.whole, x.shape[2])
     if tp.sequence_parallel:
@@ -73,8 +76,12 @@ def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | 
         del whole_grad
     else:
         tp.send(node.memory, "all_reduce", f"input gradient of {name}", whole, grad.dtype)
-    out: list[Tensor | None] = [grad_x, None]
+    out: list[Tensor | None] = [grad_x, _weight_gradient(tp, weight)]
     return [*out, _bias_gradient(node, grad)] if len(node.edges) == 3 else out
+
+
+def _weight_gradient(tp: TensorParallel, weight: Tensor) -> Tensor | None:
+    return None if tp.main_gradients else like(weight, "weight gradient")
 
 
 def _bias_gradient(node: Node, grad: Tensor) -> Tensor:
@@ -105,12 +112,12 @@ def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Te
     """RowParallelLinear: x (…, in/tp), weight (out, in/tp) -> the sum over the ranks; its bias is left to the next kernel."""
     batch = x.shape[0]
     shape = (batch, tp.whole, weight.shape[0])
-    node = (
-        Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, _short(m)))
-        if recording(x, weight)
-        else None
-    )
     with m:
+        node = (
+            Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, _short(m)))
+            if recording(x, weight)
+            else None
+        )
         out = new_tensor(x.memory, shape, x.dtype, "row-parallel output")
         if tp.sequence_parallel:
             partial, out = out, new_tensor(x.memory, (batch, tp.shard, weight.shape[0]), x.dtype, "shard of the sum")
@@ -130,7 +137,8 @@ def _row_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | Non
         shape = (x.shape[0], tp.whole, weight.shape[0])
         grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
         tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
-    return [new_tensor(node.memory, x.shape, grad.dtype, "input gradient"), None]
+    grad_x = new_tensor(node.memory, x.shape, grad.dtype, "input gradient")
+    return [grad_x, _weight_gradient(tp, weight)]
 
 
 def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: Tensor, *, scatters: bool) -> Tensor:
