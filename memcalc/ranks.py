@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
-from memcalc.engines import Engine, load_engine
+from memcalc.engines import Engine, load_engine, megatron_deepspeed
 from memcalc.engines.holdings import Holdings, padding_row
 from memcalc.engines.sent import tensor_parallel
 from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
@@ -71,7 +71,9 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return _pipeline_ranks(model, setup)
     if setup.pp > 1:
         return _staged_ranks(model, setup)
-    if setup.tp > 1:
+    if megatron_deepspeed.runs_gpt_model(setup):
+        model = megatron_deepspeed.slice_of(model, setup)
+    elif setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
     held, sums = _held(model, setup)
     made = _profile(model, setup, held)
@@ -99,10 +101,13 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
     if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
         from memcalc.engines.deepspeed_collectives import of_run
 
-        return of_run(model, setup, made.run.sent)
-    own = engine.collectives(model, setup)
+        own = of_run(model, setup, made.run.sent)
+    else:
+        own = engine.collectives(model, setup)
     if setup.tp == 1:
         return own
+    if setup.engine == "deepspeed":
+        return [*megatron_deepspeed.collectives_of(model, setup, made), *own]
     layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
     return [*tensor_parallel(made, setup, layers), *own]
 
@@ -211,11 +216,17 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
     return model.profiles[key]
 
 
+def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
+    if megatron_deepspeed.runs_gpt_model(setup):
+        return megatron_deepspeed.KERNELS
+    return choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
+
+
 def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     assert setup.attention is not None and setup.seq_len is not None
     program: Any = model.program
     assert setup.cross_entropy is not None
-    kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=setup.recompute == "selective")
+    kernels = _kernels(model, setup, setup.cross_entropy)
     policy = per_op if setup.recompute == "op" else None
     recompute = setup.recompute == "full" or policy is not None
     choices = Choices(

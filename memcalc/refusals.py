@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": (),
     "fsdp2": ("cp", "ep", "etp"),
+    "deepspeed": ("cp", "ep"),
 }
 """The degrees that an engine leaves at one."""
 
@@ -32,6 +33,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
             refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
+    if engine == "deepspeed":
+        check_deepspeed(options, model)
     if options.cp_comm_type is not None and options.cp == 1:
         refuse("cp_comm_type", options.cp_comm_type, "is context parallelism's; allowed: with --cp 2 or more")
     if options.recompute_layers is not None and (engine != "megatron" or options.recompute != "full"):
@@ -55,7 +58,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
 
 def _check_recompute(options: Options, engine: str, model: Model) -> None:
     """Core attention is recomputed by Megatron's code, single ops by what torch's dispatcher sees of transformers'."""
-    kinds = ("none", "selective", "full") if "megatron" in (options.kernels, engine) else ("none", "op", "full")
+    megatron = "megatron" in (options.kernels, engine) or runs_gpt_model(options, engine)
+    kinds = ("none", "selective", "full") if megatron else ("none", "op", "full")
     if options.recompute not in kinds:
         why = "of core attention alone is Megatron's" if options.recompute == "selective" else "is not Megatron's"
         refuse("recompute", options.recompute, f"{why}; allowed: {', '.join(kinds)}")
@@ -63,6 +67,44 @@ def _check_recompute(options: Options, engine: str, model: Model) -> None:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
     if options.recompute == "op" and options.kernels == "fused":
         refuse("recompute", "op", f"with kernels fused {NOT_YET}none, full")
+
+
+def runs_gpt_model(options: Options, engine: str) -> bool:
+    """Whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
+    return engine == "deepspeed" and max(options.tp, options.pp) > 1
+
+
+def check_deepspeed(options: Options, model: Model | None) -> None:
+    """What PipelineEngine takes, and what of Megatron-DeepSpeed's GPTModel is modelled."""
+    if options.etp not in (None, 1, options.tp):
+        refuse("etp", options.etp, f"with engine deepspeed {NOT_YET}{options.tp}")
+    if options.virtual_stages > 1:
+        refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
+    if not runs_gpt_model(options, "deepspeed"):
+        return
+    if options.schedule != "1f1b":
+        refuse("schedule", options.schedule, "DeepSpeed's pipeline has one order (TrainSchedule); allowed: 1f1b")
+    if options.pp > 1 and options.zero > 1:
+        why = f"DeepSpeed's PipelineEngine (pp {options.pp}) refuses ZeRO-2 and ZeRO-3"
+        refuse("zero", options.zero, f"{why}; allowed: 1, or --pp 1 with ZeRO 2 and 3")
+    for name in ("first_stage_layers", "last_stage_layers"):
+        if getattr(options, name) is not None:
+            refuse(name, getattr(options, name), "DeepSpeed balances its stages itself; allowed: leave it out")
+    if options.sequence_parallel:
+        refuse("sequence_parallel", "on", f"with engine deepspeed {NOT_YET}off")
+    split = "with engine deepspeed and tp or pp above 1"
+    if options.precision not in ("bf16-mixed", "fp16-mixed"):
+        refuse("precision", options.precision, f"{split} {NOT_YET}bf16-mixed, fp16-mixed")
+    if options.optimizer not in ("adamw", "adam"):
+        refuse("optimizer", options.optimizer, f"{split} {NOT_YET}adamw, adam")
+    if options.padded:
+        refuse("padded", "on", f"{split} {NOT_YET}off")
+    if options.kernels not in (None, "megatron"):
+        refuse("kernels", options.kernels, "Megatron-DeepSpeed's GPTModel has its own; allowed: megatron")
+    if model is not None:
+        from memcalc.megatron.checks import check_legacy_model
+
+        check_legacy_model(options, model.name or f"this {model.model_type}", model.model_type, model.program.config)
 
 
 def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:

@@ -15,6 +15,7 @@ from memcalc.refusals import (
     check_modelled,
     check_pipeline,
     check_sequence_parallel,
+    runs_gpt_model,
 )
 
 if TYPE_CHECKING:
@@ -399,6 +400,12 @@ def _expert_imbalance(options: Options, model: Model | None) -> float:
 
 def _attention(options: Options, engine: str, model: Model) -> str:
     kinds = ("sdpa", "eager", "flash") if engine == "megatron" else model.program.attention_kinds
+    if runs_gpt_model(options, engine):
+        if options.attention == "sdpa":
+            refuse(
+                "attention", "sdpa", "Megatron-DeepSpeed's GPTModel has the flash-attn package; allowed: flash, eager"
+            )
+        return options.attention or "flash"
     if engine == "megatron" and options.attention != "eager" and _capability(options).startswith("7."):
         why = "is older than what Transformer Engine's fused attention runs on"
         refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager")
@@ -436,13 +443,14 @@ def _takes_flash(options: Options, model: Model) -> bool:
 
 
 def _kernels(options: Options, precision: str, engine: str, model: Model | None) -> str:
-    kernels = options.kernels or ("megatron" if engine == "megatron" else "hf")
+    gpt_model = engine == "megatron" or runs_gpt_model(options, engine)
+    kernels = options.kernels or ("megatron" if gpt_model else "hf")
     if engine == "megatron" and kernels != "megatron":
         refuse("kernels", kernels, "engine megatron has its own; allowed: megatron")
     if model is None:
         return kernels
     program = model.program
-    why = None if engine == "megatron" else refusal(kernels, model.model_type, program.config)
+    why = None if gpt_model else refusal(kernels, model.model_type, program.config)
     if why is not None:
         refuse("kernels", kernels, why)
     if kernels != "hf" and precision.endswith("-autocast"):

@@ -113,7 +113,7 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
     dtype, m = setup.compute_dtype, setup.micro_batches
     out: list[Collective] = []
     for kind, phase, name in _OF_RUN:
-        elements = [numel(call.shape)[0] for call in sent if (call.kind, call.phase) == (kind, phase)]
+        elements = [numel(call.shape)[0] for call in sent if (call.axis, call.kind, call.phase) == ("dp", kind, phase)]
         if elements:
             payload = m * sum(elements) * dtype.itemsize
             out.append(
@@ -153,12 +153,17 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     ] + _step_of_stage_3(model, setup)  # fmt: skip
 
 
+def norms_of_stage_3(model: Model, setup: Setup) -> int:
+    """Sub-groups, each of which has a norm."""
+    assert setup.sub_group_size is not None
+    return len(sub_groups([-(-n // setup.dp) for n in sizes_of(model)], setup.sub_group_size))
+
+
 def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     """The norm of each sub-group, whether an fp16 step overflowed, and the parameters that are kept whole, one by one."""
-    dtype, dp, in_group = setup.compute_dtype, setup.dp, setup.sub_group_size
-    assert in_group is not None
+    dtype, dp = setup.compute_dtype, setup.dp
     sizes = sizes_of(model)
-    groups = len(sub_groups([-(-n // dp) for n in sizes], in_group))
+    groups = norms_of_stage_3(model, setup)
     out: list[Collective] = []
     if dtype.name == "fp16":
         out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=STAGE_3))

@@ -62,13 +62,14 @@ def weight_rows(
     component: str,
     life: str,
     suffix: str = "",
-    source: str = "shapes of transformers' modelling code",
+    source: str | None = None,
 ) -> list[Row]:
     """One row per weight class: parameters, or what there is of those that get a gradient."""
     program = model.program
+    read = program.source or source or program.weights_source
     copies = model.copies if component == "parameters" else model.trained
     return [
-        Row(component, w.name + suffix, w.shape, dtype, copies(w), life, program.basis, program.source or source)  # type: ignore[arg-type]
+        Row(component, w.name + suffix, w.shape, dtype, copies(w), life, program.basis, read)  # type: ignore[arg-type]
         for w in model.weight_classes
         if copies(w)
     ]

@@ -25,10 +25,12 @@ class Group(NamedTuple):
 
 
 def collectives_of_run(profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group]) -> list[Collective]:
-    """Every call that was noted, those of equal layers together; `layers` is what the stack is called."""
+    """Every call over one of the groups, those of equal layers together; `layers` is what the stack is called."""
     calls: Counter[Sent] = Counter()
     middle = profile.run.middle
     for sent in profile.run.sent:
+        if sent.axis not in groups:
+            continue
         repeated = sent.layer is not None and sent.layer in middle.early
         calls[sent._replace(layer=None if sent.layer is None else 0)] += 1 + middle.more if repeated else 1
     return [_collective(sent, n * setup.micro_batches, setup, layers, groups[sent.axis]) for sent, n in calls.items()]

@@ -4,7 +4,7 @@ modelled. Each refusal is an InputError of one line."""
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.megatron.architecture import ACTIVATIONS, ARCHITECTURES, unfit
@@ -52,13 +52,8 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
     if model_type not in ARCHITECTURES:
         types = ", ".join(ARCHITECTURES)
         refuse("engine", "megatron", f"for a {model_type} is not modelled by this version, only for {types}")
-    why = unfit(model_type, config)
+    why = _unfit(name, model_type, config)
     if why is not None:
-        refuse("engine", "megatron", f"{name} has {why}, which GPTModel has not; allowed: another engine")
-    field = "activation_function" if model_type == "gpt2" else "hidden_act"
-    activation, allowed = getattr(config, field), ACTIVATIONS[model_type]
-    if activation not in allowed:
-        why = f"its fused kernels compute {' or '.join(allowed)}, the activation of {name} is {activation}"
         refuse("engine", "megatron", f"{why}; allowed: another engine")
     a = ARCHITECTURES[model_type](config)
     _check_tensor_parallel(options, name, a)
@@ -71,6 +66,42 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
         refuse(
             "attention", "flash", f"the flash-attn package takes {why} (get_attention_backend); allowed: sdpa, eager"
         )
+
+
+def _unfit(name: str, model_type: str, config: object) -> str | None:
+    """Why GPTModel is not this model; None if it is."""
+    has = unfit(model_type, config)
+    if has is not None:
+        return f"{name} has {has}, which GPTModel has not"
+    field = "activation_function" if model_type == "gpt2" else "hidden_act"
+    activation, allowed = getattr(config, field), ACTIVATIONS[model_type]
+    if activation in allowed:
+        return None
+    return f"its fused kernels compute {' or '.join(allowed)}, the activation of {name} is {activation}"
+
+
+LEGACY: Final = ("llama", "mistral", "gpt2")
+"""`model_type`s whose layers Megatron-DeepSpeed has: no experts of Megatron-Core, no norms of q and k, all biases or none."""
+
+
+def check_legacy_model(options: Options, name: str, model_type: str, config: object) -> None:
+    """Megatron-DeepSpeed's GPTModel, and how DeepSpeed cuts it."""
+    split = "tp" if options.tp > 1 else "pp"
+    if model_type not in LEGACY:
+        why = f"with engine deepspeed, which then has Megatron-DeepSpeed's GPTModel, for a {model_type}"
+        refuse(split, getattr(options, split), f"{why} {NOT_YET}1 (other values for {', '.join(LEGACY)})")
+    why = _unfit(name, model_type, config)
+    if why is not None:
+        refuse(split, getattr(options, split), f"Megatron-DeepSpeed's GPTModel: {why}; allowed: 1")
+    a = ARCHITECTURES[model_type](config)
+    _check_tensor_parallel(options, name, a)
+    if a.kv_heads % options.tp:
+        refuse("tp", options.tp, f"{name} has {a.kv_heads} key/value heads; allowed: a divisor of {a.kv_heads}")
+    if options.pp > a.layers:
+        refuse("pp", options.pp, f"{name} has {a.layers} layers; allowed: 1 to {a.layers}")
+    why = unfit_for_flash(a) if options.attention in (None, "flash") else None
+    if why is not None:
+        refuse("attention", "flash", f"the flash-attn package takes {why}; allowed: eager")
 
 
 def unfit_for_flash(a: Architecture) -> str | None:

@@ -3,7 +3,8 @@
 Activations are (batch, sequence, …) here and (sequence, batch, …) there: the same bytes. With sequence parallelism the
 tensors between the layers are shards of the sequence: a column-parallel layer gathers its input into a buffer that is
 there for good, keeps the shard, and gathers again for the gradient of its weight; a row-parallel one reduce-scatters.
-Gradients of weights are added to the main gradients by the kernel that makes them (gradient_accumulation_fusion).
+Gradients of weights are added to the main gradients by the kernel that makes them (gradient_accumulation_fusion), or are
+autograd's own.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def column_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bi
         out = new_tensor(x.memory, (batch, tp.whole, weight.shape[0]), x.dtype, "column-parallel output")
         if bias is not None:
             out = like(out, "with its bias")
-    inputs = (x, weight) if bias is None else (x, weight, bias)
-    if recording(*inputs):
-        out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, _short(m)))
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        if recording(*inputs):
+            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, _short(m)))
     return out
 
 
@@ -112,12 +113,12 @@ def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Te
     """RowParallelLinear: x (…, in/tp), weight (out, in/tp) -> the sum over the ranks; its bias is left to the next kernel."""
     batch = x.shape[0]
     shape = (batch, tp.whole, weight.shape[0])
-    node = (
-        Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, _short(m)))
-        if recording(x, weight)
-        else None
-    )
     with m:
+        node = (
+            Node(x.memory, _row_parallel_backward, (x, weight), (x, weight), (tp, _short(m)))
+            if recording(x, weight)
+            else None
+        )
         out = new_tensor(x.memory, shape, x.dtype, "row-parallel output")
         if tp.sequence_parallel:
             partial, out = out, new_tensor(x.memory, (batch, tp.shard, weight.shape[0]), x.dtype, "shard of the sum")
