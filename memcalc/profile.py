@@ -99,6 +99,8 @@ class Trace(NamedTuple):
     sent: tuple[Sent, ...] = ()
     forward_ends: tuple[int, ...] = ()
     """Of a run of several micro-batches, where each one's forward ends."""
+    sent_once: tuple[Sent, ...] = ()
+    """What such a run sends when they are all done; `sent` is that of every one of them."""
 
     @property
     def turn(self) -> int:

@@ -69,12 +69,12 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return [Rank(0, held, sums, (), (), 0, 0, model.num_parameters, list[Collective], list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
-    if setup.pp > 1:
-        return _staged_ranks(model, setup)
     if megatron_deepspeed.runs_gpt_model(setup):
         model = megatron_deepspeed.slice_of(model, setup)
     elif setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
+    if setup.pp > 1:
+        return _staged_ranks(model, setup)
     held, sums = _held(model, setup)
     made = _profile(model, setup, held)
     if model.program.source:  # which weights get a gradient the trace has shown
@@ -160,14 +160,14 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
             setup.compute_dtype, setup.attention, setup.recompute == "full", False, kernels=kernels, hooks=held.hooks
         )
         own, program = staged.model, staged.program
-        branch = program.stages[0].own.branch(setup.micro_batch_size, setup.seq_len or 1)
+        branch = program.stages[0].own.branch(setup.micro_batch_size, setup.rows)
         key = ("profile", *choices, engine.key_of(setup, staged), branch)
         if key not in model.profiles:
             model.profiles[key] = engine.profile_of(setup, staged, choices)
         made: Profile = model.profiles[key]
         each = sum(numel(w.shape)[0] * own.copies(w) for w in own.weight_classes if w.layer is not None) // own.layers
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
-        sends = partial(engine.collectives_of, setup, staged)
+        sends = partial(engine.collectives_of, setup, staged, made)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
             list[Collective], None, most_in_flight(actions),

@@ -4,6 +4,8 @@
 A stage is a copy of the model without the layers of the others: its forward is transformers' own, given the hidden states as
 `inputs_embeds`; the last stage's is that of the whole model. Nothing arrives over a fake group, so the shapes that stages
 agree upon before their first step are given to them.
+
+With tensor parallelism the plan comes before `fully_shard`, as torchtitan has it, and tensors are real (`fsdp2_oracle`).
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp2_oracle import POLICIES, RankMode, Sent, _layers, resizing
+from fsdp2_oracle import PLANS, POLICIES, RankMode, Sent, Split, _layers, resizing
 from oracle import build, cuda_kernels, not_traced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 CLASSES: dict[str, Any] = {
@@ -52,8 +55,11 @@ class PipelineMode(RankMode):
 class StageModule(torch.nn.Module):
     """Some layers of a causal language model, with the embedding before the first and the head behind the last."""
 
-    def __init__(self, whole: Any, start: int, count: int, *, first: bool, last: bool) -> None:
+    def __init__(
+        self, whole: Any, start: int, count: int, *, first: bool, last: bool, positions: torch.Tensor | None
+    ) -> None:
         super().__init__()
+        self.given = {} if positions is None else {"position_ids": positions}
         model = whole.model
         model.layers = torch.nn.ModuleList(list(model.layers)[start : start + count])
         if not first:
@@ -65,7 +71,7 @@ class StageModule(torch.nn.Module):
         self.model = None if last else model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = {"input_ids" if self.first else "inputs_embeds": x, "use_cache": False}
+        given = {"input_ids" if self.first else "inputs_embeds": x, "use_cache": False, **self.given}
         if self.whole is not None:
             return self.whole(**given).logits
         assert self.model is not None
@@ -83,6 +89,7 @@ class RankStep:
     step: int
     sent: list[Sent]
     moved: list[tuple[str, int]]
+    split: list[Split]
     log: list[tuple[str, int, tuple[int, ...]]] | None
 
 
@@ -104,17 +111,30 @@ def pipeline_step(
     reshards: bool | None = None,
     recompute: bool = False,
     implementation: str = "fused",
+    tensor_parallel: int = 1,
+    plan: str = "transformers",
     log: bool = False,
 ) -> RankStep:
     """A step of pipeline rank `rank`; `spans`: of each rank its chunks' (first layer, layers)."""
     mode = PipelineMode()
     ranks, chunks = len(spans), len(spans[0])
     chosen = POLICIES[policy] if reduced is None else MixedPrecisionPolicy(param_dtype=policy, reduce_dtype=reduced)
-    dist.init_process_group("fake", rank=rank * dp, world_size=ranks * dp, store=FakeStore())
+    sequence_parallel = plan in ("sequence parallel", "loss parallel")
+    tp = tensor_parallel
+    dist.init_process_group("fake", rank=rank * dp * tp, world_size=ranks * dp * tp, store=FakeStore())
     try:
         with contextlib.ExitStack() as stack:
-            mesh = init_device_mesh("cpu", (ranks, replicas, dp // replicas), mesh_dim_names=("pp", "replicas", "dp"))
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            sizes, names = (ranks, replicas, dp // replicas), ("pp", "replicas", "dp")
+            over_tp = None
+            if tp == 1:
+                mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            else:
+                # Meshes that differ by the rank alone are equal, and DTensor's caches would give this one another's groups.
+                axis = f"tp of rank {rank} of {sizes}"
+                mesh = init_device_mesh("cpu", (*sizes, tp), mesh_dim_names=(*names, axis))
+                over_tp = mesh[axis]
+                mode.tensor_parallel_group = over_tp.get_group().group_name
             for context in (not_traced(), cuda_kernels(), resizing(mode)):
                 stack.enter_context(context)
             total = ranks * chunks
@@ -122,13 +142,18 @@ def pipeline_step(
             stages: list[Any] = []
             loss_function: Any = None
             vocab = 0
+            positions = torch.arange(seq_len).unsqueeze(0) if sequence_parallel else None
             for i, (start, count) in enumerate(spans[rank]):
                 index = i * ranks + rank
                 whole: Any = build(config, attention, dtype)
                 loss_function, vocab = whole.loss_function, whole.config.vocab_size
+                if over_tp is not None:
+                    PLANS[plan](whole, over_tp)
                 if recompute:
                     whole.gradient_checkpointing_enable({"use_reentrant": False})
-                module = StageModule(whole, start, count, first=index == 0, last=index == total - 1)
+                module = StageModule(
+                    whole, start, count, first=index == 0, last=index == total - 1, positions=positions
+                )
                 how: dict[str, Any] = {
                     "mesh": mesh["dp"] if replicas == 1 else mesh["replicas", "dp"],
                     "mp_policy": chosen,
@@ -137,8 +162,9 @@ def pipeline_step(
                 for layer in _layers(module):
                     fully_shard(layer, **how)
                 fully_shard(module, **how)
+                part = seq_len // tp if sequence_parallel else seq_len
                 hidden = torch.empty(
-                    micro_batch_size, seq_len, whole.config.hidden_size, dtype=hidden_dtype, device="meta"
+                    micro_batch_size, part, whole.config.hidden_size, dtype=hidden_dtype, device="meta"
                 ).requires_grad_()
                 ids = torch.empty(micro_batch_size, seq_len, dtype=torch.int64, device="meta")
                 logits = torch.empty(micro_batch_size, seq_len, vocab, dtype=hidden_dtype, device="meta")
@@ -166,7 +192,11 @@ def pipeline_step(
 
             running._warmup_p2p = warmed_up
             parameters = [p for stage in stages for p in stage.submod.parameters()]
-            optimizer = torch.optim.AdamW(parameters, **{implementation: True})
+            by_mesh: dict[Any, list[torch.nn.Parameter]] = {}
+            for parameter in parameters:
+                by_mesh.setdefault(parameter.device_mesh, []).append(parameter)
+            groups = [{"params": of_mesh} for of_mesh in by_mesh.values()]
+            optimizer = torch.optim.AdamW(groups, **{implementation: True})
             batch = torch.zeros((micro_batches * micro_batch_size, seq_len), dtype=torch.int64)
             buffers = [b for stage in stages for b in stage.submod.buffers()]
             for tensor in [*buffers, *(p._local_tensor for p in parameters)]:
@@ -174,15 +204,20 @@ def pipeline_step(
             has_first, has_last = spans[rank][0][0] == 0, stages[-1].is_last
             if has_first or has_last:
                 mode.register(batch)
+            if positions is not None:
+                mode.register(positions)
+            if plan == "loss parallel":
+                stack.enter_context(loss_parallel())
             with mode:
                 losses: list[torch.Tensor] = []
                 watch(mode, stages)
                 for _ in range(2):
                     gc.collect()
                     mode.log = [] if log else None
-                    mode.sent, mode.moved = [], []
+                    mode.sent, mode.moved, mode.split = [], [], []
                     mode.peaks = {"forward": 0, "backward": 0, "reduce": 0}
                     resident = mode.now
+                    mode.phase = "forward"
                     mode.begin()
                     given = (batch,) if has_first else ()
                     target = {"target": batch, "losses": losses} if has_last else {}
@@ -194,7 +229,7 @@ def pipeline_step(
                     peaks = mode.peaks
                     out = RankStep(
                         resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, mode.sent,
-                        mode.moved, mode.log,
+                        mode.moved, mode.split, mode.log,
                     )  # fmt: skip
     finally:
         dist.destroy_process_group()
@@ -203,7 +238,6 @@ def pipeline_step(
 
 def watch(mode: Any, stages: list[Any]) -> None:
     """The phases of a step: from the call of a forward to that of a backward or a reduction, and so on."""
-    mode.phase = "forward"
 
     def close() -> None:
         mode.peaks[mode.phase] = max(mode.peaks[mode.phase], mode.highest)

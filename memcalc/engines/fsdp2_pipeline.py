@@ -16,6 +16,7 @@ from memcalc.engines.fsdp2_stages import StageStep
 from memcalc.engines.fsdp2_step import Sharding, padded_elements
 from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
+from memcalc.engines.sent import tensor_parallel_of_stages
 from memcalc.families.module import Input, Run
 from memcalc.inputs.model import Model
 from memcalc.pipelining.orders import WANTED, Action, Wanted, enough_micro_batches, gathers, lowered, order
@@ -65,44 +66,36 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
     """States and buffers; what a step allocates is in its profile."""
     always, step, sharding = states_and_step(rank.model, setup)
     sharding = sharding._replace(accumulating=False)  # one reduction a step
-    losses, inputs = _of_left_out(setup, rank)
-    return Holdings((*always, *_buffers(setup, rank), *inputs), losses, losses, tuple(step), hooks=sharding)
+    return Holdings((*always, *_buffers(setup, rank), *_of_left_out(setup, rank)), (), (), tuple(step), hooks=sharding)
 
 
-def _of_left_out(setup: Setup, rank: StagedRank) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    """What adds up over a step, of the micro-batches that the run on paper leaves out: losses, and behind a backward in two
-    halves the gradients of the inputs, which stay until the next step begins (clear_runtime_states)."""
-    left_out = setup.micro_batches - _paper_micro_batches(setup, rank.number)
-    micro, stages = Dim("micro-batches", left_out), rank.program.stages
-    losses: tuple[Row, ...] = ()
-    inputs: tuple[Row, ...] = ()
-    if left_out and stages[-1].span.last:
-        losses = (Row("buffers", "losses so far", (micro,), fp32, source=_SCHEDULES),)
-    copies = sum(not stage.span.first for stage in stages)
-    if left_out and copies and setup.schedule == "zero-bubble":
-        shape = (micro, _BATCH, _SEQ, rank.program.hidden)
-        life = "until the next step"
-        inputs = (
-            Row(
-                "buffers",
-                "gradients of received hidden states",
-                shape,
-                setup.compute_dtype,
-                copies,
-                life,
-                source=_STAGE,
-            ),
-        )
-    return losses, inputs
+def _left_out(setup: Setup, rank: StagedRank) -> int:
+    """Micro-batches that the run on paper leaves out."""
+    return setup.micro_batches - _paper_micro_batches(setup, rank.number)
+
+
+def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
+    """What adds up over a step, of these: behind a backward in two halves the gradients of the inputs, which stay until the
+    next step begins (clear_runtime_states)."""
+    copies = sum(not stage.span.first for stage in rank.program.stages)
+    if not (_left_out(setup, rank) and copies and setup.schedule == "zero-bubble"):
+        return []
+    shape = (Dim("micro-batches", _left_out(setup, rank)), _BATCH, _SEQ, rank.program.hidden)
+    name, life = "gradients of received hidden states", "until the next step"
+    return [Row("buffers", name, shape, setup.compute_dtype, copies, life, source=_STAGE)]
 
 
 def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     stages, micro = rank.program.stages, Dim("micro-batches", setup.micro_batches)
     first, last = stages[0].span.first, stages[-1].span.last
+    whole = rank.program.whole(_SEQ)
+    positions = rank.program.given_positions(whole)
     rows: list[Row] = []
+    if positions is not None:
+        rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if first or last:
         name = "input_ids (also the labels)" if first and last else "input_ids" if first else "labels"
-        rows.append(Row("buffers", name, (micro, _BATCH, _SEQ), int64, life="the step's batch", source="the caller"))
+        rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
         rows.append(Row("buffers", "losses", (micro,), fp32, life="until the next step's", source="the caller"))
     hidden = (micro, _BATCH, _SEQ, rank.program.hidden)
@@ -128,35 +121,53 @@ def profile_of(setup: Setup, rank: StagedRank, choices: Choices) -> Profile:
 def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     memory = Memory(dict(choices.kernels.replaced))
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
-    size = workload_size(setup.micro_batch_size, setup.seq_len)
+    size = workload_size(setup.micro_batch_size, setup.rows)
+    whole = rank.program.whole(size.seq)
+    given = rank.program.given_positions(whole)
+    parallel = rank.program.tensor_parallel
+    shard = size.seq if parallel is None else parallel.between_layers(whole)
     paper: list[PaperStage] = []
     for stage in rank.program.stages:
-        run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, size.seq)
+        run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole)
+        run.tensor_parallel = parallel
         for weight in stage.weights():
             run.add_weight(weight)
         hooks = StageStep(choices.hooks, run)
         run.hooks = hooks
         for buffer in stage.buffers():
             run.add_buffer(buffer)
-        tokens = run.add_input(Input("tokens", (size.batch, size.seq), int64))
-        hidden = new_tensor(memory, (size.batch, size.seq, rank.program.hidden), choices.dtype, "", component="buffers")
+        run.positions = None if given is None else run.add_input(given)
+        tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
+        hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
         paper.append(PaperStage(stage, run, hooks, tokens, hidden))
+    if paper[-1].last and _left_out(setup, rank):
+        shape = (Dim("micro-batches", _left_out(setup, rank)),)
+        paper[-1].losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
     memory.enter("forward", None)
     _run(setup, rank.number, paper)
-    for stage in paper:
-        for loss in stage.losses:
-            memory.relabel(loss.storage, (), "buffers", "loss", None)
     ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
+    once = tuple(sent for stage in paper for sent in stage.sent_once)
     return Trace(
-        list(memory.log), memory.rows, memory.segments, 0, NO_MIDDLE, "", choices.kernels, tuple(memory.sent), ends
+        list(memory.log),
+        memory.rows,
+        memory.segments,
+        0,
+        NO_MIDDLE,
+        "",
+        choices.kernels,
+        tuple(memory.sent),
+        ends,
+        once,
     )
 
 
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
-    """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run."""
+    """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
+    stage besides on how many are not, whose losses are there."""
     stages = tuple((span.layers, span.first, span.last) for span in rank.program.spans)
     place = None if setup.schedule == "gpipe" else (setup.pp, rank.number)
-    return setup.schedule, place, _paper_micro_batches(setup, rank.number), stages
+    losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
+    return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, stages
 
 
 def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:
@@ -183,14 +194,15 @@ def _actions(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
 # --- communication
 
 
-def collectives_of(setup: Setup, rank: StagedRank) -> list[Collective]:
+def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
     """What one rank sends in a step."""
-    return [*_sends(setup, rank), *_of_units(setup, rank)]
+    split = tensor_parallel_of_stages(made, setup, _paper_micro_batches(setup, rank.number)) if setup.tp > 1 else []
+    return [*_sends(setup, rank), *split, *_of_units(setup, rank)]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     dtype, stages = setup.compute_dtype, rank.program.stages
-    each = setup.micro_batch_size * (setup.seq_len or 1) * rank.program.hidden.size * dtype.itemsize
+    each = setup.micro_batch_size * setup.rows * rank.program.hidden.size * dtype.itemsize
     out: list[Collective] = []
     ways: tuple[tuple[str, Overlap, str], ...] = (
         ("hidden states to the next stage", "forward", "last"),

@@ -38,7 +38,7 @@ class WaitingUnit(Unit):
         for leaf in self.leaves:
             if leaf.grad is not None:
                 unsharded_grad, leaf.grad = leaf.grad, None
-                self.added_up[leaf] = self._whole_gradient(leaf)
+                self.added_up[leaf] = self._whole_gradient(leaf, unsharded_grad)
                 del unsharded_grad
 
     def take_gradients(self) -> list[Tensor]:
@@ -46,17 +46,20 @@ class WaitingUnit(Unit):
             return super().take_gradients()
         for leaf in self.added_up:
             leaf.grad = None
-        gradients = list(self.added_up.values())
-        self.added_up.clear()
+        parallel = self.run.tensor_parallel
+        gradients: list[Tensor] = []
+        for leaf in list(self.added_up):
+            added_up = self.added_up.pop(leaf)
+            gradients.append(added_up if parallel is None else parallel.own_part(leaf, added_up))
         return gradients
 
-    def _whole_gradient(self, leaf: Leaf) -> Tensor:
+    def _whole_gradient(self, leaf: Leaf, grad: Tensor) -> Tensor:
         memory = self.run.memory
         layer, scope = memory.layer, memory.scope
         memory.layer, memory.scope = self.layer, ""
         try:
             name = f"{leaf.scope}: added up, unsharded"
-            return new_tensor(memory, leaf.shape, self.sharding.reduced, name, component="gradients")
+            return new_tensor(memory, grad.shape, self.sharding.reduced, name, component="gradients")
         finally:
             memory.layer, memory.scope = layer, scope
 
@@ -68,6 +71,8 @@ class StageStep(Step):
 
     def __init__(self, sharding: Sharding, run: Run) -> None:
         super().__init__(sharding, run)
+        self.unsharding = False
+        """Whether an UNSHARD has not been waited for."""
         self.waiting = [unit for unit in self.units.values() if isinstance(unit, WaitingUnit)]
 
     def before_stage(self, given: Tensor) -> Tensor:
@@ -100,11 +105,17 @@ class StageStep(Step):
         self.reduce_scatter_inputs.clear()
 
     def unshard_all(self) -> None:
-        """An UNSHARD of the runtime: all units are on their way before the first of them is waited for."""
+        """An UNSHARD of the runtime: all units are on their way."""
         for unit in self.units.values():
             unit.unshard()
-        for unit in self.units.values():
-            unit.wait_for_unshard()
+        self.unsharding = True
+
+    def wait_for_all(self) -> None:
+        """What the first action after an UNSHARD begins with (_assert_unsharded)."""
+        if self.unsharding:
+            for unit in self.units.values():
+                unit.wait_for_unshard()
+        self.unsharding = False
 
     def reshard_all(self) -> None:
         """A RESHARD of the runtime."""

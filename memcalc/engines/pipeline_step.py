@@ -14,7 +14,8 @@ from memcalc.autograd import Constant, Leaf, backward
 from memcalc.engines.fsdp2_stages import StageStep
 from memcalc.families.blocks import causal_lm_loss
 from memcalc.pipelining.halves import Group, stage_backward_input, stage_backward_weight
-from memcalc.tensor import Memory, Tensor, new_tensor
+from memcalc.pipelining.orders import COMPUTES
+from memcalc.tensor import Memory, Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +37,14 @@ class PaperStage:
         self.bwd_cache: dict[int, Tensor | None] = {}
         self.backward_state: dict[int, tuple[Tensor, list[Group] | None, Tensor]] = {}
         self.losses: list[Tensor] = []
+        self.losses_left_out: Tensor | None = None
+        """Those of micro-batches that are not run on paper."""
         self.received: dict[int, Tensor] = {}
         """Inputs of micro-batches, which are there for good."""
         self.forward_ends: list[int] = []
         """Places in the log."""
+        self.sent_once: list[Sent] = []
+        """What the step's one reduction sends, whatever the number of micro-batches."""
 
     def forward_one_chunk(self, i: int) -> Tensor:
         self.memory.enter("forward", None)
@@ -120,9 +125,18 @@ class PaperStage:
         gradient = self.bwd_cache.pop(i)
         return [] if gradient is None else [gradient]
 
+    def update_losses(self) -> None:
+        """They take the place of those of the step before, which the caller has held (_update_losses)."""
+        for loss in self.losses:
+            self.memory.relabel(loss.storage, (), "buffers", "loss", None)
+        self.losses_left_out = None
+
     def reduce(self) -> None:
         self.memory.enter("backward", None)
+        before = len(self.memory.sent)
         self.hooks.reduce_all()
+        self.sent_once += self.memory.sent[before:]
+        del self.memory.sent[before:]
 
 
 def _detached(tensor: Tensor) -> Tensor:
@@ -149,6 +163,7 @@ def gpipe(stage: PaperStage, micro_batches: int) -> None:
         ops = None
         stage.backward_one_chunk(i)
         ops = stage.bwd_sends(i)
+    stage.update_losses()
     stage.reduce()
     del ops
 
@@ -176,6 +191,7 @@ def one_forward_one_backward(stage: PaperStage, micro_batches: int, warmup: int)
         stage.backward_one_chunk(bwd)
         _bwd_sends = stage.bwd_sends(bwd)
         bwd += 1
+    stage.update_losses()
     stage.reduce()
 
 
@@ -183,6 +199,8 @@ def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
     """_PipelineScheduleRuntime._step_microbatches over the list that it has made of an order (`lowered`)."""
     for kind, chunk, i in actions:
         stage = stages[chunk]
+        if kind in COMPUTES:
+            stage.hooks.wait_for_all()
         if i is None:
             {"unshard": stage.hooks.unshard_all, "reshard": stage.hooks.reshard_all, "reduce": stage.reduce}[kind]()
         elif kind == "forward":
@@ -195,3 +213,5 @@ def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
             stage.backward_weight_one_chunk(i)
         elif kind == "send backward":
             stage.bwd_sends(i)
+    for stage in stages:
+        stage.update_losses()

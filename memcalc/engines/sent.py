@@ -32,8 +32,12 @@ def collectives_of_run(profile: Profile, setup: Setup, layers: str, groups: Mapp
         if sent.axis not in groups:
             continue
         repeated = sent.layer is not None and sent.layer in middle.early
-        calls[sent._replace(layer=None if sent.layer is None else 0)] += 1 + middle.more if repeated else 1
+        calls[_of_any_layer(sent)] += 1 + middle.more if repeated else 1
     return [_collective(sent, n * setup.micro_batches, setup, layers, groups[sent.axis]) for sent, n in calls.items()]
+
+
+def _of_any_layer(sent: Sent) -> Sent:
+    return sent._replace(layer=None if sent.layer is None else 0)
 
 
 def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group) -> Collective:
@@ -53,5 +57,16 @@ _TORCH: Final = "torch/distributed/tensor/parallel/style.py"
 
 def tensor_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
     """By transformers' plan, or by torch's with sequence parallelism."""
-    source = _TORCH if setup.sequence_parallel else _TRANSFORMERS
-    return collectives_of_run(profile, setup, layers, {"tp": Group("tp", setup.tp, source)})
+    return collectives_of_run(profile, setup, layers, {"tp": _group(setup)})
+
+
+def tensor_parallel_of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:
+    """The same of a pipeline rank's step, of whose micro-batches, which are all alike, so many were `run_on_paper`."""
+    each = Counter(map(_of_any_layer, profile.run.sent))
+    calls = Counter({sent: n * setup.micro_batches // run_on_paper for sent, n in each.items()})
+    calls.update(map(_of_any_layer, profile.run.sent_once))
+    return [_collective(sent, n, setup, "model.layers.*", _group(setup)) for sent, n in calls.items()]
+
+
+def _group(setup: Setup) -> Group:
+    return Group("tp", setup.tp, _TORCH if setup.sequence_parallel else _TRANSFORMERS)

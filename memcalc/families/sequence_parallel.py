@@ -53,6 +53,10 @@ class SequenceParallel(TensorParallel):
         """The sequence of which a tensor between two layers has `shard`."""
         return _whole(shard, self.ranks)
 
+    def between_layers(self, whole: Dim) -> Dim:
+        """What a tensor between two layers has of a sequence: this rank's part."""
+        return _part(whole, self.ranks)
+
     def given_positions(self, whole: Dim) -> Input | None:
         return Input("position_ids", (ONE_DIM, whole), int64)
 

@@ -175,6 +175,10 @@ class TensorParallel(NamedTuple):
         """The sequence of which a tensor between two layers has `shard`: all of it."""
         return shard
 
+    def between_layers(self, whole: Dim) -> Dim:
+        """What a tensor between two layers has of a sequence: all of it."""
+        return whole
+
     def given_positions(self, whole: Dim) -> Input | None:
         """The positions of a sequence, where the caller has to give them."""
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.families.tensor_parallel import PLANS
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.pipelining.orders import micro_batches_per_round
 from memcalc.pipelining.programs import STAGED, divided, uniform
@@ -22,23 +23,21 @@ def check_stages(options: Options, micro_batches: int, model: Model | None) -> N
     if model is None:
         why = "with engine fsdp2 a number of parameters does not tell what a stage holds"
         refuse("pp", options.pp, f"{why}; allowed: 1, or --model")
-    if options.tp > 1:
-        refuse("tp", options.tp, f"{_WITH}{NOT_YET}1")
     if str(options.precision).endswith("-autocast"):
         refuse("precision", options.precision, f"{_WITH}{NOT_YET}{_PRECISIONS}")
     if options.padded:
         refuse("padded", "on", f"{_WITH}{NOT_YET}off")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"{_WITH}{NOT_YET}hf")
-    if options.cross_entropy not in (None, "eager"):
+    if options.tp == 1 and options.cross_entropy not in (None, "eager"):
         refuse("cross_entropy", options.cross_entropy, f"{_WITH}{NOT_YET}eager")
     if options.recompute == "op":
         refuse("recompute", "op", f"{_WITH}{NOT_YET}none, full")
     _check_model(options, model)
-    _check_schedule(options, micro_batches)
+    _check_schedule(options, micro_batches, model)
 
 
-def _check_schedule(options: Options, micro_batches: int) -> None:
+def _check_schedule(options: Options, micro_batches: int, model: Model) -> None:
     schedule, ranks = options.schedule, options.pp
     if schedule not in SCHEDULES:
         refuse("schedule", schedule, f"{_WITH}{NOT_YET}{', '.join(SCHEDULES)}")
@@ -46,7 +45,7 @@ def _check_schedule(options: Options, micro_batches: int) -> None:
         allowed = "2 or more with schedule interleaved, any with zero-bubble, 1 with the others"
         refuse("virtual_stages", options.virtual_stages, f"does not go with schedule {schedule}; allowed: {allowed}")
     if schedule == "zero-bubble":
-        _check_halves(options)
+        _check_halves(options, model)
     if schedule == "1f1b" and micro_batches < ranks:
         why = f"torch's Schedule1F1B needs as many micro-batches as stages, {ranks}, not {micro_batches}"
         allowed = f"gpipe, or {ranks} micro-batches by --global-batch-size"
@@ -58,13 +57,18 @@ def _check_schedule(options: Options, micro_batches: int) -> None:
             refuse("schedule", schedule, f"{error}; allowed: another --global-batch-size")
 
 
-def _check_halves(options: Options) -> None:
+def _check_halves(options: Options, model: Model) -> None:
     """A backward in two halves (torch/distributed/pipelining/_backward.py)."""
     if options.zero == 3:
         why = "torch takes a stage's parameters as they are before a backward, resharded, and those get no gradient"
         refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")
     if options.recompute != "none":
         refuse("recompute", options.recompute, f"with schedule zero-bubble {NOT_YET}none")
+    plan = PLANS.get(model.model_type, {})
+    if options.tp > 1 and not options.sequence_parallel and "replicated_with_grad_allreduce" in plan.values():
+        name = model.name or f"this {model.model_type}"
+        why = f"torch's halves skip the hooks that sum the gradients of {name}'s norms within the heads"
+        refuse("tp", options.tp, f"with schedule zero-bubble {why}; allowed: 1, or another --schedule")
 
 
 def _check_model(options: Options, model: Model) -> None:

@@ -49,7 +49,9 @@ def stage_backward_input(
 
 
 def stage_backward_weight(groups: list[Group]) -> None:
-    """The gradients of the weights, group by group; what each frees, and what the frame still holds, as in the real one."""
+    """The gradients of the weights, group by group; what each frees, and what the frame still holds, as in the real one: a
+    group's gradients until the next ones are there, which matters where they are added to those of other micro-batches."""
+    dweights: dict[Node, Tensor | None] = {}
     for group in groups:
         inbox: dict[Node, list[Tensor | None]] = {}
         grads = [list(one) for one in group.grads]
@@ -59,7 +61,8 @@ def stage_backward_weight(groups: list[Group]) -> None:
         captured: dict[Node, Tensor | None] = dict.fromkeys(group.params)
         run_graph(group.params[0].memory, inbox, None, Part(group.nodes, captured, {}, retains=False))
         group.grads, group.nodes = [], set()
-        for leaf, dw in captured.items():
+        dweights = captured
+        for leaf, dw in dweights.items():
             assert isinstance(leaf, Leaf) and dw is not None
             leaf.run([dw])
 

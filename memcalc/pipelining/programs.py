@@ -110,6 +110,7 @@ class RankProgram(Program):
 
     def __init__(self, whole: Llama, spans: Sequence[Span]) -> None:
         super().__init__(whole.config)
+        self.tensor_parallel = whole.tensor_parallel
         self.spans = tuple(spans)
         self.stages = tuple(Stage(whole, span) for span in spans)
         self.layers = sum(span.layers for span in spans)

@@ -215,7 +215,6 @@ def test_replicas_are_told_from_none_on_one_model() -> None:
         ),
         ("llama-7b", {"gpus": 2, "tp": 2, "kernels": "fused"}, "--kernels fused: with engine fsdp2 and tp above 1 is not"),
         ("llama-7b", {"gpus": 2, "tp": 2, "precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2"),
-        ("llama-7b", {"gpus": 4, "tp": 2, "pp": 2}, "--tp 2: with engine fsdp2 and pp above 1 is not modelled"),
         ("llama-7b", {"gpus": 2, "tp": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: fsdp2"),
     ],
 )  # fmt: skip
