@@ -148,8 +148,9 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
             memory.relabel(loss.storage, (), "buffers", "loss", None)
     ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
     return Trace(
-        list(memory.log), memory.rows, memory.segments, 0, NO_MIDDLE, "", choices.kernels, tuple(memory.sent), ends
-    )
+        list(memory.log), memory.rows, memory.segments, 0, NO_MIDDLE, "", choices.kernels, tuple(memory.sent), ends,
+        frozenset(memory.renamed),
+    )  # fmt: skip
 
 
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
