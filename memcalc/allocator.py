@@ -124,11 +124,12 @@ class CachingAllocator:
         insort(free, (block.size, block.address, block))
         return block
 
-    def layout(self) -> tuple[tuple[Pool, tuple[tuple[int, int], ...]], ...]:
-        """Size and address of every free block: what the allocator will do from here on depends on nothing else."""
-        return tuple(
-            (pool, tuple((size, address) for size, address, _ in free)) for pool, free in sorted(self._free.items())
-        )
+    def layout(self) -> list[tuple[Pool, list[tuple[int, int, bool]]]]:
+        """Of every free block its size, which in the order of addresses it is, and whether it is a whole segment.
+
+        As long as what is allocated now stays, the allocator's answers depend on nothing else.
+        """
+        return [(pool, _layout(free)) for pool, free in sorted(self._free.items())]
 
     # --- the ways in which expandable segments differ
 
@@ -227,6 +228,11 @@ class ExpandableAllocator(CachingAllocator):
 
     def _give_back(self) -> int:
         return 0
+
+
+def _layout(free: list[_Entry]) -> list[tuple[int, int, bool]]:
+    places = {address: i for i, address in enumerate(sorted(address for _, address, _ in free))}
+    return [(size, places[address], block.before is None and block.after is None) for size, address, block in free]
 
 
 def _join(left: Block, right: Block) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
-from memcalc.allocator import Block, CachingAllocator
+from memcalc.allocator import Block, CachingAllocator, ExpandableAllocator, OutOfMemory
 from memcalc.dims import evaluate, numel
 from memcalc.engines.holdings import Order, Update
 from memcalc.optimizers import Parameter, load_optimizer
@@ -20,7 +20,7 @@ from memcalc.ranks import Rank
 from memcalc.rows import Row
 from memcalc.setup import Setup
 from memcalc.tensor import Memory, StorageRow
-from memcalc.unrolled import Unrolled, unrolled
+from memcalc.unrolled import NotPeriodic, Unrolled, unrolled
 
 DEFAULT: Final = "default"
 MOST_STEPS: Final = 5
@@ -37,6 +37,33 @@ class Replay(NamedTuple):
     steps: int
     steady: bool
     """Whether the last step left the free blocks that one before it did."""
+
+
+def played(rank: Rank, setup: Setup, workspace: int, room: int | None = None) -> Replay | None:
+    """A run with the allocator's defaults. What is reserved stays within `room` where giving segments back makes it so.
+
+    None where the order of allocations is not known.
+    """
+    try:
+        free = replayed(rank, setup, CachingAllocator(), workspace)
+    except NotPeriodic:
+        return None
+    if free is None or room is None or free.reserved <= room:
+        return free
+    try:
+        tight = replayed(rank, setup, CachingAllocator(room), workspace)
+    except OutOfMemory:
+        return free
+    return tight if tight is not None and tight.steady else free
+
+
+def expandable(rank: Rank, setup: Setup, workspace: int) -> int | None:
+    """What is reserved with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; None where the order is not known."""
+    try:
+        run = replayed(rank, setup, ExpandableAllocator(), workspace)
+    except NotPeriodic:
+        return None
+    return None if run is None else run.reserved
 
 
 class _Event(NamedTuple):

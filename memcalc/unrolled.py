@@ -145,6 +145,27 @@ class _Unrolling:
         self.renamed = -1
 
     def play(self, piece: _Piece) -> None:
+        """What is outside the layers and frees a block of the late period does so to all that are like it."""
+        if piece.period is not None:
+            self._play(piece)
+            return
+        start = piece.start
+        while start < piece.end:
+            end, late = start + 1, self._is_late(start)
+            while end < piece.end and self._is_late(end) == late:
+                end += 1
+            if late:
+                for real in range(_LATE, _LATE + self.periods.more + 1):
+                    self._play(_Piece(start, end, _LATE, real))
+            else:
+                self._play(_Piece(start, end, None, None))
+            start = end
+
+    def _is_late(self, place: int) -> bool:
+        event = self.run.log[place]
+        return self.names[event if event >= 0 else ~event][0] == _LATE
+
+    def _play(self, piece: _Piece) -> None:
         run = self.run
         for place in range(piece.start, piece.end):
             if place == run.forward_end:
@@ -162,14 +183,17 @@ class _Unrolling:
             elif event < 0:
                 self.log.append(~self._number(key))
             else:
-                if key in self.live:
-                    raise NotPeriodic(f"{name} is there twice")
-                if place - 1 in run.renamed:
-                    self.live[key] = self.renamed
-                else:
-                    self.live[key] = len(self.rows)
-                    self.log.append(len(self.rows))
-                    self.rows.append(block)
+                self._comes(block, key, renamed=place - 1 in run.renamed)
+
+    def _comes(self, block: int, key: Hashable, *, renamed: bool) -> None:
+        if key in self.live:
+            raise NotPeriodic(f"{key} is there twice")
+        if renamed:
+            self.live[key] = self.renamed
+            return
+        self.live[key] = len(self.rows)
+        self.log.append(len(self.rows))
+        self.rows.append(block)
 
     def _number(self, key: Hashable) -> int:
         if key not in self.live:
@@ -181,7 +205,7 @@ class _Unrolling:
         if period is None:
             return None
         if piece.period is None or piece.real is None:
-            return period + self.periods.more if period >= _LATE else period
+            return period + self.periods.more if period > _LATE else period
         return piece.real + period - piece.period
 
 
