@@ -1,26 +1,44 @@
 """From live tensors to what tools show: `allocated`, `reserved` and `device`, each the one before plus rows.
 
 Sources: c10/cuda/CUDACachingAllocator.cpp (blocks of 512 B, segments of 2 MiB), aten/src/ATen/cuda/CublasHandlePool.cpp
-(one workspace per handle and stream: the thread that runs forward and autograd's own thread have a handle each).
+(one workspace per handle and stream: the thread that runs forward and autograd's own thread have a handle each). What the
+allocator loses besides is in `played` (memcalc.replay), where the order of a run's allocations is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
+from memcalc.allocator import BLOCK, ROUNDING
 from memcalc.inputs.gpu import GPU
 from memcalc.rows import Item
 from memcalc.units import KIB, MIB
 
-BLOCK: Final = 512
-SEGMENT: Final = 2 * MIB
 _HOPPER_WORKSPACE: Final = 32 * MIB
 _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
 HANDLES: Final = 2
 _CUDA_CONTEXT: Final = 426 * MIB  # an RTX 6000 Ada with CUDA 13.0 and lazy loading
 _NCCL_TWO: Final = 544 * 10**6  # one communicator of 2 ranks on A100s, github.com/NVIDIA/nccl issue 964
 _NCCL_MORE: Final = 688 * 10**6  # of more than 2 ranks, same source
+PLAYED_ERROR: Final = 1
+"""Percent of `device`: the largest error on the published runs of docs/accuracy.md, rounded up."""
+RATIO_ERROR: Final = 10
+"""The same where fragmentation is not known. Of 152 ranks of Megatron on B200s none reserved more than 9.3 % beyond what it
+had allocated (SimuMax, docs/b200/b200_release_v1.2_summary.json)."""
+
+
+class Played(Protocol):
+    """What a run came to when it was played through the allocator (memcalc.replay.Replay)."""
+
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def allocated(self) -> int: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
 
 
 def _item(component: str, name: str, nbytes: int, formula: str, basis: str, source: str) -> Item:
@@ -32,14 +50,19 @@ def cublas_workspace(compute_capability: str) -> int:
     return _HOPPER_WORKSPACE if compute_capability == "9.0" else _WORKSPACE
 
 
+def workspace_of(gpu: GPU | None) -> int:
+    """The cuBLAS workspace of one handle; without a GPU that of all but Hopper's."""
+    return cublas_workspace("" if gpu is None else gpu.compute_capability)
+
+
 def allocator_items(items: Iterable[Item], gpu: GPU | None) -> list[Item]:
-    """What `torch.cuda.max_memory_allocated` counts besides the tensors at the peak."""
+    """What `torch.cuda.max_memory_allocated` counts besides the tensors at the peak, whole blocks apart."""
     lost = 0
     for item in items:
         if item.at_peak:
             block = item.at_peak // item.blocks
             lost += item.blocks * (-block % BLOCK)
-    workspace = cublas_workspace("" if gpu is None else gpu.compute_capability)
+    workspace = workspace_of(gpu)
     return [
         _item("allocator", "rounding of blocks to 512 B", lost, "per block", "exact", "CUDACachingAllocator.cpp"),
         _item(
@@ -53,18 +76,35 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None) -> list[Item]:
     ]
 
 
-def reserved_items(allocated: int) -> list[Item]:
-    """The least that the caching allocator must hold for `allocated` bytes; fragmentation comes on top of it."""
-    return [
-        _item(
-            "reserved",
-            "rounding to 2 MiB segments (fragmentation not modelled)",
-            -allocated % SEGMENT,
-            "up to a multiple of 2 MiB",
-            "modelled",
-            "CUDACachingAllocator.cpp",
-        )
-    ]
+def whole_blocks_item(counted: int, played: Played) -> Item:
+    """A block that leaves up to 1 MiB is not split, and counts as a whole. `counted`: all that is known without that."""
+    name, formula = "blocks that are not split", f"allocated in {played.steps} steps, played - {counted} B"
+    return _item(
+        "allocator", name, played.allocated - counted, formula, "modelled", "CUDACachingAllocator.cpp, should_split"
+    )
+
+
+def reserved_items(allocated: int, played: Played | None) -> list[Item]:
+    """What the caching allocator holds beyond `allocated` bytes; the least that it must hold where no run was played."""
+    source = "CUDACachingAllocator.cpp"
+    if played is None:
+        name = "rounding to 2 MiB segments (fragmentation not known)"
+        return [_item("reserved", name, -allocated % ROUNDING, "up to a multiple of 2 MiB", "modelled", source)]
+    formula = f"segments of {played.steps} steps, played - {allocated} B"
+    if played.retries:
+        formula += f"; free segments given back {played.retries} times, as the GPU was full"
+    return [_item("reserved", "fragmentation", played.reserved - allocated, formula, "modelled", source)]
+
+
+def margin(device: int, played: Played | None) -> int:
+    """By how much `device` may be too low: the stated error."""
+    return device * (RATIO_ERROR if played is None else PLAYED_ERROR) // 100
+
+
+def room_to_reserve(capacity: int, gpus: int) -> int:
+    """What the allocator of one GPU may reserve so that `device` and its margin are within the capacity."""
+    most = capacity * 100 // (100 + PLAYED_ERROR)
+    return most - sum(item.nbytes for item in device_items(gpus))
 
 
 def device_items(gpus: int) -> list[Item]:

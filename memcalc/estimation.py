@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from memcalc.cost import Cost, Unknown
     from memcalc.inputs.gpu import GPU
+    from memcalc.replay import Replay
 
 PHASES: Final = ("forward", "backward", "step")
 
@@ -294,13 +295,31 @@ class Report:
         return sum(item.nbytes for item in self.items if item.component == component)
 
     @cached_property
+    def played(self) -> Replay | None:
+        """The run's allocations, played through the caching allocator; None where their order is not known."""
+        from memcalc.device import room_to_reserve, workspace_of
+        from memcalc.replay import played
+
+        room = None if self.gpu is None else room_to_reserve(self.gpu.capacity, self.setup.gpus)
+        return played(self.rank, self.setup, workspace_of(self.gpu), room)
+
+    @cached_property
+    def _counted(self) -> list[Item]:
+        from memcalc.device import allocator_items
+
+        return allocator_items(self.items, self.gpu)
+
+    @cached_property
     def overheads(self) -> list[Item]:
         """Rows of `allocated`, `reserved` and `device` that are not tensors."""
-        from memcalc.device import allocator_items, device_items, reserved_items
+        from memcalc.device import device_items, reserved_items, whole_blocks_item
 
-        allocator = allocator_items(self.items, self.gpu)
+        allocator = list(self._counted)
         allocated = self.peak + sum(item.nbytes for item in allocator)
-        return [*allocator, *reserved_items(allocated), *device_items(self.setup.gpus)]
+        if self.played is not None:
+            allocator.append(whole_blocks_item(allocated, self.played))
+            allocated = self.played.allocated
+        return [*allocator, *reserved_items(allocated, self.played), *device_items(self.setup.gpus)]
 
     def _with(self, *components: str) -> int:
         return self.peak + sum(item.nbytes for item in self.overheads if item.component in components)
@@ -312,18 +331,38 @@ class Report:
 
     @property
     def reserved(self) -> int:
-        """What torch.cuda.max_memory_reserved would show without fragmentation."""
+        """What torch.cuda.max_memory_reserved would show; without fragmentation where `played` is None."""
         return self._with("allocator", "reserved")
 
     @property
     def device(self) -> int:
-        """What nvidia-smi would show without fragmentation."""
+        """What nvidia-smi would show."""
         return self._with("allocator", "reserved", "device")
 
     @property
+    def device_if_expandable(self) -> int | None:
+        """`device` with the allocator's expandable segments; None where the order of allocations is not known."""
+        from memcalc.device import workspace_of
+        from memcalc.replay import expandable
+
+        reserved = expandable(self.rank, self.setup, workspace_of(self.gpu))
+        return None if reserved is None else self.device - self.reserved + reserved
+
+    @property
+    def margin(self) -> int:
+        """By how much `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
+        from memcalc.device import margin
+
+        return margin(self.device, self.played)
+
+    @property
     def fits(self) -> bool | None:
-        """Whether `device` is within the GPU's memory; None without a GPU."""
-        return None if self.gpu is None else self.device <= self.gpu.capacity
+        """Whether `device` and its margin are within the GPU's memory; None without a GPU."""
+        if self.gpu is None:
+            return None
+        if self.peak + sum(item.nbytes for item in self._counted) > self.gpu.capacity:
+            return False  # whatever is reserved for it
+        return self.device + self.margin <= self.gpu.capacity
 
     # --- communication
 

@@ -101,6 +101,8 @@ class Trace(NamedTuple):
     """Of a run of several micro-batches, where each one's forward ends."""
     sent_once: tuple[Sent, ...] = ()
     """What such a run sends when they are all done; `sent` is that of every one of them."""
+    renamed: frozenset[int] = frozenset()
+    """Places of the log where a block goes on under the number that follows."""
 
     @property
     def turn(self) -> int:
@@ -147,7 +149,15 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     run.policy = choices.policy
     if program.source:
         forward_end = program.traced_step(run)
-        return Trace(memory.log, memory.rows, memory.segments, forward_end, middle, program.source)
+        return Trace(
+            memory.log,
+            memory.rows,
+            memory.segments,
+            forward_end,
+            middle,
+            program.source,
+            renamed=frozenset(memory.renamed),
+        )
     program = copy.copy(program)
     program.layers = depth
     run.tensor_parallel = program.tensor_parallel
@@ -178,8 +188,9 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     if run.hooks is not None:
         run.hooks.backward_is_over()
     return Trace(
-        list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent)
-    )
+        list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent),
+        renamed=frozenset(memory.renamed),
+    )  # fmt: skip
 
 
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:

@@ -55,6 +55,8 @@ class Rank(NamedTuple):
     """The same step as the papers count it; empty where the engine does just that."""
     between: Row | None = None
     """What a state has `between` stages, one of it."""
+    first: Callable[[], Profile] | None = None
+    """Of the first micro-batch, where those after it differ."""
     in_flight: int | None = None
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
 
@@ -83,7 +85,14 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     each = layers // model.layers
     engine = load_engine(setup.engine)
     sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
-    return [Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook)]
+    first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
+    return [Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook, first=first)]
+
+
+def _of_the_first(held: Holdings) -> Holdings:
+    """What the first micro-batch's run depends on: no gradients are there to be added to."""
+    hooks = held.hooks if held.order is None or held.order.first is None else held.order.first
+    return held._replace(accumulates=False, hooks=hooks)
 
 
 def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
@@ -138,7 +147,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         total = sum(size for _, size in sizes)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],
-            megatron.between_stages(setup, stage) if setup.pp > 1 else None,
+            between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
         )  # fmt: skip
         out.append(rank)
     return out
@@ -170,7 +179,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         sends = partial(engine.collectives_of, setup, staged, made)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
-            list[Collective], None, most_in_flight(actions),
+            list[Collective], in_flight=most_in_flight(actions),
         )  # fmt: skip
         out.append(rank)
     return out
@@ -209,7 +218,10 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
             holdings = load_engine(setup.engine).holdings(model, setup)
             kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
             masks = (padding_row(model),) if setup.padded else ()
-            holdings = holdings._replace(always=(*holdings.always, *kept, *masks))
+            order = holdings.order
+            if order is not None:
+                order = order._replace(before=(*order.before, *kept, *masks))
+            holdings = holdings._replace(always=(*holdings.always, *kept, *masks), order=order)
         else:
             holdings = model.holdings(setup)
         model.profiles[key] = (holdings, _sums(holdings))

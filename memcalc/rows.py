@@ -9,7 +9,15 @@ from memcalc.dims import Dim, Shape, evaluate, formula, numel
 from memcalc.dtypes import DType
 
 Component = Literal[
-    "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "temporaries", "allocator", "device"
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "saved_activations",
+    "buffers",
+    "temporaries",
+    "allocator",
+    "reserved",
+    "device",
 ]
 Basis = Literal["exact", "modelled", "measured", "assumed", "traced"]
 COMPONENTS: Final = ("parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "temporaries")

@@ -103,7 +103,8 @@ class Memory:
     """The memory counter of one run: a log of allocations and frees, in their order.
 
     `log` holds `i` where storage number `i` was allocated and `~i` where it was freed. `segments` holds the places in the
-    log where another phase or layer begins. `kernels` is what the run calls in place of replaceable functions.
+    log where another phase or layer begins, `renamed` those where no bytes move: a storage goes on under the next number.
+    `kernels` is what the run calls in place of replaceable functions.
     """
 
     __slots__ = (
@@ -116,6 +117,7 @@ class Memory:
         "log",
         "only",
         "phase",
+        "renamed",
         "rows",
         "scope",
         "segments",
@@ -129,6 +131,7 @@ class Memory:
         self.log: list[int] = []
         self.rows: list[StorageRow] = []
         self.segments: list[tuple[int, str, int | None]] = []
+        self.renamed: set[int] = set()
         self.sent: list[Sent] = []
         self.phase = ""
         self.layer: int | None = None
@@ -150,6 +153,7 @@ class Memory:
 
     def relabel(self, storage: Storage, shape: Shape, component: str, name: str, layer: int | None) -> None:
         """The same bytes are something else from here on: in the log, one block goes and another comes."""
+        self.renamed.add(len(self.log))
         self.log.append(~storage.index)
         dtype = self.rows[storage.index].dtype
         storage.index = len(self.rows)

@@ -68,7 +68,7 @@ COLLECTIVE = {
     "axis", "collective", "name", "phase", "layer", "dtype", "group_size", "calls", "payload", "wire", "formula",
     "basis", "source",
 }  # fmt: skip
-FIT = {"gpu", "capacity", "fits", "headroom"}
+FIT = {"gpu", "capacity", "fits", "headroom", "margin"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
 RANK = {"pp", "peak"}
 ADDED = {
@@ -284,7 +284,7 @@ def test_the_fit_is_device_against_capacity(document: dict[str, Any]) -> None:
     assert (fit is None) == (document["setup"]["gpu"] is None)
     if fit is not None:
         assert fit["headroom"] == fit["capacity"] - document["memory"]["device"]
-        assert fit["fits"] is (fit["headroom"] >= 0)
+        assert fit["fits"] is (fit["headroom"] >= fit["margin"])
 
 
 @each

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.device import BLOCK, SEGMENT, allocator_items, device_items, reserved_items
+from memcalc.allocator import BLOCK, ROUNDING
+from memcalc.device import allocator_items, device_items, reserved_items
 from memcalc.inputs.gpu import load_gpu
 from memcalc.rows import Item
 
@@ -63,9 +64,9 @@ def test_workspaces_of_two_handles(gpu: str | None, each: int, basis: str) -> No
 
 @given(st.integers(0, 2**45))
 def test_reserved_is_whole_segments(allocated: int) -> None:
-    (rounding,) = reserved_items(allocated)
-    assert 0 <= rounding.nbytes < SEGMENT
-    assert (allocated + rounding.nbytes) % SEGMENT == 0
+    (rounding,) = reserved_items(allocated, None)
+    assert 0 <= rounding.nbytes < ROUNDING
+    assert (allocated + rounding.nbytes) % ROUNDING == 0
 
 
 @pytest.mark.parametrize(("gpus", "nccl"), [(1, 0), (2, 544 * 10**6), (3, 688 * 10**6), (512, 688 * 10**6)])
@@ -90,16 +91,19 @@ def test_overheads_have_a_basis_and_a_source() -> None:
 def test_the_gpu_changes_nothing_but_its_own_rows() -> None:
     plain, hopper = memcalc.estimate("gpt2"), memcalc.estimate("gpt2", gpu="h100-80gb")
     assert plain.items == hopper.items
-    assert hopper.allocated - plain.allocated == 2 * (32 * MIB - 8_519_680)
+    workspaces = [report.overheads[1].nbytes for report in (plain, hopper)]
+    assert workspaces[1] - workspaces[0] == 2 * (32 * MIB - 8_519_680)
+    assert plain.overheads[0] == hopper.overheads[0]
     assert plain.fits is None
     assert hopper.fits is True
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
-def test_it_fits_when_device_is_within_the_capacity(batch: int) -> None:
+def test_it_fits_when_device_and_its_margin_are_within_the_capacity(batch: int) -> None:
     report = memcalc.estimate("gpt2-xl", micro_batch_size=batch, gpu="a100-40gb")
     assert report.gpu is not None
-    assert report.fits == (report.device <= report.gpu.capacity)
+    assert report.fits == (report.device + report.margin <= report.gpu.capacity)
     fit = report.to_dict()["fit"]
+    assert fit["margin"] == report.margin == report.device // 100
     assert fit["headroom"] == report.gpu.capacity - report.device
     assert fit["fits"] is report.fits

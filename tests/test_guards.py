@@ -14,6 +14,7 @@ from command import PACKAGE, environment
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.errors", "memcalc.units", "memcalc.dims", "memcalc.dtypes"),
+    ("memcalc.allocator",),
     ("memcalc.tensor", "memcalc.ops.strides"),
     ("memcalc.selective",),
     ("memcalc.autograd",),
@@ -31,8 +32,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.inputs",),
     ("memcalc.refusals",),
     ("memcalc.setup", "memcalc.profile", "memcalc.device", "memcalc.cost"),
+    ("memcalc.unrolled",),
     ("memcalc.engines",),
     ("memcalc.sizing", "memcalc.ranks"),
+    ("memcalc.replay",),
     ("memcalc.estimation",),
     ("memcalc.validate",),
     ("memcalc",),

@@ -58,7 +58,12 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         basis="modelled",
         source=_SOURCE,
     )
-    return held._replace(always=(*held.always, row))
+    assert held.order is not None
+    # Those of the first iteration, by the parameters from the last to the first; the rebuilt ones differ little in size.
+    sizes = buckets([numel(w.shape)[0] * dtype.itemsize for w in reversed(list(model.program.weights()))])
+    blocks = tuple(row._replace(shape=(Dim("bucket", size // dtype.itemsize),)) for size in sizes)
+    order = held.order._replace(before=(*held.order.before, *blocks))
+    return held._replace(always=(*held.always, row), order=order)
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:

@@ -15,8 +15,8 @@ from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.clipping import norms
-from memcalc.engines.fsdp2_step import Sharding, padded_elements
-from memcalc.engines.holdings import Holdings, input_rows, state_rows, step_temporaries
+from memcalc.engines.fsdp2_step import STREAMS, Sharding, padded_elements
+from memcalc.engines.holdings import Holdings, Order, Update, input_rows, state_rows, step_temporaries
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 from memcalc.setup import DTYPES
@@ -34,19 +34,27 @@ _COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 
 def holdings(model: Model, setup: Setup) -> Holdings:
     always, step, sharding = states_and_step(model, setup)
-    always += input_rows(model, sharded_dtype(setup), setup.compute_dtype)
+    inputs = input_rows(model, sharded_dtype(setup), setup.compute_dtype)
     earlier = tuple(row for row in step if row.component == "gradients") if sharding.accumulating else ()
-    return Holdings(tuple(always), forward=earlier, backward=earlier, step=tuple(step), hooks=sharding)
+    order = _order(model, setup, [row for row in always if row.component == "parameters"] + inputs, sharding)
+    always += inputs
+    return Holdings(tuple(always), forward=earlier, backward=earlier, step=tuple(step), hooks=sharding, order=order)
+
+
+def _order(model: Model, setup: Setup, before: list[Row], sharding: Sharding) -> Order:
+    sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
+    updates = tuple(Update(tuple(group), sharded) for group in _by_mesh(model, parameters))
+    states = state_rows(setup, parameters, sharded)
+    first = sharding._replace(accumulating=False) if sharding.accumulating else None
+    streams = STREAMS
+    if sharding.replicas > 1 and sharding.reduced is not sharded:  # cast once the replicas have summed them
+        streams = STREAMS | {"sharded gradients": "all-reduce"}
+    return Order(tuple(before), tuple(states), (), updates, streams, first)
 
 
 def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:
     """A rank's shards and states, its gradients and temporaries in the step, and how all that is sharded."""
-    sharded = sharded_dtype(setup)
-    parameters = [
-        Parameter(w.name, _shard(w.shape, setup.shards), count, w.layer is not None and len(w.shape) == 2)
-        for w in model.weight_classes
-        if (count := model.trained(w))
-    ]
+    sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
     gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
     always = _rows(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
@@ -60,6 +68,15 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
         setup.dp // setup.shards,
     )
     return always, [*gradients, *step], sharding
+
+
+def _parameters(model: Model, setup: Setup) -> list[Parameter]:
+    """What one rank updates."""
+    return [
+        Parameter(w.name, _shard(w.shape, setup.shards), count, w.layer is not None and len(w.shape) == 2)
+        for w in model.weight_classes
+        if (count := model.trained(w))
+    ]
 
 
 def _by_mesh(model: Model, parameters: list[Parameter]) -> list[list[Parameter]]:

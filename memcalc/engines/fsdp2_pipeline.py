@@ -158,6 +158,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         tuple(memory.sent),
         ends,
         once,
+        frozenset(memory.renamed),
     )
 
 

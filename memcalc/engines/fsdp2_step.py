@@ -17,6 +17,14 @@ from memcalc.families.module import Module, Run
 from memcalc.ops.elementwise import cast, recording
 from memcalc.tensor import Tensor, new_tensor
 
+STREAMS: Final = {
+    "shard, cast to be gathered": "all-gather copy-in",
+    "all-gather result": "all-gather copy-in",
+    "reduced gradients": "reduce-scatter",
+    "sharded gradients": "reduce-scatter",
+}
+"""What is allocated on a stream of FSDP2's own, by its name in the run (foreach_all_gather, foreach_reduce)."""
+
 
 class Sharding(NamedTuple):
     """How a model is sharded: what a run under FSDP2 depends on."""

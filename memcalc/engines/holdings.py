@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
@@ -29,6 +29,30 @@ class Flush(NamedTuple):
     rows: tuple[Row, ...]
 
 
+class Update(NamedTuple):
+    """One call of the optimizer over some of the parameters."""
+
+    parameters: tuple[Parameter, ...]
+    dtype: DType
+    """Of the tensors that it updates, and of their gradients as it gets them."""
+
+
+class Order(NamedTuple):
+    """In which order an engine allocates what it holds. Neighbouring rows with equal copies are one stack of layers."""
+
+    before: tuple[Row, ...]
+    """Before the first step."""
+    states: tuple[Row, ...]
+    """In the first optimizer step."""
+    casts: tuple[Row, ...]
+    """In each step before the optimizer, until its end."""
+    updates: tuple[Update, ...]
+    streams: Mapping[str, str] = {}
+    """Which stream a block is allocated on, by its name in the run, where that is not the default one."""
+    first: HooksOf | None = None
+    """The engine's hooks while the first micro-batch runs, where those of the later ones differ."""
+
+
 class Holdings(NamedTuple):
     """Rows by the time they are alive: always, or in one phase only (`step`: at the peak of the optimizer step)."""
 
@@ -45,6 +69,8 @@ class Holdings(NamedTuple):
     """Whether autograd adds to gradients that an earlier micro-batch left on the parameters."""
     hooks: HooksOf | None = None
     """What the engine does around the layers while they run."""
+    order: Order | None = None
+    """None where it is not known, or not the same for all that the run leaves out."""
 
 
 def parameter_classes(model: Model) -> list[Parameter]:

@@ -12,6 +12,8 @@ from memcalc.collectives import Collective
 from memcalc.dtypes import fp32
 from memcalc.engines.holdings import (
     Holdings,
+    Order,
+    Update,
     input_rows,
     parameter_classes,
     state_rows,
@@ -31,12 +33,14 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     updated = fp32 if setup.has_master_weights else dtype
     always = weight_rows(model, dtype, "parameters", "always")
     step = weight_rows(model, dtype, "gradients", "backward to step")
+    casts: list[Row] = []
     accumulated: tuple[Row, ...] = tuple(step) if setup.micro_batches > 1 else ()
     if setup.has_master_weights:
         always += weight_rows(model, fp32, "optimizer_states", "always", ": fp32 master")
-        step += weight_rows(model, fp32, "temporaries", "within the step", ": gradient cast to fp32 for the master")
-    always += state_rows(setup, parameters, updated)
-    always += input_rows(model, dtype)
+        casts = weight_rows(model, fp32, "temporaries", "within the step", ": gradient cast to fp32 for the master")
+        step += casts
+    before, states = [*always, *input_rows(model, dtype)], state_rows(setup, parameters, updated)
+    always = [*always, *states, *input_rows(model, dtype)]
     step += step_temporaries(setup, parameters, updated, updated)
     return Holdings(
         always=tuple(always),
@@ -45,6 +49,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         step=tuple(step),
         keeps_gradients=not accumulated,
         accumulates=bool(accumulated),
+        order=Order(tuple(before), tuple(states), tuple(casts), (Update(tuple(parameters), updated),)),
     )
 
 

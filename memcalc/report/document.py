@@ -135,4 +135,5 @@ def _fit(report: Report) -> dict[str, Any] | None:
         "capacity": capacity,
         "fits": bool(report.fits),
         "headroom": capacity - report.device,
+        "margin": report.margin,
     }

@@ -179,11 +179,17 @@ def _memory_table(report: Report, narrow: bool) -> Table:
             bar = "█" * round(_BAR * at_peak / report.peak)
             add(_LABELS[component], most, at_peak, bar, _largest(items), "" if at_peak else "dim")
     add("peak", None, report.peak, "", f"in {report.peak_phase}", "bold")
-    add("allocated", None, report.allocated, "", "+ rounding to 512 B, cuBLAS workspaces")
-    add("reserved", None, report.reserved, "", "+ 2 MiB segments; fragmentation not modelled")
+    add("allocated", None, report.allocated, "", "+ whole blocks, cuBLAS workspaces")
+    add("reserved", None, report.reserved, "", _reserved_note(report))
     nccl = ", NCCL" if report.setup.gpus > 1 else ""
     add("device", None, report.device, "", f"+ CUDA context{nccl} (assumed)")
     return table
+
+
+def _reserved_note(report: Report) -> str:
+    if report.played is None:
+        return "+ 2 MiB segments; fragmentation not known"
+    return f"+ fragmentation, {report.played.steps} steps replayed"
 
 
 def _largest(items: list[Item]) -> str:
@@ -280,9 +286,22 @@ def _verdict(report: Report) -> Text | None:
         return None
     room = report.gpu.capacity - report.device
     size = f"{report.gpu.full_name} ({show_bytes(report.gpu.capacity)})"
-    if room >= 0:
-        return Text(f"fits {size}: {show_bytes(room)} to spare", style="bold green")
-    return Text(f"does not fit {size}: {show_bytes(-room)} too much", style="bold red")
+    error = f"{show_bytes(report.margin)} that the estimate may be too low by"
+    if report.fits:
+        verdict = Text(f"fits {size}: {show_bytes(room)} to spare", style="bold green")
+        verdict.append(f"\nof which {error}", "not bold")
+        if report.played is not None and report.played.retries:
+            verdict.append("\nthe GPU is full: the allocator gives cached segments back, which takes time", "not bold")
+        return verdict
+    if room < 0:
+        verdict = Text(f"does not fit {size}: {show_bytes(-room)} too much", style="bold red")
+    else:
+        verdict = Text(f"may not fit {size}: {show_bytes(room)} to spare, less than the {error}", style="bold red")
+    smaller = report.device_if_expandable
+    if smaller is not None and smaller + report.margin <= report.gpu.capacity:
+        setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        verdict.append(f"\nit fits with {setting}: {show_bytes(smaller)}", "not bold")
+    return verdict
 
 
 def _advice_lines(report: Report) -> list[Text]:

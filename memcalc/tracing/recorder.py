@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
         for name, buffer in model.named_buffers():  # one that forward has replaced is the model's still
             self.relabel(buffer, "buffers", Place(name, None))
         rows = list(self.memory.rows)
-        for log in (self.memory.rows, self.memory.log, self.memory.segments):
+        for log in (self.memory.rows, self.memory.log, self.memory.segments, self.memory.renamed):
             log.clear()
         for block in self.blocks.values():
             self.memory.rows.append(rows[block.index])

@@ -1,0 +1,242 @@
+"""torch's caching allocator for CUDA: what it reserves for a sequence of allocations and frees.
+
+Source: c10/cuda/CUDACachingAllocator.cpp, sizes from c10/core/AllocatorConfig.h. A request is rounded up to 512 bytes. Free
+blocks belong to a stream and to the pool of small ones (up to 1 MiB) or of large ones; the smallest that fits is taken, the
+lowest of equal ones, and what remains of it is split off: of a small one from 512 bytes up, of a large one above 1 MiB. If
+none fits, a segment is reserved: 2 MiB for small ones, 20 MiB for less than 10 MiB, else the request rounded up to 2 MiB.
+Free neighbours in a segment become one. Segments are given back where nothing else helps: when the device has no room for
+another one, all that are free as a whole go (release_cached_blocks), and it is tried once more.
+
+With `expandable_segments:True` each pool of a stream has one segment that grows at its end, in pages of 2 MiB (small) or
+20 MiB (large); a block is split from 512 bytes up, and the free block at the end is taken last.
+
+Not modelled, as they are off by default: `max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Final, NamedTuple
+
+from memcalc.units import MIB
+
+BLOCK: Final = 512
+SMALL: Final = MIB
+"""The largest request of the small pool."""
+SMALL_SEGMENT: Final = 2 * MIB
+LARGE_SEGMENT: Final = 20 * MIB
+OWN_SEGMENT: Final = 10 * MIB
+"""From here on a request has a segment of its own size."""
+ROUNDING: Final = 2 * MIB
+
+
+class OutOfMemory(Exception):
+    """No room for another segment, whatever is given back."""
+
+
+class Pool(NamedTuple):
+    """Blocks of one size class that one stream can take."""
+
+    stream: str
+    small: bool
+
+
+class Block:
+    """A part of a segment, between its neighbours."""
+
+    __slots__ = ("address", "after", "before", "free", "pool", "size")
+
+    def __init__(self, address: int, size: int, pool: Pool, before: Block | None, after: Block | None) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.before = before
+        self.after = after
+        self.free = False
+
+
+_Entry = tuple[int, int, Block]
+
+
+def rounded(nbytes: int) -> int:
+    """A request as the allocator counts it."""
+    return max(BLOCK, -(-nbytes // BLOCK) * BLOCK)
+
+
+def segment_size(size: int) -> int:
+    """The segment that is reserved for a request of `size` bytes for which no free block is large enough."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUNDING) * ROUNDING
+
+
+class CachingAllocator:
+    """The allocator of one device. `limit` are the bytes that it may reserve; None: any number.
+
+    `reserved` and `allocated` are what torch.cuda.memory_reserved and memory_allocated count, `most_reserved` and
+    `most_allocated` the highest of them so far. `retries` counts how often segments had to be given back.
+    """
+
+    __slots__ = (
+        "_free", "_segments", "_top", "allocated", "limit", "most_allocated", "most_reserved", "reserved", "retries",
+    )  # fmt: skip
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.reserved = self.most_reserved = self.allocated = self.most_allocated = self.retries = 0
+        self._free: dict[Pool, list[_Entry]] = {}
+        self._top = 0
+
+    def allocate(self, nbytes: int, stream: str) -> Block:
+        """A block of at least `nbytes`. OutOfMemory where the limit leaves no room for it."""
+        size = rounded(nbytes)
+        pool = Pool(stream, size <= SMALL)
+        free = self._free.get(pool)
+        if free is None:
+            free = self._free[pool] = []
+        block = self._take_free(pool, free, size) or self._new_block(pool, free, size)
+        block.free = False
+        if self._splits(pool, block.size - size):
+            split = Block(block.address + size, block.size - size, pool, block, block.after)
+            if block.after is not None:
+                block.after.before = split
+            block.size, block.after = size, split
+            split.free = True
+            insort(free, (split.size, split.address, split))
+        self.allocated += block.size
+        if self.allocated > self.most_allocated:
+            self.most_allocated = self.allocated
+        return block
+
+    def release(self, block: Block) -> Block:
+        """Free a block: it and its free neighbours become the one that is returned."""
+        self.allocated -= block.size
+        free = self._free[block.pool]
+        before, after = block.before, block.after
+        if after is not None and after.free:
+            self._drop(free, after)
+            _join(block, after)
+        if before is not None and before.free:
+            self._drop(free, before)
+            _join(before, block)
+            block = before
+        block.free = True
+        insort(free, (block.size, block.address, block))
+        return block
+
+    def layout(self) -> list[tuple[Pool, list[tuple[int, int, bool]]]]:
+        """Of every free block its size, which in the order of addresses it is, and whether it is a whole segment.
+
+        As long as what is allocated now stays, the allocator's answers depend on nothing else.
+        """
+        return [(pool, _layout(free)) for pool, free in sorted(self._free.items())]
+
+    # --- the ways in which expandable segments differ
+
+    def _take_free(self, pool: Pool, free: list[_Entry], size: int) -> Block | None:
+        """The smallest free block that is large enough."""
+        place = bisect_left(free, (size,))
+        return free.pop(place)[2] if place < len(free) else None
+
+    def _splits(self, pool: Pool, rest: int) -> bool:
+        return rest >= BLOCK if pool.small else rest > SMALL
+
+    def _new_block(self, pool: Pool, free: list[_Entry], size: int) -> Block:
+        """A segment that the device gives for a request."""
+        wanted = segment_size(size)
+        self._reserve(wanted)
+        block = Block(self._top, wanted, pool, None, None)
+        self._top += wanted
+        return block
+
+    def _give_back(self) -> int:
+        """The bytes of all segments that are free as a whole, which the device has again (release_cached_blocks)."""
+        given = 0
+        for free in self._free.values():
+            whole = [entry for entry in free if entry[2].before is None and entry[2].after is None]
+            given += sum(size for size, _, _ in whole)
+            for entry in whole:
+                free.remove(entry)
+        return given
+
+    # --- common to both
+
+    def _reserve(self, nbytes: int) -> None:
+        if self.limit is not None and self.reserved + nbytes > self.limit:
+            self.reserved -= self._give_back()
+            self.retries += 1
+            if self.reserved + nbytes > self.limit:
+                raise OutOfMemory(f"{nbytes} bytes more than the {self.reserved} that are reserved")
+        self.reserved += nbytes
+        if self.reserved > self.most_reserved:
+            self.most_reserved = self.reserved
+
+    def _drop(self, free: list[_Entry], block: Block) -> None:
+        del free[bisect_left(free, (block.size, block.address))]
+
+
+class ExpandableAllocator(CachingAllocator):
+    """The same with `expandable_segments:True`.
+
+    Out of memory is told too early here: that free pages in the middle of a segment can be given back is left out.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__(limit)
+        self._last: dict[Pool, Block] = {}
+
+    def allocate(self, nbytes: int, stream: str) -> Block:
+        block = super().allocate(nbytes, stream)
+        last = block.after or block
+        if last.after is None:
+            self._last[block.pool] = last
+        return block
+
+    def release(self, block: Block) -> Block:
+        block = super().release(block)
+        if block.after is None:
+            self._last[block.pool] = block
+        return block
+
+    def _take_free(self, pool: Pool, free: list[_Entry], size: int) -> Block | None:
+        """As above, but the block at the segment's end counts as large as it could grow."""
+        place = bisect_left(free, (size,))
+        if place + 1 < len(free) and free[place][2] is self._last[pool]:
+            place += 1
+        return free.pop(place)[2] if place < len(free) else None
+
+    def _splits(self, pool: Pool, rest: int) -> bool:
+        return rest >= BLOCK
+
+    def _new_block(self, pool: Pool, free: list[_Entry], size: int) -> Block:
+        """The segment grows by whole pages, behind the free block that it ends with if there is one."""
+        page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+        last = self._last.get(pool)
+        own = last.size if last is not None and last.free else 0
+        grown = -(-(size - own) // page) * page
+        self._reserve(grown)
+        if last is None:
+            return Block(0, grown, pool, None, None)
+        if not last.free:
+            last.after = Block(last.address + last.size, grown, pool, last, None)
+            return last.after
+        self._drop(free, last)
+        last.size += grown
+        return last
+
+    def _give_back(self) -> int:
+        return 0
+
+
+def _layout(free: list[_Entry]) -> list[tuple[int, int, bool]]:
+    places = {address: i for i, address in enumerate(sorted(address for _, address, _ in free))}
+    return [(size, places[address], block.before is None and block.after is None) for size, address, block in free]
+
+
+def _join(left: Block, right: Block) -> None:
+    left.size += right.size
+    left.after = right.after
+    if right.after is not None:
+        right.after.before = left

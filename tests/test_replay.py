@@ -1,0 +1,210 @@
+"""A run written out to its real depth, and the allocator's view of whole steps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.allocator import Block, CachingAllocator, OutOfMemory
+from memcalc.device import room_to_reserve, workspace_of
+from memcalc.dims import numel
+from memcalc.dtypes import bf16, fp32
+from memcalc.engines.fsdp2_step import STREAMS, Sharding
+from memcalc.profile import Choices, Trace, trace
+from memcalc.replay import MOST_STEPS, replayed
+from memcalc.rows import Row
+from memcalc.unrolled import NotPeriodic, unrolled
+
+FSDP: dict[str, Any] = {"engine": "fsdp2", "gpus": 8, "zero": 3}
+
+
+# --- unrolled
+
+
+def events(run: Trace) -> list[tuple[int, str, str, object]]:
+    """What comes and goes, in order: the block, and what it was allocated as."""
+    whole = unrolled(run)
+    rows = [run.rows[i] for i in whole.rows]
+    return [
+        (event, row.scope, row.name, (numel(row.shape)[1], row.dtype))
+        for event in whole.log
+        for row in (rows[event if event >= 0 else ~event],)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama-7b", {}),
+        ("llama-7b", {"recompute": "full"}),
+        ("llama-7b", {"precision": "bf16-autocast", "recompute": "full"}),
+        ("gpt2-xl", {"precision": "fp16-autocast"}),
+        ("gpt2-xl", {"gpus": 8}),
+        ("gemma-2-9b", {}),
+        ("deepseek-v2-lite", {}),
+        ("mamba-130m", {}),
+        ("bert-large", {"padded": True}),
+        ("t5-large", {}),
+        ("llama-7b", FSDP),
+        ("llama-7b", {**FSDP, "recompute": "full"}),
+        ("llama-7b", {**FSDP, "recompute": "op", "zero": 2}),
+        ("llama-7b", {**FSDP, "global_batch_size": 32}),
+        ("gpt-oss-20b", FSDP),
+    ],
+)
+def test_written_out_it_is_the_run_at_the_real_depth(name: str, options: dict[str, Any]) -> None:
+    """Event by event, what is allocated and freed."""
+    model = memcalc.load_model(name)
+    report = memcalc.estimate(model, **options)
+    (key,) = (key for key in model.profiles if key[0] == "profile")
+    choices = Choices(*key[1 : 1 + len(Choices._fields)])
+    whole = trace(model.program, choices, report.setup.micro_batch_size, report.setup.rows, model.layers)
+    run = report.rank.profiles[0].run
+    assert events(run) == events(whole)
+    assert unrolled(run).backward == unrolled(whole).backward
+
+
+def test_a_run_whose_middle_periods_differ_is_not_written_out() -> None:
+    run = memcalc.estimate("llama-7b").rank.profiles[0].run
+    places = [(place, layer) for place, _, layer in run.segments]
+    (start, end), *_ = [(a, b) for (a, layer), (b, _) in pairwise(places) if layer in run.middle.late]
+    freed = next(~e for e in run.log[start:end] if e < 0 and run.rows[~e].layer in run.middle.early)
+    rows = [row._replace(name="another") if i == freed else row for i, row in enumerate(run.rows)]
+    with pytest.raises(NotPeriodic):
+        unrolled(run._replace(rows=rows))
+
+
+# --- replay
+
+
+class Counting(CachingAllocator):
+    """Counts the bytes that were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[Block, int] = {}
+        self.asked = self.most = 0
+
+    def allocate(self, nbytes: int, stream: str) -> Block:
+        block = super().allocate(nbytes, stream)
+        self.live[block] = nbytes
+        self.asked += nbytes
+        self.most = max(self.most, self.asked)
+        return block
+
+    def release(self, block: Block) -> Block:
+        self.asked -= self.live.pop(block)
+        return super().release(block)
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {}),
+    ("gpt2", {"global_batch_size": 4}),
+    ("gpt2", {"precision": "bf16", "optimizer": "adafactor"}),
+    ("gpt2", {"optimizer": "muon", "seq_len": 64}),
+    ("gpt2", {"optimizer": "sgd", "optimizer_implementation": "for-loop"}),
+    ("gpt2", {"precision": "fp16-autocast", "optimizer_implementation": "fused"}),
+    ("gpt2", {"precision": "bf16-autocast", "recompute": "full"}),
+    ("gpt2", {"optimizer": "adamw-8bit", "recompute": "full", "seq_len": 1000, "micro_batch_size": 3}),
+    ("gpt2-large", {"gpus": 8}),
+    ("gpt2-large", {"gpus": 8, "global_batch_size": 32, "micro_batch_size": 2}),
+    ("bert-base", {"padded": True}),
+    ("t5-small", {}),
+    ("resnet-50", {"micro_batch_size": 8}),
+    ("llama-3.2-1b", {"kernels": "fused"}),
+    ("llama-3.2-1b", FSDP),
+    ("llama-3.2-1b", {**FSDP, "zero": 2, "shard_group": 2, "precision": "bf16-mixed", "global_batch_size": 16}),
+    ("llama-3.2-1b", {**FSDP, "recompute": "op", "padded": True, "attention": "eager"}),
+    ("llama-3.2-1b", {**FSDP, "tp": 2, "recompute": "full"}),
+    ("llama-3.2-1b", {**FSDP, "tp": 8}),
+    ("llama-3.2-1b", {**FSDP, "gpus": 1, "seq_len": 33}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_a_replay_has_the_peak_of_the_estimate(name: str, options: dict[str, Any]) -> None:
+    """To the byte: all that an engine holds and a step allocates is in it. And it comes to an end."""
+    report = memcalc.estimate(name, **options)
+    allocator = Counting()
+    run = replayed(report.rank, report.setup, allocator, 0)
+    assert run is not None
+    assert allocator.most == report.peak
+    assert run.steady
+    assert run.steps <= MOST_STEPS
+    assert report.peak <= report.allocated <= report.reserved <= report.device
+    assert {item.name for item in report.overheads} >= {"blocks that are not split", "fragmentation"}
+    assert all(item.nbytes >= 0 for item in report.overheads)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_what_is_held_is_allocated_once(name: str, options: dict[str, Any]) -> None:
+    report = memcalc.estimate(name, **options)
+    held, order = report.rank.held, report.rank.held.order
+    assert order is not None
+
+    def total(rows: tuple[Row, ...]) -> int:
+        return sum(row.bytes_at(report.setup.micro_batch_size, report.setup.rows) for row in rows)
+
+    assert total(order.before) + total(order.states) == total(held.always)
+
+
+def test_streams_are_those_of_blocks_that_a_run_has() -> None:
+    """Whether gradients are reduced in the dtype of the shards or in another."""
+    names: set[str] = set()
+    for reduced in (fp32, bf16):
+        sharding = Sharding(8, reshards=True, sharded=fp32, reduced=reduced, accumulating=False)
+        choices = Choices(bf16, "sdpa", recompute=False, accumulating=False, hooks=sharding)
+        names |= {row.name for row in trace(memcalc.load_model("llama-3.2-1b").program, choices, 1, 16, 2).rows}
+    assert set(STREAMS) <= names
+
+
+def test_a_full_gpu_has_segments_given_back() -> None:
+    """In 24 GiB what three sequences need is there; without giving back it would not be."""
+    free = memcalc.estimate("gpt2-large", micro_batch_size=3)
+    full = memcalc.estimate("gpt2-large", micro_batch_size=3, gpu="rtx4090")
+    assert full.gpu is not None and full.played is not None
+    assert free.device > full.gpu.capacity >= full.device + full.margin
+    assert full.fits
+    assert full.played.retries
+    assert full.played.steady
+    assert full.played.reserved <= room_to_reserve(full.gpu.capacity, 1)
+    assert any("given back" in item.formula for item in full.overheads)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 6])
+def test_what_fits_has_been_played_within_the_gpu(batch: int) -> None:
+    """And what does not fit runs out of memory there, or has no room for the margin."""
+    report = memcalc.estimate("gpt2-large", micro_batch_size=batch, gpu="rtx4090")
+    assert report.gpu is not None
+    room = room_to_reserve(report.gpu.capacity, 1)
+    try:
+        run = replayed(report.rank, report.setup, CachingAllocator(room), workspace_of(report.gpu))
+    except OutOfMemory:
+        run = None
+    assert report.fits == (run is not None and run.steady)
+
+
+def test_expandable_segments_need_less() -> None:
+    report = memcalc.estimate("gpt2-large", micro_batch_size=4, gpu="rtx4090")
+    smaller = report.device_if_expandable
+    assert smaller is not None
+    assert report.peak < smaller < report.device
+
+
+@pytest.mark.parametrize("options", [{"gpus": 8, "zero": 2}, {"gpus": 8, "zero": 3}, {"gpus": 8, "tp": 2, "zero": 1}])
+def test_where_the_order_is_not_known_the_row_says_so(options: dict[str, Any]) -> None:
+    report = memcalc.estimate("llama-3.2-1b", **options, gpu="h100-80gb")
+    assert report.played is None
+    assert report.device_if_expandable is None
+    (row,) = (item for item in report.overheads if item.component == "reserved")
+    assert "fragmentation not known" in row.name
+    assert report.margin == report.device * 10 // 100
+
+
+def test_a_size_alone_has_no_run() -> None:
+    report = memcalc.estimate(params="1B", gpu="h100-80gb")
+    assert report.played is None
+    assert report.fits
