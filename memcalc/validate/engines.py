@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from memcalc.setup import DTYPES as BY_NAME
-from memcalc.validate.reference import DTYPES, Job, make_optimizer, torch_optimizer
+from memcalc.validate.reference import DTYPES, Job, make_optimizer, of_rank, plain_step, torch_optimizer
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -24,7 +24,17 @@ def wrapped(setup: Setup, module: Any, batch: dict[str, torch.Tensor], mesh: Any
         return _fsdp2(setup, module, batch, mesh)
     if setup.engine == "ddp":
         return _ddp(setup, module, batch, live)
-    return Job(module, module, make_optimizer(setup, module), batch, lambda more: contextlib.nullcontext())
+    return _job(setup, module, module, make_optimizer(setup, module), batch)
+
+
+def _job(
+    setup: Setup, module: Any, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], more: Any = None
+) -> Job:
+    """`more`: what holds back a micro-batch's gradients while others follow."""
+    step = plain_step(
+        setup, model, optimizer, batch, lambda follows: more() if more and follows else contextlib.nullcontext()
+    )
+    return Job([module], optimizer, batch, step)
 
 
 def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live | None) -> Job:
@@ -42,10 +52,7 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
 
     if live is not None:
         model.register_comm_hook(None, hook)
-    return Job(
-        model, module, make_optimizer(setup, module), batch,
-        lambda more: model.no_sync() if more else contextlib.nullcontext(),
-    )  # fmt: skip
+    return _job(setup, module, model, make_optimizer(setup, module), batch, model.no_sync)
 
 
 def mesh_of(setup: Setup, device: str) -> Any:
@@ -73,15 +80,20 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     for layer in [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]:
         fully_shard(layer, **how)
     fully_shard(module, **how)
-    if next(module.parameters()).is_meta:  # only now there is anything; the values change no size
-        module.to_empty(device=torch.get_default_device())
-        for tensor in (*module.parameters(), *module.buffers()):
-            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).data.zero_()
+    if next(module.parameters()).is_meta:
+        _materialize(module, next(iter(batch.values())).device)
     groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
     for parameter in module.parameters():
         groups.setdefault(parameter.device_mesh, []).append(parameter)
     optimizer = torch_optimizer(setup, [{"params": parameters} for parameters in groups.values()])
-    return Job(module, module, optimizer, batch, lambda more: contextlib.nullcontext())
+    return _job(setup, module, module, optimizer, batch)
+
+
+def _materialize(module: Any, device: torch.device) -> None:
+    """Only now there is anything; the values change no size."""
+    module.to_empty(device=device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        of_rank(tensor).data.zero_()
 
 
 def _split(module: Any, mesh: Any) -> None:

@@ -27,6 +27,7 @@ from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
 from memcalc.validate.engines import mesh_of, wrapped
 from memcalc.validate.live import Live, resizing
+from memcalc.validate.meter import Meter
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
 
@@ -80,49 +81,31 @@ def process_group(ranks: int) -> Iterator[None]:
 
 def _run(live: Live, setup: Setup, module: Any, mesh: Any) -> Measured:
     job = wrapped(setup, module, make_batch(setup, module.config), mesh, live)
-    for tensor in [*module.parameters(), *module.buffers(), *job.batch.values()]:
+    for tensor in [*job.parameters(), *job.buffers(), *job.batch.values()]:
         live.register(of_rank(tensor))
     with live:
         for tensor in getattr(job.optimizer, "masters", ()):
             live.register(tensor)
-        losses: list[Any] = [None]
         for _ in range(2 if setup.engine == "ddp" else 1):  # in its second step DDP tells all ranks its new buckets
-            _step(live, setup, job, losses)
-        return _step(live, setup, job, losses)
+            _step(live, setup, job)
+        return _step(live, setup, job)
 
 
-def _step(live: Live, setup: Setup, job: Job, losses: list[Any]) -> Measured:
-    """One step. The caller holds the last loss until there is a new one."""
+def _step(live: Live, setup: Setup, job: Job) -> Measured:
     gc.collect()
     live.calls = {}
     counters = _counters(job.optimizer)
-    forward = backward = saved = 0
-    for micro_batch in range(setup.micro_batches):
-        before = live.now
-        live.begin()
-        with job.accumulating(micro_batch < setup.micro_batches - 1):
-            out = job.model(**job.batch)
-            losses[0] = out.loss
-            del out
-            gc.collect()
-            forward = max(forward, live.highest)
-            saved = live.now - before if micro_batch == 0 else saved
-            live.begin()
-            losses[0].backward()
-        backward = max(backward, live.highest)
-    gradients = nbytes(p.grad for p in job.module.parameters())
-    live.begin()
-    job.optimizer.step()
-    job.optimizer.zero_grad(set_to_none=True)
-    states = [s for state in job.optimizer.state.values() for s in state.values()]
+    meter = Meter(live)
+    gradients = job.step(meter.enter)
+    meter.close()
     return Measured(
-        parameters=nbytes(job.module.parameters()),
+        parameters=nbytes(job.parameters()),
         gradients=None if setup.engine == "fsdp2" else gradients,  # whole ones come and go
-        optimizer_states=nbytes([*states, *getattr(job.optimizer, "masters", ())]) - counters,
-        saved_activations=saved if setup.engine == "none" else None,
-        forward=forward - counters,
-        backward=backward - counters,
-        step=live.highest - counters,
+        optimizer_states=nbytes(job.states()) - counters,
+        saved_activations=meter.saved if setup.engine == "none" else None,
+        forward=meter.peaks["forward"] - counters,
+        backward=meter.peaks["backward"] - counters,
+        step=meter.peaks["step"] - counters,
         calls=dict(live.calls) if setup.engine != "none" else None,
         environment=environment(),
     )

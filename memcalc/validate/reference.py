@@ -7,7 +7,7 @@ loss.backward(); optimizer.step(); optimizer.zero_grad(set_to_none=True)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,13 +37,54 @@ _AUTO_CLASSES: dict[str, Any] = {
 class Job(NamedTuple):
     """A model ready to be trained."""
 
-    model: Any
-    """What is called: the module, or the engine's wrapper of it."""
-    module: Module
+    modules: Sequence[Module]
+    """The model, or a rank's stages of it."""
     optimizer: Any
     batch: dict[str, torch.Tensor]
-    accumulating: Callable[[bool], Any]
-    """A context for a micro-batch; whether another one of the same step follows."""
+    step: Callable[[Enter], int]
+    """A step. It says when a phase begins, and returns the bytes of the gradients that the optimizer is given."""
+
+    def parameters(self) -> list[Any]:
+        return [p for module in self.modules for p in module.parameters()]
+
+    def buffers(self) -> list[Any]:
+        return [b for module in self.modules for b in module.buffers()]
+
+    def states(self) -> list[Any]:
+        """What the optimizer keeps, fp32 copies of weights included."""
+        kept = [s for state in self.optimizer.state.values() for s in state.values()]
+        return [s for s in (*kept, *getattr(self.optimizer, "masters", ())) if isinstance(s, torch.Tensor)]
+
+
+Enter = Callable[[str], None]
+"""Called with "forward", "backward" or "step" where such a phase begins."""
+
+
+def plain_step(
+    setup: Setup, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], accumulating: Callable[[bool], Any]
+) -> Callable[[Enter], int]:
+    """The reference step. `model` is the module, or an engine's wrapper of it; `accumulating` a context for a micro-batch,
+    given whether another one of the same step follows. The caller holds the last loss until there is a new one."""
+    losses: list[Any] = [None]
+    dtype, device = setup.autocast_dtype, next(iter(batch.values())).device.type
+
+    def step(enter: Enter) -> int:
+        for micro_batch in range(setup.micro_batches):
+            enter("forward")
+            with accumulating(micro_batch < setup.micro_batches - 1):
+                with torch.autocast(device, None if dtype is None else DTYPES[dtype], enabled=dtype is not None):
+                    out = model(**batch)
+                losses[0] = out.loss
+                del out
+                enter("backward")
+                losses[0].backward()
+        gradients = nbytes(p.grad for p in model.parameters())
+        enter("step")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return gradients
+
+    return step
 
 
 class MasterWeights:
@@ -139,3 +180,26 @@ def nbytes(tensors: Iterable[Any]) -> int:
     """Of the tensors' storages, each once; of a sharded one this rank's part."""
     local: list[Any] = [of_rank(t) for t in tensors if isinstance(t, torch.Tensor)]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in local}.values())
+
+
+def saved_by_hooks(setup: Setup, job: Job) -> int:
+    """Bytes of what a forward saves for backward, as autograd's hooks are shown it: each storage once; no weights, buffers or
+    inputs. Then backward, without a step."""
+    known = {t.untyped_storage()._cdata for t in (*job.parameters(), *job.buffers(), *job.batch.values())}
+    device = next(iter(job.batch.values())).device
+    seen: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known and tensor.device == device:
+            seen[storage._cdata] = storage.nbytes()
+        return tensor.detach()  # an output that is saved would keep its own graph
+
+    (module,) = job.modules
+    dtype = setup.autocast_dtype
+    autocast = torch.autocast(device.type, None if dtype is None else DTYPES[dtype], enabled=dtype is not None)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+        loss = module(**job.batch).loss
+    loss.backward()
+    job.optimizer.zero_grad(set_to_none=True)
+    return sum(seen.values())

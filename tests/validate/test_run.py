@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.validate import run
-from memcalc.validate.run import read_suite, run_suite, validate
+from memcalc.validate import place, recording, run
+from memcalc.validate.recording import run_suite
+from memcalc.validate.run import validate
+from memcalc.validate.suites import read_suite
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100,
          "num_attention_heads": 4}  # fmt: skip
@@ -104,19 +106,38 @@ def test_a_file_that_is_no_record_is_left_alone(content: str, tmp_path: Path) ->
     assert record.read_text() == content
 
 
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which is one."""
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+
+class H100:
+    """In the place of a GPU."""
+
+    name = "NVIDIA H100 80GB HBM3"
+
+    def environment(self) -> dict[str, str]:
+        return {"gpu": self.name, "compute_capability": "9.0", "memory": "85000000000"}
+
+
 def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class OutOfMemoryError(RuntimeError):
-        """As torch's, which is one."""
-
-    def full(*_: Any, **__: Any) -> Any:
-        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-
     monkeypatch.setattr(run, "validate", full)
-    monkeypatch.setattr(run, "_measure", lambda _: None)
+    monkeypatch.setattr(recording, "runner", recording.InThisProcess)
+    monkeypatch.setattr(run, "measurer", lambda _: None)
+    monkeypatch.setattr(place, "place", H100)
     (made,) = run_suite(CASES[:1], "cuda", tmp_path / "r.json", lambda _: None)
     assert made["outcome"] == "out of memory"
     assert made["why"].startswith("CUDA out of memory")
-    assert made["predicted"]["device"] > made["predicted"]["peak"] > 0
+    assert made["environment"]["gpu"] == H100.name
+    report = memcalc.estimate(LLAMA, precision="bf16", seq_len=16, gpu="h100-80gb")
+    assert made["predicted"] == {
+        "peak": report.peak + 2 * 32 * 2**20, "reserved": report.reserved, "device": report.device
+    }  # fmt: skip
+    again = run_suite(CASES[:1], "cuda", tmp_path / "r.json", lambda _: None)
+    assert again == [made]
 
 
 @pytest.mark.parametrize(
