@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -104,6 +105,7 @@ def _recorded(record: Path | None) -> dict[str, dict[str, Any]]:
 def _write(record: Path, cases: list[dict[str, Any]]) -> None:
     """All or nothing: a run that is killed while it writes leaves the last record."""
     text = json.dumps({"schema_version": 1, "cases": cases}, indent=1, ensure_ascii=False) + "\n"
+    text = re.sub(r"\[[\d\s,]+\]", lambda found: " ".join(found[0].split()), text)  # a timeline is a line
     beside = record.with_name(record.name + ".new")
     try:
         beside.write_text(text, encoding="utf-8")

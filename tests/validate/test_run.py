@@ -86,6 +86,20 @@ def test_nothing_in_a_case_ends_the_suite(monkeypatch: pytest.MonkeyPatch) -> No
     assert outcomes == ["failed with KeyError"] * 3
 
 
+def test_a_timeline_is_a_line_of_the_file(tmp_path: Path) -> None:
+    document: dict[str, Any] = {
+        "case": {"a": [1]},
+        "timeline": [1, 2, 30],
+        "none": [],
+        "why": "[1,\n2]",
+        "two": ["a", 1],
+    }
+    recording._write(tmp_path / "r.json", [document])
+    text = (tmp_path / "r.json").read_text()
+    assert "[ 1, 2, 30 ]" in text
+    assert json.loads(text)["cases"] == [document]
+
+
 @pytest.mark.parametrize("backend", ["tpu", "cuda"])
 def test_a_suite_without_its_backend_does_not_begin(backend: str, tmp_path: Path) -> None:
     with pytest.raises(memcalc.InputError, match=f"--backend {backend}"):
