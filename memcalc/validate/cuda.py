@@ -64,7 +64,7 @@ def measure(report: Report) -> Measured:
             with torch.device(DEVICE):
                 batch = make_batch(setup, module.config)
             job = wrapped(setup, module, batch, mesh, None)
-        return _run(setup, job, here)._replace(real_ranks=real_ranks)
+            return _run(setup, job, here)._replace(real_ranks=real_ranks)
 
 
 class Allocator:

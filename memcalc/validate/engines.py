@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import loss_parallel
 
 from memcalc.setup import DTYPES as BY_NAME
+from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
 from memcalc.validate.reference import DTYPES, Job, make_optimizer, of_rank, plain_step, torch_optimizer
 
 if TYPE_CHECKING:
@@ -64,7 +66,11 @@ def mesh_of(setup: Setup, device: str) -> Any:
 
 def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:
     over = tuple(name for name in whole.mesh_dim_names if name != "tp")
-    if setup.tp > 1:
+    if setup.sequence_parallel:  # transformers would count the tokens of a shard
+        tokens = batch["input_ids"]
+        batch = batch | {"position_ids": torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)}
+        (sequence_and_loss_parallel if _split_logits(setup) else sequence_parallel)(module, whole["tp"])
+    elif setup.tp > 1:
         _split(module, whole["tp"])
     policy = MixedPrecisionPolicy()
     if setup.has_master_weights:
@@ -86,7 +92,20 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     for parameter in module.parameters():
         groups.setdefault(parameter.device_mesh, []).append(parameter)
     optimizer = torch_optimizer(setup, [{"params": parameters} for parameters in groups.values()])
-    return _job(setup, module, module, optimizer, batch)
+    job = _job(setup, module, module, optimizer, batch)
+    return job._replace(step=_under_loss_parallel(job.step)) if _split_logits(setup) else job
+
+
+def _split_logits(setup: Setup) -> bool:
+    return setup.cross_entropy == "vocab-parallel"
+
+
+def _under_loss_parallel(step: Any) -> Any:
+    def call(enter: Any) -> int:
+        with loss_parallel():
+            return step(enter)
+
+    return call
 
 
 def _materialize(module: Any, device: torch.device) -> None:

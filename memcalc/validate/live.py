@@ -23,7 +23,11 @@ _C10D: Final = {
     "broadcast_": "broadcast",
 }
 """Ops of torch.distributed -> collective."""
-_FUNCTIONAL: Final = {"all_gather_into_tensor": "all_gather", "all_reduce": "all_reduce"}
+_FUNCTIONAL: Final = {
+    "all_gather_into_tensor": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter_tensor": "reduce_scatter",
+}
 _NO_TRANSFER: Final = ("wait_tensor", "_wrap_tensor_autograd")
 
 

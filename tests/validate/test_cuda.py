@@ -109,6 +109,7 @@ def on_the_cpu() -> Iterator[Live]:
         {"gpus": 8, "zero": 3, "engine": "fsdp2"},
         {"gpus": 8, "zero": 2, "engine": "fsdp2", "global_batch_size": 16},
         {"gpus": 4, "zero": 3, "engine": "fsdp2", "tp": 2},
+        {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
     ],
 )
 def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, Any]) -> None:

@@ -69,6 +69,16 @@ def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
         {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16},
         {"gpus": 64, "zero": 3, "recompute": "full", "grad_dtype": "bf16"},
         {"gpus": 4, "zero": 3, "tp": 2},
+        {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True},
+        {"gpus": 8, "zero": 2, "tp": 2, "sequence_parallel": True, "global_batch_size": 8, "recompute": "full"},
+        {
+            "gpus": 6,
+            "zero": 3,
+            "tp": 2,
+            "sequence_parallel": True,
+            "cross_entropy": "vocab-parallel",
+            "micro_batch_size": 2,
+        },
     ],
 )
 def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:

@@ -25,7 +25,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
         ({"backend": "cuda"}, "--backend cuda: torch sees no CUDA device; allowed: fake"),
         ({"gpus": 8, "zero": 3}, "--engine deepspeed: .*allowed: none, ddp, fsdp2"),
         ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2"),
-        ({"gpus": 4, "tp": 2, "zero": 3, "sequence_parallel": True}, "--sequence-parallel on: .*allowed: off"),
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
         ({"optimizer": "lion"}, "--optimizer lion: .*allowed: adamw"),
