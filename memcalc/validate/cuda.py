@@ -24,10 +24,11 @@ from memcalc.errors import InputError
 from memcalc.tracing.modules import quiet
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
-from memcalc.validate.engines import mesh_of, wrapped
+from memcalc.validate.engines import mesh_of, shard, wrapped
 from memcalc.validate.fake import process_group
 from memcalc.validate.history import phases_of
 from memcalc.validate.meter import Meter
+from memcalc.validate.pipeline import pipeline
 from memcalc.validate.place import Place, place
 from memcalc.validate.reference import Job, build, make_batch, nbytes, saved_by_hooks
 
@@ -44,27 +45,42 @@ _TIMED_STEPS: Final = 10
 
 def measure(report: Report) -> Measured:
     """A steady-state step of the report's setup on this GPU. torch's OutOfMemoryError is not caught."""
-    setup, model = report.setup, report.model
+    setup = report.setup
     here = place()
     gc.collect()
     torch.cuda.empty_cache()
     real_ranks = "RANK" in os.environ and setup.engine != "none"
     if real_ranks and int(os.environ["WORLD_SIZE"]) != setup.gpus:
         raise InputError(f"--gpus {setup.gpus}: torchrun started {os.environ['WORLD_SIZE']} ranks; allowed: as many")
+    if real_ranks and report.rank.number != 0:
+        raise InputError(f"--pp-rank {report.rank.number}: torchrun's first rank is measured; allowed: 0")
     with contextlib.ExitStack() as stack:
         if real_ranks:
             dist.init_process_group("nccl")
             stack.callback(dist.destroy_process_group)
         elif setup.engine != "none":
-            stack.enter_context(process_group(setup.gpus))
+            stack.enter_context(process_group(setup.gpus, report.rank.number * setup.dp))
         mesh = mesh_of(setup, DEVICE) if setup.engine == "fsdp2" else None
         with quiet():
-            with torch.device(DEVICE if mesh is None else "meta"):  # a model to be sharded is never there as a whole
-                module = build(setup, model.model_type, fields_of(model))
-            with torch.device(DEVICE):
-                batch = make_batch(setup, module.config)
-            job = wrapped(setup, module, batch, mesh, None)
-            return _run(setup, job, here)._replace(real_ranks=real_ranks)
+            return _run(setup, _job(report, mesh, real_ranks), here)._replace(real_ranks=real_ranks)
+
+
+def _job(report: Report, mesh: Any, real_ranks: bool) -> Job:
+    """A model that is to be sharded is never there as a whole."""
+    setup, model = report.setup, report.model
+
+    def made() -> Any:
+        with torch.device(DEVICE if mesh is None else "meta"):
+            return build(setup, model.model_type, fields_of(model))
+
+    if setup.pp > 1:
+        device = torch.device(DEVICE)
+        number = mesh.get_local_rank("pp")
+        return pipeline(setup, model, number, made, lambda m: shard(setup, m, mesh, device), mesh, alone=not real_ranks)
+    module = made()
+    with torch.device(DEVICE):
+        batch = make_batch(setup, module.config)
+    return wrapped(setup, module, batch, mesh, None)
 
 
 class Allocator:

@@ -58,27 +58,22 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
 
 
 def mesh_of(setup: Setup, device: str) -> Any:
-    """FSDP2's mesh: replicas, shards and tensor parallelism, those of them that there are."""
-    sizes = {"dp_replicate": setup.dp // setup.shards, "dp_shard": setup.shards, "tp": setup.tp}
+    """FSDP2's mesh: stages, replicas, shards and tensor parallelism, those of them that there are."""
+    sizes = {"pp": setup.pp, "dp_replicate": setup.dp // setup.shards, "dp_shard": setup.shards, "tp": setup.tp}
     names = tuple(name for name, size in sizes.items() if size > 1 or name == "dp_shard")
     return init_device_mesh(device, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
 
-def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:
-    over = tuple(name for name in whole.mesh_dim_names if name != "tp")
-    if setup.sequence_parallel:  # transformers would count the tokens of a shard
-        tokens = batch["input_ids"]
-        batch = batch | {"position_ids": torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)}
-        (sequence_and_loss_parallel if _split_logits(setup) else sequence_parallel)(module, whole["tp"])
-    elif setup.tp > 1:
-        _split(module, whole["tp"])
+def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
+    """`fully_shard` over every layer and then the module; one on the meta device is on `device` from then on."""
+    over = tuple(name for name in whole.mesh_dim_names if name not in ("pp", "tp"))
     policy = MixedPrecisionPolicy()
     if setup.has_master_weights:
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[setup.compute_dtype], reduce_dtype=DTYPES[BY_NAME[setup.grad_dtype]]
         )
     how: dict[str, Any] = {
-        "mesh": whole[over] if setup.tp > 1 else whole, "mp_policy": policy,
+        "mesh": whole if over == whole.mesh_dim_names else whole[over], "mp_policy": policy,
         "reshard_after_forward": None if setup.zero == 3 else False,
     }  # fmt: skip
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -87,7 +82,18 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
         fully_shard(layer, **how)
     fully_shard(module, **how)
     if next(module.parameters()).is_meta:
-        _materialize(module, next(iter(batch.values())).device)
+        _materialize(module, device)
+
+
+def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:
+    device = next(iter(batch.values())).device
+    if setup.sequence_parallel:  # transformers would count the tokens of a shard
+        tokens = batch["input_ids"]
+        batch = batch | {"position_ids": torch.arange(tokens.shape[1], device=device).unsqueeze(0)}
+        (sequence_and_loss_parallel if _split_logits(setup) else sequence_parallel)(module, whole["tp"])
+    elif setup.tp > 1:
+        _split(module, whole["tp"])
+    shard(setup, module, whole, device)
     groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
     for parameter in module.parameters():
         groups.setdefault(parameter.device_mesh, []).append(parameter)

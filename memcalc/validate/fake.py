@@ -14,6 +14,7 @@ import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -25,9 +26,10 @@ from memcalc.tracing.realism import collected_by_hand, gpu_dropout
 from memcalc.units import GIB, show_bytes
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
-from memcalc.validate.engines import mesh_of, wrapped
+from memcalc.validate.engines import mesh_of, shard, wrapped
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
+from memcalc.validate.pipeline import pipeline
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
 
@@ -53,7 +55,9 @@ def measure(report: Report) -> Measured:
         )
     with contextlib.ExitStack() as stack:
         for context in (
-            process_group(setup.gpus) if setup.engine != "none" else contextlib.nullcontext(),
+            process_group(setup.gpus, report.rank.number * setup.dp)
+            if setup.engine != "none"
+            else contextlib.nullcontext(),
             not_traced(padded=setup.padded, encoder_decoder=two_stacks), cuda_kernels(), gpu_dropout(), collected_by_hand(),
             resizing(live), quiet(),
         ):  # fmt: skip
@@ -61,7 +65,7 @@ def measure(report: Report) -> Measured:
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
         try:
             with FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext():
-                return _run(live, setup, build(setup, model.model_type, fields_of(model)), mesh)
+                return _run(live, setup, _job(live, report, mesh))
         except InputError:
             raise
         except Exception as error:
@@ -69,18 +73,31 @@ def measure(report: Report) -> Measured:
             raise InputError(f"--backend fake: {model.name} cannot be run without data ({why})") from error
 
 
+def _job(live: Live, report: Report, mesh: Any) -> Job:
+    setup, model = report.setup, report.model
+
+    def made() -> Any:
+        return build(setup, model.model_type, fields_of(model))
+
+    if setup.pp > 1:
+        cpu = torch.device("cpu")
+        number = report.rank.number
+        return pipeline(setup, model, number, made, lambda m: shard(setup, m, mesh, cpu), mesh, alone=True)
+    module = made()
+    return wrapped(setup, module, make_batch(setup, module.config), mesh, live)
+
+
 @contextlib.contextmanager
-def process_group(ranks: int) -> Iterator[None]:
-    """This process is rank 0 of `ranks`; nothing is sent."""
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
+    """This process is one of `ranks`; nothing is sent."""
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _run(live: Live, setup: Setup, module: Any, mesh: Any) -> Measured:
-    job = wrapped(setup, module, make_batch(setup, module.config), mesh, live)
+def _run(live: Live, setup: Setup, job: Job) -> Measured:
     for tensor in [*job.parameters(), *job.buffers(), *job.batch.values()]:
         live.register(of_rank(tensor))
     with live:

@@ -21,6 +21,8 @@ _C10D: Final = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": None,  # counted where it is sent
 }
 """Ops of torch.distributed -> collective."""
 _FUNCTIONAL: Final = {
@@ -80,7 +82,9 @@ class Live(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d":
             sizes = [sum(leaf.nbytes for leaf in tree_iter(a) if isinstance(leaf, torch.Tensor)) for a in args[:2]]
-            self._call(_C10D[name], _ranks(args), max(sizes))
+            collective = _C10D[name]
+            if collective is not None:
+                self._call(collective, _ranks(args), max(sizes))
         elif func.namespace == "_c10d_functional" and name not in _NO_TRANSFER:
             ranks = _resolve_process_group(args[-1]).size()
             whole = ranks if name == "all_gather_into_tensor" else 1

@@ -103,13 +103,11 @@ def on_the_cpu() -> Iterator[Live]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"precision": "bf16"},
         {"precision": "bf16-mixed", "global_batch_size": 3},
         {"precision": "fp32", "recompute": "full", "attention": "eager"},
-        {"gpus": 8, "zero": 3, "engine": "fsdp2"},
         {"gpus": 8, "zero": 2, "engine": "fsdp2", "global_batch_size": 16},
-        {"gpus": 4, "zero": 3, "engine": "fsdp2", "tp": 2},
         {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
+        {"gpus": 4, "zero": 3, "pp": 2, "pp_rank": 1, "global_batch_size": 8},
     ],
 )
 def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, Any]) -> None:
@@ -125,7 +123,8 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     assert ("saved_activations by hooks" in rows) is (report.setup.gpus == 1 and report.setup.recompute == "none")
     assert measured.history is not None
     phases = [phase["phase"] for phase in measured.history["phases"]]
-    assert phases == ["forward", "backward"] * report.setup.micro_batches + ["step"]
+    if report.setup.pp == 1:
+        assert phases == ["forward", "backward"] * report.setup.micro_batches + ["step"]
     assert measured.seconds is not None
     assert 0 < measured.seconds < 30
     assert not torch.distributed.is_initialized()

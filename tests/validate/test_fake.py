@@ -85,6 +85,21 @@ def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:
     same(validate(LLAMA, engine="fsdp2", seq_len=32, **options))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pp": 3, "pp_rank": 0, "zero": 3, "gpus": 6, "schedule": "gpipe", "global_batch_size": 4},
+        {"pp": 3, "pp_rank": 1, "zero": 2, "gpus": 12, "shard_group": 2, "global_batch_size": 12},
+        {"pp": 2, "pp_rank": 1, "zero": 3, "gpus": 4, "recompute": "full", "global_batch_size": 8, "precision": "bf16"},
+        {"pp": 2, "zero": 3, "gpus": 2, "schedule": "interleaved", "virtual_stages": 2, "global_batch_size": 4},
+        {"pp": 2, "pp_rank": 0, "zero": 2, "gpus": 4, "schedule": "zero-bubble", "global_batch_size": 6,
+         "first_stage_layers": 1, "last_stage_layers": 3},
+    ],
+)  # fmt: skip
+def test_a_rank_of_a_pipeline(options: dict[str, Any]) -> None:
+    same(validate(LLAMA | {"num_hidden_layers": 4}, engine="fsdp2", seq_len=32, micro_batch_size=1, **options))
+
+
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}])
 def test_a_rank_of_ddp(options: dict[str, Any]) -> None:
     same(validate(LLAMA, gpus=4, seq_len=32, **options))
