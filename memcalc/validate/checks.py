@@ -34,10 +34,6 @@ def check(report: Report, backend: str) -> None:
         refuse("optimizer", s.optimizer, f"to be run {NOT_YET}{', '.join(_OPTIMIZERS)}")
     if s.expert_imbalance != 1:
         refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
-    if s.autocast_dtype is not None and backend == "fake":
-        refuse(
-            "precision", s.precision, "autocast's lists of ops are other ones on the CPU; allowed: with --backend cuda"
-        )
 
 
 def fields_of(model: Model) -> dict[str, object]:

@@ -24,6 +24,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout
 from memcalc.units import GIB, show_bytes
+from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
 from memcalc.validate.engines import mesh_of, shard, wrapped
@@ -59,7 +60,7 @@ def measure(report: Report) -> Measured:
             if setup.engine != "none"
             else contextlib.nullcontext(),
             not_traced(padded=setup.padded, encoder_decoder=two_stacks), cuda_kernels(), gpu_dropout(), collected_by_hand(),
-            resizing(live), quiet(),
+            resizing(live), quiet(), contextlib.nullcontext() if setup.autocast_dtype is None else cuda_lists_on_the_cpu(),
         ):  # fmt: skip
             stack.enter_context(context)
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None

@@ -52,6 +52,10 @@ def same(comparison: Comparison) -> None:
         (GPT2, {"precision": "fp32", "attention": "eager"}),
         (QWEN3, {"precision": "bf16-mixed", "recompute": "full"}),
         (DEEPSEEK, {"precision": "bf16"}),
+        (LLAMA, {"precision": "bf16-autocast", "recompute": "full"}),
+        (GPT2, {"precision": "fp16-autocast", "attention": "eager", "global_batch_size": 4}),
+        (DEEPSEEK, {"precision": "bf16-autocast", "padded": True}),
+        (T5, {"precision": "bf16-autocast"}),
         (T5, {"precision": "bf16", "attention": "eager"}),
         (BART, {"precision": "bf16"}),
         (RESNET, {"precision": "fp32", "seq_len": None}),
@@ -68,6 +72,7 @@ def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
         {"gpus": 8, "zero": 3, "precision": "bf16"},
         {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16},
         {"gpus": 64, "zero": 3, "recompute": "full", "grad_dtype": "bf16"},
+        {"gpus": 8, "zero": 3, "precision": "bf16-autocast"},
         {"gpus": 4, "zero": 3, "tp": 2},
         {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True},
         {"gpus": 8, "zero": 2, "tp": 2, "sequence_parallel": True, "global_batch_size": 8, "recompute": "full"},
@@ -100,7 +105,7 @@ def test_a_rank_of_a_pipeline(options: dict[str, Any]) -> None:
     same(validate(LLAMA | {"num_hidden_layers": 4}, engine="fsdp2", seq_len=32, micro_batch_size=1, **options))
 
 
-@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}])
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}, {"precision": "bf16-autocast"}])
 def test_a_rank_of_ddp(options: dict[str, Any]) -> None:
     same(validate(LLAMA, gpus=4, seq_len=32, **options))
 
@@ -136,8 +141,11 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_modes_and_patches_are_gone_afterwards() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
+    enabled = torch.is_autocast_enabled
     validate(LLAMA, precision="bf16", seq_len=8)
     validate(LLAMA, gpus=2, zero=3, engine="fsdp2", seq_len=8)
+    validate(LLAMA, precision="bf16-autocast", seq_len=8)
     assert torch.nn.functional.scaled_dot_product_attention is attend
+    assert torch.is_autocast_enabled is enabled
     assert not torch.distributed.is_initialized()
     assert float(torch.ones(2).sum()) == 2.0

@@ -28,7 +28,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
         ({"optimizer": "lion"}, "--optimizer lion: .*allowed: adamw"),
-        ({"precision": "bf16-autocast"}, "--precision bf16-autocast: .*--backend cuda"),
         ({"precision": "bf17"}, "--precision bf17"),
     ],
 )
