@@ -12,8 +12,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from memcalc.setup import DTYPES as BY_NAME
+from memcalc.validate.optimizers import make, make_optimizer
 from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
-from memcalc.validate.reference import DTYPES, Job, make_optimizer, of_rank, plain_step, torch_optimizer
+from memcalc.validate.reference import DTYPES, Job, of_rank, plain_step
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -97,7 +98,7 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
     for parameter in module.parameters():
         groups.setdefault(parameter.device_mesh, []).append(parameter)
-    optimizer = torch_optimizer(setup, [{"params": parameters} for parameters in groups.values()])
+    optimizer = make(setup, list(groups.values()))
     job = _job(setup, module, module, optimizer, batch)
     return job._replace(step=_under_loss_parallel(job.step)) if _split_logits(setup) else job
 

@@ -30,6 +30,7 @@ from memcalc.validate.comparison import Measured
 from memcalc.validate.engines import mesh_of, shard, wrapped
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
+from memcalc.validate.optimizers import on_the_cpu
 from memcalc.validate.pipeline import pipeline
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
@@ -106,15 +107,22 @@ def _run(live: Live, setup: Setup, job: Job) -> Measured:
             live.register(tensor)
         for _ in range(2 if setup.engine == "ddp" else 1):  # in its second step DDP tells all ranks its new buckets
             _step(live, setup, job)
+        for tensor in job.states():  # bitsandbytes' codes are made before
+            live.register(of_rank(tensor))
         return _step(live, setup, job)
 
 
 def _step(live: Live, setup: Setup, job: Job) -> Measured:
     gc.collect()
     live.calls = {}
-    counters = _counters(job.optimizer)
+    counters = nbytes(on_the_cpu(job.optimizer))
     meter = Meter(live)
-    gradients = job.step(meter.enter)
+
+    def enter(phase: str) -> None:
+        live.numbers_are_ones = phase == "step"
+        meter.enter(phase)
+
+    gradients = job.step(enter)
     meter.close()
     return Measured(
         parameters=nbytes(job.parameters()),
@@ -127,11 +135,3 @@ def _step(live: Live, setup: Setup, job: Job) -> Measured:
         calls=dict(live.calls) if setup.engine != "none" else None,
         environment=environment(),
     )
-
-
-def _counters(optimizer: Any) -> int:
-    """Bytes of Adam's `step` counters, which of tensors on a GPU are on the CPU unless it is fused."""
-    group = getattr(optimizer, "optimizer", optimizer).param_groups[0]
-    if group.get("fused") or group.get("capturable"):
-        return 0
-    return nbytes(state["step"] for state in optimizer.state.values() if "step" in state)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +42,8 @@ class Live(TorchDispatchMode):
         self.now = 0
         self.highest = 0
         self.calls: dict[tuple[str, int], tuple[int, int]] = {}
+        self.numbers_are_ones = False
+        """Whether `item()` of a fake tensor is one: optimizers scale by such numbers."""
         self._seen: set[int] = set()
 
     def begin(self) -> None:
@@ -79,6 +82,12 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, (DTensor, AsyncCollectiveTensor)) for t in types):
             return NotImplemented  # the ops over its local tensor come here by themselves
+        if (
+            self.numbers_are_ones
+            and func is torch.ops.aten._local_scalar_dense.default
+            and isinstance(args[0], FakeTensor)
+        ):
+            return 1.0
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d":
             sizes = [sum(leaf.nbytes for leaf in tree_iter(a) if isinstance(leaf, torch.Tensor)) for a in args[:2]]

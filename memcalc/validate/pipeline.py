@@ -16,7 +16,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
 from memcalc.pipelining.programs import Span, spans
-from memcalc.validate.reference import DTYPES, Enter, Job, torch_optimizer
+from memcalc.validate.optimizers import make
+from memcalc.validate.reference import DTYPES, Enter, Job
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -90,7 +91,7 @@ def pipeline(
     schedule = SCHEDULES[setup.schedule](stages[0] if of_one else stages, setup.micro_batches, loss_fn=loss_of)
     if alone:
         schedule._warmup_p2p = _agreed
-    optimizer = torch_optimizer(setup, [p for stage in stages for p in stage.submod.parameters()])
+    optimizer = make(setup, [[p for stage in stages for p in stage.submod.parameters()]])
     first, last = own[0].first, own[-1].last
     ids = torch.zeros(
         (setup.micro_batches * setup.micro_batch_size, setup.seq_len or 1), dtype=torch.int64, device=device

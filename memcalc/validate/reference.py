@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.selective import per_op
@@ -87,44 +87,6 @@ def plain_step(
     return step
 
 
-class MasterWeights:
-    """An optimizer over fp32 copies of 16-bit weights: the mixed precision of the ZeRO paper (arXiv 1910.02054, section 3.1)."""
-
-    def __init__(self, parameters: list[Parameter], setup: Setup) -> None:
-        self.parameters = parameters
-        self.masters = [Parameter(p.detach().float()) for p in parameters]
-        self.optimizer = torch_optimizer(setup, self.masters)
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for master, parameter in zip(self.masters, self.parameters, strict=True):
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-        self.optimizer.step()
-        for master, parameter in zip(self.masters, self.parameters, strict=True):
-            parameter.copy_(master)
-
-    def zero_grad(self, *, set_to_none: bool) -> None:
-        for parameter in (*self.masters, *self.parameters):
-            parameter.grad = None
-
-
-def torch_optimizer(setup: Setup, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """torch's own; `parameters` may be groups."""
-    implementation = setup.optimizer_implementation
-    flags: dict[str, Any] = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
-    made = {
-        "adamw": lambda: torch.optim.AdamW(parameters, **flags),
-        "adam": lambda: torch.optim.Adam(parameters, **flags),
-        "sgd": lambda: torch.optim.SGD(parameters, lr=1e-3, **flags),
-        "sgd-momentum": lambda: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **flags),
-    }
-    return made[setup.optimizer]()
-
-
 def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
     """The model of the setup's precision and attention, recomputing if it should. To be called with its device as default."""
     weights = fp32 if setup.engine == "fsdp2" and setup.has_master_weights else setup.compute_dtype
@@ -136,14 +98,6 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
         if setup.recompute != "none":
             recompute(model, per_op if setup.recompute == "op" else None)
     return model
-
-
-def make_optimizer(setup: Setup, module: Module) -> Any:
-    """Over the module's weights, or over fp32 copies of them."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if setup.has_master_weights and setup.engine != "fsdp2":
-        return MasterWeights(parameters, setup)
-    return torch_optimizer(setup, parameters)
 
 
 def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:

@@ -14,6 +14,8 @@ import torch
 from fsdp2_oracle import sharded_step
 
 import memcalc
+from memcalc.optimizers import OPTIMIZERS as OPTIMIZERS_BY_NAME
+from memcalc.optimizers import load_optimizer
 from memcalc.validate import fake
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.run import validate
@@ -108,6 +110,26 @@ def test_a_rank_of_a_pipeline(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}, {"precision": "bf16-autocast"}])
 def test_a_rank_of_ddp(options: dict[str, Any]) -> None:
     same(validate(LLAMA, gpus=4, seq_len=32, **options))
+
+
+OPTIMIZERS = [(name, how) for name in OPTIMIZERS_BY_NAME for how in load_optimizer(name).implementations]
+
+
+@pytest.mark.parametrize(("optimizer", "implementation"), OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_optimizers(optimizer: str, implementation: str, precision: str) -> None:
+    options = {"optimizer": optimizer, "optimizer_implementation": implementation, "precision": precision}
+    same(validate(QWEN3 | {"num_hidden_layers": 3}, seq_len=4, **options))
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "sgd"])
+def test_optimizers_of_shards(optimizer: str) -> None:
+    same(validate(LLAMA, engine="fsdp2", gpus=4, zero=3, seq_len=4, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "muon"])
+def test_optimizers_of_ddp(optimizer: str) -> None:
+    same(validate(LLAMA, gpus=4, seq_len=4, optimizer=optimizer))
 
 
 def test_it_measures_what_the_oracle_does() -> None:

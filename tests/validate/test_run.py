@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
         ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2"),
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
-        ({"optimizer": "lion"}, "--optimizer lion: .*allowed: adamw"),
+        ({"optimizer": "adamw-8bit", "gpus": 2}, "--optimizer adamw-8bit: .*allowed: with --engine none, or"),
         ({"precision": "bf17"}, "--precision bf17"),
     ],
 )
@@ -35,6 +36,12 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
     with pytest.raises(memcalc.InputError, match=line) as caught:
         validate(LLAMA, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lion_pytorch", None)
+    with pytest.raises(memcalc.InputError, match=r"--optimizer lion: needs pip install 'memcalc-llm\[optimizers\]'"):
+        validate(LLAMA, optimizer="lion", precision="bf16", seq_len=8)
 
 
 def test_ddp_over_real_tensors_has_a_limit() -> None:
