@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import measured
+
 import memcalc
 from memcalc.families import FAMILIES
 from memcalc.inputs.model import from_config
@@ -87,7 +89,7 @@ def page() -> str:
     ]
     for family in FAMILIES:
         lines += [line(case, i == 0) for i, case in enumerate(step_cases(family))]
-    return "\n".join([*lines, "", *published()]) + "\n"
+    return "\n".join([*lines, "", *measured.section(), *published()]) + "\n"
 
 
 def published() -> list[str]:
@@ -96,8 +98,8 @@ def published() -> list[str]:
         "## Runs measured elsewhere",
         "",
         "Peak of the allocated memory in GiB. None of them was measured for memcalc; what their sources leave open is said in",
-        "tests/published_runs.py. No run on a GPU of its own is recorded yet. Megatron-LM's runs on A100s were made with larger",
-        "cuBLAS workspaces (CUBLAS_WORKSPACE_CONFIG) than an estimate assumes there, 48 MiB in all.",
+        "tests/published_runs.py. Megatron-LM's runs on A100s were made with larger cuBLAS workspaces (CUBLAS_WORKSPACE_CONFIG)",
+        "than an estimate assumes there, 48 MiB in all.",
         "",
         "| run | published | memcalc | error | source |",
         "|---|---|---|---|---|",

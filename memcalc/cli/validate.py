@@ -21,7 +21,9 @@ memcalc validate --model llama-7b --engine fsdp2 --zero 3 --gpus 8
 
 memcalc validate --model llama-7b --backend cuda --precision bf16 --recompute full
 
-memcalc validate --suite cases.json --record measured.json --backend cuda
+memcalc validate --suite quick
+
+memcalc validate --suite gpu --backend cuda --record measured.json
 """
 
 _PANEL = "Measurement"
@@ -36,7 +38,11 @@ def validate(
     ] = "fake",
     suite: Annotated[
         str | None,
-        typer.Option("--suite", help='Instead of --model: a JSON file {"cases": [...]}.', rich_help_panel=_PANEL),
+        typer.Option(
+            "--suite",
+            help='Instead of --model: quick, gpu, or a JSON file {"cases": [...]}.',
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
     record: Annotated[
         Path | None,
@@ -49,7 +55,7 @@ def validate(
 ) -> None:
     """Run the estimated step (transformers, torch, the engine) and print prediction and measurement side by side."""
     from memcalc.errors import InputError
-    from memcalc.validate import run
+    from memcalc.validate import recording, run, suites
 
     given = {name: value for name, value in setup.items() if value is not None and value is not False}
     given |= {name: False for name in o.SWITCHES if setup.get(name) is False}
@@ -67,8 +73,8 @@ def validate(
             raise InputError(
                 f"--{next(iter(given)).replace('_', '-')}: a suite's cases have options of their own; leave it out"
             )
-        cases = run.read_suite(suite)
-        made = run.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr), speaks=speaks)
+        cases = suites.read_suite(suite)
+        made = recording.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr), speaks=speaks)
         document: dict[str, Any] = {"schema_version": 1, "cases": made}
     else:
         try:

@@ -36,6 +36,12 @@ class Measured(NamedTuple):
     device: int | None = None
     real_ranks: bool = False
     """Whether the other ranks were there: then NCCL was."""
+    saved_by_hooks: int | None = None
+    """Storages that autograd's saved_tensors_hooks were shown, weights and inputs excluded."""
+    context: int | None = None
+    """What the device's own count rose by when the CUDA context was made."""
+    history: dict[str, Any] | None = None
+    """What the allocator did in a step, by phase."""
 
 
 class Compared(NamedTuple):
@@ -67,50 +73,27 @@ class Comparison(NamedTuple):
     @property
     def memory(self) -> list[Compared]:
         """Components, the peak of each phase and of all; on a GPU what its tools show besides."""
-        report, measured = self.report, self.measured
-        components = ("parameters", "gradients", "optimizer_states", "saved_activations")
-        pairs: list[tuple[str, int, int | None]] = [
-            (name, report.total(name), getattr(measured, name)) for name in components
-        ]
-        phases = [measured.forward, measured.backward, measured.step]
-        besides = self._workspaces
-        pairs += [
-            (f"peak in {name}", report.phases[name] + besides, size) for name, size in zip(_PHASES, phases, strict=True)
-        ]
-        pairs.append(("peak", report.peak + besides, max(phases)))
-        pairs += [(name, getattr(report, name), getattr(measured, name)) for name in ("allocated", "reserved")]
-        nccl = sum(item.nbytes for item in report.overheads if item.name.startswith("NCCL"))
-        pairs.append(("device", report.device - (0 if measured.real_ranks else nccl), measured.device))
-        return [Compared(name, predicted, size) for name, predicted, size in pairs if size is not None]
-
-    @property
-    def _workspaces(self) -> int:
-        """What a GPU's allocator is asked for besides tensors."""
-        if self.backend == "fake":
-            return 0
-        return HANDLES * cublas_workspace(self.measured.environment["compute_capability"])
+        m = self.measured
+        sizes: dict[str, int | None] = {
+            "parameters": m.parameters, "gradients": m.gradients, "optimizer_states": m.optimizer_states,
+            "saved_activations": m.saved_activations, "saved_activations by hooks": m.saved_by_hooks,
+            "peak in forward": m.forward, "peak in backward": m.backward, "peak in step": m.step,
+            "peak": max(m.forward, m.backward, m.step), "allocated": m.allocated, "reserved": m.reserved,
+            "context": m.context, "device": m.device,
+        }  # fmt: skip
+        predicted = predicted_memory(self.report, self.backend, m.environment, real_ranks=m.real_ranks)
+        return [Compared(name, predicted[name], size) for name, size in sizes.items() if size is not None]
 
     @property
     def communication(self) -> list[Compared]:
         """Calls and payload of every collective, by the size of its group; a kind that only one of both has is there too."""
         if self.measured.calls is None:
             return []
-        ours: Counter[tuple[str, int, str]] = Counter()
-        for c in self.report.collectives:
-            if c.group_size == 1:
-                continue  # torch calls them on one rank, too, and nothing is sent
-            ours[c.collective, c.group_size, "calls"] += c.calls
-            ours[c.collective, c.group_size, "payload"] += c.payload
-        theirs: Counter[tuple[str, int, str]] = Counter()
+        ours, theirs = predicted_communication(self.report), dict[str, int]()
         for (kind, ranks), (calls, payload) in self.measured.calls.items():
             if ranks > 1:
-                theirs[kind, ranks, "calls"], theirs[kind, ranks, "payload"] = calls, payload
-        keys = dict.fromkeys([*ours, *theirs])
-        return [
-            Compared(f"{kind} over {ranks}: {what}", ours[key], theirs[key])
-            for key in keys
-            for kind, ranks, what in (key,)
-        ]
+                theirs[f"{kind} over {ranks}: calls"], theirs[f"{kind} over {ranks}: payload"] = calls, payload
+        return [Compared(name, ours.get(name, 0), theirs.get(name, 0)) for name in dict.fromkeys([*ours, *theirs])]
 
     @property
     def worst(self) -> Compared:
@@ -127,12 +110,43 @@ class Comparison(NamedTuple):
             "setup": setup,
             "backend": self.backend,
             "environment": self.measured.environment,
+            "real_ranks": self.measured.real_ranks,
             "seconds": self.measured.seconds,
             **{
                 part: [{"name": r.name, "predicted": r.predicted, "measured": r.measured} for r in made]
                 for part, made in rows.items()
             },
+            "history": self.measured.history,
         }
 
 
-_PHASES: Final = ("forward", "backward", "step")
+def predicted_memory(
+    report: Report, backend: str, environment: Mapping[str, str], *, real_ranks: bool
+) -> dict[str, int]:
+    """Every row that a backend may measure, as the report has it. `environment` says which GPU it is."""
+    besides = 0 if backend == "fake" else HANDLES * cublas_workspace(environment["compute_capability"])
+    sizes = {name: report.total(name) for name in _COMPONENTS}
+    sizes["saved_activations by hooks"] = sizes["saved_activations"]
+    sizes |= {f"peak in {phase}": size + besides for phase, size in report.phases.items()}
+    of_device = {item.name: item.nbytes for item in report.overheads if item.component == "device"}
+    nccl = sum(size for name, size in of_device.items() if name.startswith("NCCL"))
+    return sizes | {
+        "peak": report.peak + besides,
+        "allocated": report.allocated,
+        "reserved": report.reserved,
+        "context": of_device["CUDA context"],
+        "device": report.device - (0 if real_ranks else nccl),
+    }
+
+
+def predicted_communication(report: Report) -> dict[str, int]:
+    """Calls and payload of a step by the collective and its group's size."""
+    out: Counter[str] = Counter()
+    for c in report.collectives:
+        if c.group_size > 1:  # torch calls them on one rank, too, and nothing is sent
+            out[f"{c.collective} over {c.group_size}: calls"] += c.calls
+            out[f"{c.collective} over {c.group_size}: payload"] += c.payload
+    return dict(out)
+
+
+_COMPONENTS: Final = ("parameters", "gradients", "optimizer_states", "saved_activations")

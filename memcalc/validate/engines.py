@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import loss_parallel
 
 from memcalc.setup import DTYPES as BY_NAME
-from memcalc.validate.reference import DTYPES, Job, make_optimizer, torch_optimizer
+from memcalc.validate.optimizers import make, make_optimizer
+from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
+from memcalc.validate.reference import DTYPES, Job, of_rank, plain_step
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -24,7 +27,17 @@ def wrapped(setup: Setup, module: Any, batch: dict[str, torch.Tensor], mesh: Any
         return _fsdp2(setup, module, batch, mesh)
     if setup.engine == "ddp":
         return _ddp(setup, module, batch, live)
-    return Job(module, module, make_optimizer(setup, module), batch, lambda more: contextlib.nullcontext())
+    return _job(setup, module, module, make_optimizer(setup, module), batch)
+
+
+def _job(
+    setup: Setup, module: Any, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], more: Any = None
+) -> Job:
+    """`more`: what holds back a micro-batch's gradients while others follow."""
+    step = plain_step(
+        setup, model, optimizer, batch, lambda follows: more() if more and follows else contextlib.nullcontext()
+    )
+    return Job([module], optimizer, batch, step)
 
 
 def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live | None) -> Job:
@@ -42,30 +55,26 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
 
     if live is not None:
         model.register_comm_hook(None, hook)
-    return Job(
-        model, module, make_optimizer(setup, module), batch,
-        lambda more: model.no_sync() if more else contextlib.nullcontext(),
-    )  # fmt: skip
+    return _job(setup, module, model, make_optimizer(setup, module), batch, model.no_sync)
 
 
 def mesh_of(setup: Setup, device: str) -> Any:
-    """FSDP2's mesh: replicas, shards and tensor parallelism, those of them that there are."""
-    sizes = {"dp_replicate": setup.dp // setup.shards, "dp_shard": setup.shards, "tp": setup.tp}
+    """FSDP2's mesh: stages, replicas, shards and tensor parallelism, those of them that there are."""
+    sizes = {"pp": setup.pp, "dp_replicate": setup.dp // setup.shards, "dp_shard": setup.shards, "tp": setup.tp}
     names = tuple(name for name, size in sizes.items() if size > 1 or name == "dp_shard")
     return init_device_mesh(device, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
 
-def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:
-    over = tuple(name for name in whole.mesh_dim_names if name != "tp")
-    if setup.tp > 1:
-        _split(module, whole["tp"])
+def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
+    """`fully_shard` over every layer and then the module; one on the meta device is on `device` from then on."""
+    over = tuple(name for name in whole.mesh_dim_names if name not in ("pp", "tp"))
     policy = MixedPrecisionPolicy()
     if setup.has_master_weights:
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[setup.compute_dtype], reduce_dtype=DTYPES[BY_NAME[setup.grad_dtype]]
         )
     how: dict[str, Any] = {
-        "mesh": whole[over] if setup.tp > 1 else whole, "mp_policy": policy,
+        "mesh": whole if over == whole.mesh_dim_names else whole[over], "mp_policy": policy,
         "reshard_after_forward": None if setup.zero == 3 else False,
     }  # fmt: skip
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -73,15 +82,44 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     for layer in [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]:
         fully_shard(layer, **how)
     fully_shard(module, **how)
-    if next(module.parameters()).is_meta:  # only now there is anything; the values change no size
-        module.to_empty(device=torch.get_default_device())
-        for tensor in (*module.parameters(), *module.buffers()):
-            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).data.zero_()
+    if next(module.parameters()).is_meta:
+        _materialize(module, device)
+
+
+def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:
+    device = next(iter(batch.values())).device
+    if setup.sequence_parallel:  # transformers would count the tokens of a shard
+        tokens = batch["input_ids"]
+        batch = batch | {"position_ids": torch.arange(tokens.shape[1], device=device).unsqueeze(0)}
+        (sequence_and_loss_parallel if _split_logits(setup) else sequence_parallel)(module, whole["tp"])
+    elif setup.tp > 1:
+        _split(module, whole["tp"])
+    shard(setup, module, whole, device)
     groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
     for parameter in module.parameters():
         groups.setdefault(parameter.device_mesh, []).append(parameter)
-    optimizer = torch_optimizer(setup, [{"params": parameters} for parameters in groups.values()])
-    return Job(module, module, optimizer, batch, lambda more: contextlib.nullcontext())
+    optimizer = make(setup, list(groups.values()))
+    job = _job(setup, module, module, optimizer, batch)
+    return job._replace(step=_under_loss_parallel(job.step)) if _split_logits(setup) else job
+
+
+def _split_logits(setup: Setup) -> bool:
+    return setup.cross_entropy == "vocab-parallel"
+
+
+def _under_loss_parallel(step: Any) -> Any:
+    def call(enter: Any) -> int:
+        with loss_parallel():
+            return step(enter)
+
+    return call
+
+
+def _materialize(module: Any, device: torch.device) -> None:
+    """Only now there is anything; the values change no size."""
+    module.to_empty(device=device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        of_rank(tensor).data.zero_()
 
 
 def _split(module: Any, mesh: Any) -> None:

@@ -14,6 +14,7 @@ import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -23,10 +24,14 @@ from memcalc.errors import InputError, one_line
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout
 from memcalc.units import GIB, show_bytes
+from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
-from memcalc.validate.engines import mesh_of, wrapped
+from memcalc.validate.engines import mesh_of, shard, wrapped
 from memcalc.validate.live import Live, resizing
+from memcalc.validate.meter import Meter
+from memcalc.validate.optimizers import on_the_cpu
+from memcalc.validate.pipeline import pipeline
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
 
@@ -52,15 +57,17 @@ def measure(report: Report) -> Measured:
         )
     with contextlib.ExitStack() as stack:
         for context in (
-            process_group(setup.gpus) if setup.engine != "none" else contextlib.nullcontext(),
+            process_group(setup.gpus, report.rank.number * setup.dp)
+            if setup.engine != "none"
+            else contextlib.nullcontext(),
             not_traced(padded=setup.padded, encoder_decoder=two_stacks), cuda_kernels(), gpu_dropout(), collected_by_hand(),
-            resizing(live), quiet(),
+            resizing(live), quiet(), contextlib.nullcontext() if setup.autocast_dtype is None else cuda_lists_on_the_cpu(),
         ):  # fmt: skip
             stack.enter_context(context)
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
         try:
             with FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext():
-                return _run(live, setup, build(setup, model.model_type, fields_of(model)), mesh)
+                return _run(live, setup, _job(live, report, mesh))
         except InputError:
             raise
         except Exception as error:
@@ -68,69 +75,63 @@ def measure(report: Report) -> Measured:
             raise InputError(f"--backend fake: {model.name} cannot be run without data ({why})") from error
 
 
+def _job(live: Live, report: Report, mesh: Any) -> Job:
+    setup, model = report.setup, report.model
+
+    def made() -> Any:
+        return build(setup, model.model_type, fields_of(model))
+
+    if setup.pp > 1:
+        cpu = torch.device("cpu")
+        number = report.rank.number
+        return pipeline(setup, model, number, made, lambda m: shard(setup, m, mesh, cpu), mesh, alone=True)
+    module = made()
+    return wrapped(setup, module, make_batch(setup, module.config), mesh, live)
+
+
 @contextlib.contextmanager
-def process_group(ranks: int) -> Iterator[None]:
-    """This process is rank 0 of `ranks`; nothing is sent."""
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
+    """This process is one of `ranks`; nothing is sent."""
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _run(live: Live, setup: Setup, module: Any, mesh: Any) -> Measured:
-    job = wrapped(setup, module, make_batch(setup, module.config), mesh, live)
-    for tensor in [*module.parameters(), *module.buffers(), *job.batch.values()]:
+def _run(live: Live, setup: Setup, job: Job) -> Measured:
+    for tensor in [*job.parameters(), *job.buffers(), *job.batch.values()]:
         live.register(of_rank(tensor))
     with live:
         for tensor in getattr(job.optimizer, "masters", ()):
             live.register(tensor)
-        losses: list[Any] = [None]
         for _ in range(2 if setup.engine == "ddp" else 1):  # in its second step DDP tells all ranks its new buckets
-            _step(live, setup, job, losses)
-        return _step(live, setup, job, losses)
+            _step(live, setup, job)
+        for tensor in job.states():  # bitsandbytes' codes are made before
+            live.register(of_rank(tensor))
+        return _step(live, setup, job)
 
 
-def _step(live: Live, setup: Setup, job: Job, losses: list[Any]) -> Measured:
-    """One step. The caller holds the last loss until there is a new one."""
+def _step(live: Live, setup: Setup, job: Job) -> Measured:
     gc.collect()
     live.calls = {}
-    counters = _counters(job.optimizer)
-    forward = backward = saved = 0
-    for micro_batch in range(setup.micro_batches):
-        before = live.now
-        live.begin()
-        with job.accumulating(micro_batch < setup.micro_batches - 1):
-            out = job.model(**job.batch)
-            losses[0] = out.loss
-            del out
-            gc.collect()
-            forward = max(forward, live.highest)
-            saved = live.now - before if micro_batch == 0 else saved
-            live.begin()
-            losses[0].backward()
-        backward = max(backward, live.highest)
-    gradients = nbytes(p.grad for p in job.module.parameters())
-    live.begin()
-    job.optimizer.step()
-    job.optimizer.zero_grad(set_to_none=True)
-    states = [s for state in job.optimizer.state.values() for s in state.values()]
+    counters = nbytes(on_the_cpu(job.optimizer))
+    meter = Meter(live)
+
+    def enter(phase: str) -> None:
+        live.numbers_are_ones = phase == "step"
+        meter.enter(phase)
+
+    gradients = job.step(enter)
+    meter.close()
     return Measured(
-        parameters=nbytes(job.module.parameters()),
+        parameters=nbytes(job.parameters()),
         gradients=None if setup.engine == "fsdp2" else gradients,  # whole ones come and go
-        optimizer_states=nbytes([*states, *getattr(job.optimizer, "masters", ())]) - counters,
-        saved_activations=saved if setup.engine == "none" else None,
-        forward=forward - counters,
-        backward=backward - counters,
-        step=live.highest - counters,
+        optimizer_states=nbytes(job.states()) - counters,
+        saved_activations=meter.saved if setup.engine == "none" else None,
+        forward=meter.peaks["forward"] - counters,
+        backward=meter.peaks["backward"] - counters,
+        step=meter.peaks["step"] - counters,
         calls=dict(live.calls) if setup.engine != "none" else None,
         environment=environment(),
     )
-
-
-def _counters(optimizer: Any) -> int:
-    """Bytes of Adam's `step` counters, which of tensors on a GPU are on the CPU unless it is fused."""
-    group = getattr(optimizer, "optimizer", optimizer).param_groups[0]
-    if group.get("fused") or group.get("capturable"):
-        return 0
-    return nbytes(state["step"] for state in optimizer.state.values() if "step" in state)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,9 +22,15 @@ _C10D: Final = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": None,  # counted where it is sent
 }
 """Ops of torch.distributed -> collective."""
-_FUNCTIONAL: Final = {"all_gather_into_tensor": "all_gather", "all_reduce": "all_reduce"}
+_FUNCTIONAL: Final = {
+    "all_gather_into_tensor": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter_tensor": "reduce_scatter",
+}
 _NO_TRANSFER: Final = ("wait_tensor", "_wrap_tensor_autograd")
 
 
@@ -35,6 +42,8 @@ class Live(TorchDispatchMode):
         self.now = 0
         self.highest = 0
         self.calls: dict[tuple[str, int], tuple[int, int]] = {}
+        self.numbers_are_ones = False
+        """Whether `item()` of a fake tensor is one: optimizers scale by such numbers."""
         self._seen: set[int] = set()
 
     def begin(self) -> None:
@@ -73,10 +82,18 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, (DTensor, AsyncCollectiveTensor)) for t in types):
             return NotImplemented  # the ops over its local tensor come here by themselves
+        if (
+            self.numbers_are_ones
+            and func is torch.ops.aten._local_scalar_dense.default
+            and isinstance(args[0], FakeTensor)
+        ):
+            return 1.0
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d":
             sizes = [sum(leaf.nbytes for leaf in tree_iter(a) if isinstance(leaf, torch.Tensor)) for a in args[:2]]
-            self._call(_C10D[name], _ranks(args), max(sizes))
+            collective = _C10D[name]
+            if collective is not None:
+                self._call(collective, _ranks(args), max(sizes))
         elif func.namespace == "_c10d_functional" and name not in _NO_TRANSFER:
             ranks = _resolve_process_group(args[-1]).size()
             whole = ranks if name == "all_gather_into_tensor" else 1

@@ -7,12 +7,12 @@ loss.backward(); optimizer.step(); optimizer.zero_grad(set_to_none=True)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.selective import per_op
@@ -37,51 +37,54 @@ _AUTO_CLASSES: dict[str, Any] = {
 class Job(NamedTuple):
     """A model ready to be trained."""
 
-    model: Any
-    """What is called: the module, or the engine's wrapper of it."""
-    module: Module
+    modules: Sequence[Module]
+    """The model, or a rank's stages of it."""
     optimizer: Any
     batch: dict[str, torch.Tensor]
-    accumulating: Callable[[bool], Any]
-    """A context for a micro-batch; whether another one of the same step follows."""
+    step: Callable[[Enter], int]
+    """A step. It says when a phase begins, and returns the bytes of the gradients that the optimizer is given."""
+
+    def parameters(self) -> list[Any]:
+        return [p for module in self.modules for p in module.parameters()]
+
+    def buffers(self) -> list[Any]:
+        return [b for module in self.modules for b in module.buffers()]
+
+    def states(self) -> list[Any]:
+        """What the optimizer keeps, fp32 copies of weights included."""
+        kept = [s for state in self.optimizer.state.values() for s in state.values()]
+        return [s for s in (*kept, *getattr(self.optimizer, "masters", ())) if isinstance(s, torch.Tensor)]
 
 
-class MasterWeights:
-    """An optimizer over fp32 copies of 16-bit weights: the mixed precision of the ZeRO paper (arXiv 1910.02054, section 3.1)."""
-
-    def __init__(self, parameters: list[Parameter], setup: Setup) -> None:
-        self.parameters = parameters
-        self.masters = [Parameter(p.detach().float()) for p in parameters]
-        self.optimizer = torch_optimizer(setup, self.masters)
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for master, parameter in zip(self.masters, self.parameters, strict=True):
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-        self.optimizer.step()
-        for master, parameter in zip(self.masters, self.parameters, strict=True):
-            parameter.copy_(master)
-
-    def zero_grad(self, *, set_to_none: bool) -> None:
-        for parameter in (*self.masters, *self.parameters):
-            parameter.grad = None
+Enter = Callable[[str], None]
+"""Called with "forward", "backward" or "step" where such a phase begins."""
 
 
-def torch_optimizer(setup: Setup, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """torch's own; `parameters` may be groups."""
-    implementation = setup.optimizer_implementation
-    flags: dict[str, Any] = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
-    made = {
-        "adamw": lambda: torch.optim.AdamW(parameters, **flags),
-        "adam": lambda: torch.optim.Adam(parameters, **flags),
-        "sgd": lambda: torch.optim.SGD(parameters, lr=1e-3, **flags),
-        "sgd-momentum": lambda: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **flags),
-    }
-    return made[setup.optimizer]()
+def plain_step(
+    setup: Setup, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], accumulating: Callable[[bool], Any]
+) -> Callable[[Enter], int]:
+    """The reference step. `model` is the module, or an engine's wrapper of it; `accumulating` a context for a micro-batch,
+    given whether another one of the same step follows. The caller holds the last loss until there is a new one."""
+    losses: list[Any] = [None]
+    dtype, device = setup.autocast_dtype, next(iter(batch.values())).device.type
+
+    def step(enter: Enter) -> int:
+        for micro_batch in range(setup.micro_batches):
+            enter("forward")
+            with accumulating(micro_batch < setup.micro_batches - 1):
+                with torch.autocast(device, None if dtype is None else DTYPES[dtype], enabled=dtype is not None):
+                    out = model(**batch)
+                losses[0] = out.loss
+                del out
+                enter("backward")
+                losses[0].backward()
+        gradients = nbytes(p.grad for p in model.parameters())
+        enter("step")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return gradients
+
+    return step
 
 
 def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
@@ -95,14 +98,6 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
         if setup.recompute != "none":
             recompute(model, per_op if setup.recompute == "op" else None)
     return model
-
-
-def make_optimizer(setup: Setup, module: Module) -> Any:
-    """Over the module's weights, or over fp32 copies of them."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if setup.has_master_weights and setup.engine != "fsdp2":
-        return MasterWeights(parameters, setup)
-    return torch_optimizer(setup, parameters)
 
 
 def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
@@ -139,3 +134,26 @@ def nbytes(tensors: Iterable[Any]) -> int:
     """Of the tensors' storages, each once; of a sharded one this rank's part."""
     local: list[Any] = [of_rank(t) for t in tensors if isinstance(t, torch.Tensor)]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in local}.values())
+
+
+def saved_by_hooks(setup: Setup, job: Job) -> int:
+    """Bytes of what a forward saves for backward, as autograd's hooks are shown it: each storage once; no weights, buffers or
+    inputs. Then backward, without a step."""
+    known = {t.untyped_storage()._cdata for t in (*job.parameters(), *job.buffers(), *job.batch.values())}
+    device = next(iter(job.batch.values())).device
+    seen: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known and tensor.device == device:
+            seen[storage._cdata] = storage.nbytes()
+        return tensor.detach()  # an output that is saved would keep its own graph
+
+    (module,) = job.modules
+    dtype = setup.autocast_dtype
+    autocast = torch.autocast(device.type, None if dtype is None else DTYPES[dtype], enabled=dtype is not None)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+        loss = module(**job.batch).loss
+    loss.backward()
+    job.optimizer.zero_grad(set_to_none=True)
+    return sum(seen.values())

@@ -14,6 +14,8 @@ import torch
 from fsdp2_oracle import sharded_step
 
 import memcalc
+from memcalc.optimizers import OPTIMIZERS as OPTIMIZERS_BY_NAME
+from memcalc.optimizers import load_optimizer
 from memcalc.validate import fake
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.run import validate
@@ -52,6 +54,10 @@ def same(comparison: Comparison) -> None:
         (GPT2, {"precision": "fp32", "attention": "eager"}),
         (QWEN3, {"precision": "bf16-mixed", "recompute": "full"}),
         (DEEPSEEK, {"precision": "bf16"}),
+        (LLAMA, {"precision": "bf16-autocast", "recompute": "full"}),
+        (GPT2, {"precision": "fp16-autocast", "attention": "eager", "global_batch_size": 4}),
+        (DEEPSEEK, {"precision": "bf16-autocast", "padded": True}),
+        (T5, {"precision": "bf16-autocast"}),
         (T5, {"precision": "bf16", "attention": "eager"}),
         (BART, {"precision": "bf16"}),
         (RESNET, {"precision": "fp32", "seq_len": None}),
@@ -68,16 +74,62 @@ def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
         {"gpus": 8, "zero": 3, "precision": "bf16"},
         {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16},
         {"gpus": 64, "zero": 3, "recompute": "full", "grad_dtype": "bf16"},
+        {"gpus": 8, "zero": 3, "precision": "bf16-autocast"},
         {"gpus": 4, "zero": 3, "tp": 2},
+        {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True},
+        {"gpus": 8, "zero": 2, "tp": 2, "sequence_parallel": True, "global_batch_size": 8, "recompute": "full"},
+        {
+            "gpus": 6,
+            "zero": 3,
+            "tp": 2,
+            "sequence_parallel": True,
+            "cross_entropy": "vocab-parallel",
+            "micro_batch_size": 2,
+        },
     ],
 )
 def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:
     same(validate(LLAMA, engine="fsdp2", seq_len=32, **options))
 
 
-@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pp": 3, "pp_rank": 0, "zero": 3, "gpus": 6, "schedule": "gpipe", "global_batch_size": 4},
+        {"pp": 3, "pp_rank": 1, "zero": 2, "gpus": 12, "shard_group": 2, "global_batch_size": 12},
+        {"pp": 2, "pp_rank": 1, "zero": 3, "gpus": 4, "recompute": "full", "global_batch_size": 8, "precision": "bf16"},
+        {"pp": 2, "zero": 3, "gpus": 2, "schedule": "interleaved", "virtual_stages": 2, "global_batch_size": 4},
+        {"pp": 2, "pp_rank": 0, "zero": 2, "gpus": 4, "schedule": "zero-bubble", "global_batch_size": 6,
+         "first_stage_layers": 1, "last_stage_layers": 3},
+    ],
+)  # fmt: skip
+def test_a_rank_of_a_pipeline(options: dict[str, Any]) -> None:
+    same(validate(LLAMA | {"num_hidden_layers": 4}, engine="fsdp2", seq_len=32, micro_batch_size=1, **options))
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}, {"precision": "bf16-autocast"}])
 def test_a_rank_of_ddp(options: dict[str, Any]) -> None:
     same(validate(LLAMA, gpus=4, seq_len=32, **options))
+
+
+OPTIMIZERS = [(name, how) for name in OPTIMIZERS_BY_NAME for how in load_optimizer(name).implementations]
+
+
+@pytest.mark.parametrize(("optimizer", "implementation"), OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_optimizers(optimizer: str, implementation: str, precision: str) -> None:
+    options = {"optimizer": optimizer, "optimizer_implementation": implementation, "precision": precision}
+    same(validate(QWEN3 | {"num_hidden_layers": 3}, seq_len=4, **options))
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "sgd"])
+def test_optimizers_of_shards(optimizer: str) -> None:
+    same(validate(LLAMA, engine="fsdp2", gpus=4, zero=3, seq_len=4, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "muon"])
+def test_optimizers_of_ddp(optimizer: str) -> None:
+    same(validate(LLAMA, gpus=4, seq_len=4, optimizer=optimizer))
 
 
 def test_it_measures_what_the_oracle_does() -> None:
@@ -111,8 +163,11 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_modes_and_patches_are_gone_afterwards() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
+    enabled = torch.is_autocast_enabled
     validate(LLAMA, precision="bf16", seq_len=8)
     validate(LLAMA, gpus=2, zero=3, engine="fsdp2", seq_len=8)
+    validate(LLAMA, precision="bf16-autocast", seq_len=8)
     assert torch.nn.functional.scaled_dot_product_attention is attend
+    assert torch.is_autocast_enabled is enabled
     assert not torch.distributed.is_initialized()
     assert float(torch.ones(2).sum()) == 2.0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memcalc
-from memcalc.validate import run
-from memcalc.validate.run import read_suite, run_suite, validate
+from memcalc.validate import place, recording, run
+from memcalc.validate.recording import run_suite
+from memcalc.validate.run import validate
+from memcalc.validate.suites import read_suite
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100,
          "num_attention_heads": 4}  # fmt: skip
@@ -23,11 +26,9 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
         ({"backend": "cuda"}, "--backend cuda: torch sees no CUDA device; allowed: fake"),
         ({"gpus": 8, "zero": 3}, "--engine deepspeed: .*allowed: none, ddp, fsdp2"),
         ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2"),
-        ({"gpus": 4, "tp": 2, "zero": 3, "sequence_parallel": True}, "--sequence-parallel on: .*allowed: off"),
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
-        ({"optimizer": "lion"}, "--optimizer lion: .*allowed: adamw"),
-        ({"precision": "bf16-autocast"}, "--precision bf16-autocast: .*--backend cuda"),
+        ({"optimizer": "adamw-8bit", "gpus": 2}, "--optimizer adamw-8bit: .*allowed: with --engine none, or"),
         ({"precision": "bf17"}, "--precision bf17"),
     ],
 )
@@ -35,6 +36,12 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
     with pytest.raises(memcalc.InputError, match=line) as caught:
         validate(LLAMA, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lion_pytorch", None)
+    with pytest.raises(memcalc.InputError, match=r"--optimizer lion: needs pip install 'memcalc-llm\[optimizers\]'"):
+        validate(LLAMA, optimizer="lion", precision="bf16", seq_len=8)
 
 
 def test_ddp_over_real_tensors_has_a_limit() -> None:
@@ -84,6 +91,20 @@ def test_nothing_in_a_case_ends_the_suite(monkeypatch: pytest.MonkeyPatch) -> No
     assert outcomes == ["failed with KeyError"] * 3
 
 
+def test_a_timeline_is_a_line_of_the_file(tmp_path: Path) -> None:
+    document: dict[str, Any] = {
+        "case": {"a": [1]},
+        "timeline": [1, 2, 30],
+        "none": [],
+        "why": "[1,\n2]",
+        "two": ["a", 1],
+    }
+    recording._write(tmp_path / "r.json", [document])
+    text = (tmp_path / "r.json").read_text()
+    assert "[ 1, 2, 30 ]" in text
+    assert json.loads(text)["cases"] == [document]
+
+
 @pytest.mark.parametrize("backend", ["tpu", "cuda"])
 def test_a_suite_without_its_backend_does_not_begin(backend: str, tmp_path: Path) -> None:
     with pytest.raises(memcalc.InputError, match=f"--backend {backend}"):
@@ -104,19 +125,38 @@ def test_a_file_that_is_no_record_is_left_alone(content: str, tmp_path: Path) ->
     assert record.read_text() == content
 
 
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which is one."""
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+
+class H100:
+    """In the place of a GPU."""
+
+    name = "NVIDIA H100 80GB HBM3"
+
+    def environment(self) -> dict[str, str]:
+        return {"gpu": self.name, "compute_capability": "9.0", "memory": "85000000000"}
+
+
 def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class OutOfMemoryError(RuntimeError):
-        """As torch's, which is one."""
-
-    def full(*_: Any, **__: Any) -> Any:
-        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-
     monkeypatch.setattr(run, "validate", full)
-    monkeypatch.setattr(run, "_measure", lambda _: None)
+    monkeypatch.setattr(recording, "runner", recording.InThisProcess)
+    monkeypatch.setattr(run, "measurer", lambda _: None)
+    monkeypatch.setattr(place, "place", H100)
     (made,) = run_suite(CASES[:1], "cuda", tmp_path / "r.json", lambda _: None)
     assert made["outcome"] == "out of memory"
     assert made["why"].startswith("CUDA out of memory")
-    assert made["predicted"]["device"] > made["predicted"]["peak"] > 0
+    assert made["environment"]["gpu"] == H100.name
+    report = memcalc.estimate(LLAMA, precision="bf16", seq_len=16, gpu="h100-80gb")
+    assert made["predicted"] == {
+        "peak": report.peak + 2 * 32 * 2**20, "reserved": report.reserved, "device": report.device
+    }  # fmt: skip
+    again = run_suite(CASES[:1], "cuda", tmp_path / "r.json", lambda _: None)
+    assert again == [made]
 
 
 @pytest.mark.parametrize(

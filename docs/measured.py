@@ -1,0 +1,80 @@
+"""The part of docs/accuracy.md that is made of tests/measured/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memcalc.validate.recording import name_of, read_record
+from memcalc.validate.records import STATED, errors_of, rows_of, verdicts_of
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "measured"
+
+HEAD = """## Runs on a GPU
+
+`memcalc validate --backend cuda` runs what was estimated. Records of it are in tests/measured, and the tests compare today's
+predictions with every recorded row. A row may be off by at most: {stated}; collectives by nothing.
+"""
+
+OWED = """No run is recorded yet: the rows of a GPU are owed, and the bounds are goals. One command makes them:
+`memcalc validate --backend cuda --suite gpu --record tests/measured/NAME.json`.
+"""
+
+SHOWN = ("saved_activations", "peak", "allocated", "reserved", "device")
+
+
+def section(folder: Path = FOLDER) -> list[str]:
+    """The lines."""
+    bounds: dict[float, list[str]] = {}
+    for name, bound in STATED.items():
+        bounds.setdefault(bound, []).append(name)
+    stated = "; ".join(f"{', '.join(names)} {bound:.0%}" for bound, names in bounds.items())
+    lines = HEAD.format(stated=stated).splitlines()
+    records = sorted(folder.glob("*.json"))
+    if not records:
+        return [*lines, "", *OWED.splitlines(), ""]
+    for record in records:
+        lines += ["", *of_record(record.stem, read_record(record))]
+    return [*lines, ""]
+
+
+def of_record(name: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A record: where it was made, its errors by kind of row, its verdicts, its cases."""
+    where = next((made["environment"] for made in cases if "environment" in made), {})
+    lines = [f"### {name}", "", " · ".join(f"{key} {value}" for key, value in where.items()), ""]
+    rows = [row for made in cases for row in rows_of(made)]
+    lines += [
+        "| row | cases | median error | worst | too high, too low | worst case |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {kind} | {e.cases} | {e.median:.2%} | {e.worst:+.2%} | {e.over}, {e.under} | {e.where} |"
+            for kind, e in errors_of(rows).items()
+        ),
+        "",
+        *_verdicts(cases),
+        "",
+        f"| case | {' | '.join(SHOWN)} | seconds |",
+        "|---" * (len(SHOWN) + 2) + "|",
+    ]
+    return [*lines, *(_case(made) for made in cases)]
+
+
+def _verdicts(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    right, fits, does_not = verdicts_of(cases)
+    return [
+        f"Verdicts: {right} right; {len(fits)} said to fit and out of memory; {len(does_not)} said not to fit and ran.",
+        "",
+        *(f"- {case}: said to fit" for case in fits),
+        *(f"- {case}: said not to fit" for case in does_not),
+    ]
+
+
+def _case(made: Mapping[str, Any]) -> str:
+    """Bytes measured, and the error of today's prediction."""
+    if made["outcome"] != "measured":
+        return f"| {name_of(made['case'])} | {made['outcome']} |" + " |" * len(SHOWN)
+    rows = {row.compared.name: row.compared for row in rows_of(made)}
+    cells = [f"{rows[name].measured:,} B, {rows[name].error:+.2%}" if name in rows else "" for name in SHOWN]
+    seconds = "" if made["seconds"] is None else f"{made['seconds']:.3f}"
+    return f"| {name_of(made['case'])} | {' | '.join(cells)} | {seconds} |"

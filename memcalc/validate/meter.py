@@ -1,0 +1,44 @@
+"""Peaks of the phases of a step, whoever counts the bytes."""
+
+from __future__ import annotations
+
+import gc
+from typing import Protocol
+
+
+class Gauge(Protocol):
+    """Live bytes: those of now, and the most since the last `begin`."""
+
+    @property
+    def now(self) -> int: ...
+
+    @property
+    def highest(self) -> int: ...
+
+    def begin(self) -> None: ...
+
+
+class Meter:
+    """The highest of each phase's peaks in one step."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self.gauge = gauge
+        self.peaks = {"forward": 0, "backward": 0, "step": 0}
+        self.saved: int | None = None
+        """What the first forward has left; None while there was no backward."""
+        self._phase = ""
+        self._before = 0
+
+    def enter(self, phase: str) -> None:
+        """A phase begins, and the one before it is over."""
+        gc.collect()
+        self.close()
+        if phase == "backward" and self.saved is None:
+            self.saved = self.gauge.now - self._before
+        self._phase, self._before = phase, self.gauge.now
+        self.gauge.begin()
+
+    def close(self) -> None:
+        """The last phase is over."""
+        if self._phase:
+            self.peaks[self._phase] = max(self.peaks[self._phase], self.gauge.highest)

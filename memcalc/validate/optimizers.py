@@ -1,0 +1,139 @@
+# pyright: basic
+"""The optimizers themselves: torch's, lion-pytorch's and bitsandbytes'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn import Module, Parameter
+
+from memcalc.errors import InputError, one_line
+from memcalc.tracing.description import place
+from memcalc.tracing.modules import stacks
+
+if TYPE_CHECKING:
+    from memcalc.setup import Setup
+
+PACKAGES = {"lion": "lion_pytorch", "adamw-8bit": "bitsandbytes"}
+"""Those that are not torch's."""
+
+
+def make(setup: Setup, groups: Sequence[Sequence[Any]], matrices: Sequence[Any] = ()) -> Any:
+    """The setup's optimizer over groups of parameters; `matrices` are those of them that Muon takes.
+
+    InputError where its package is not installed.
+    """
+    implementation = setup.optimizer_implementation
+    foreach: dict[str, Any] = {"foreach": implementation == "foreach"}
+    flags: dict[str, Any] = {**foreach, "fused": implementation == "fused"}
+    given: Any = [{"params": list(parameters)} for parameters in groups]
+    makers: dict[str, Callable[[], Any]] = {
+        "adamw": lambda: torch.optim.AdamW(given, **flags),
+        "adam": lambda: torch.optim.Adam(given, **flags),
+        "sgd": lambda: torch.optim.SGD(given, lr=1e-3, **flags),
+        "sgd-momentum": lambda: torch.optim.SGD(given, lr=1e-3, momentum=0.9, **flags),
+        "adafactor": lambda: torch.optim.Adafactor(given, **foreach),
+        "lion": lambda: _package(setup).Lion(given),
+        "adamw-8bit": lambda: _eight_bit(setup, given),
+        "muon": lambda: _muon([p for group in groups for p in group], matrices, flags),
+    }
+    return makers[setup.optimizer]()
+
+
+def _package(setup: Setup) -> Any:
+    try:
+        return import_module(PACKAGES[setup.optimizer])
+    except Exception as error:  # a package with compiled parts fails as it likes
+        why = f"needs pip install 'memcalc-llm[optimizers]' to be run ({one_line(error)})"
+        raise InputError(f"--optimizer {setup.optimizer}: {why}") from None
+
+
+def _eight_bit(setup: Setup, given: Any) -> Any:
+    with unset_fake_temporarily():  # it computes what its codes stand for
+        return _package(setup).optim.AdamW8bit(given)
+
+
+class Both:
+    """One optimizer after the other."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        return {k: v for optimizer in self.optimizers for k, v in optimizer.state.items()}
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+
+def _muon(parameters: Sequence[Any], matrices: Sequence[Any], flags: dict[str, Any]) -> Both:
+    """torch's Muon, and the AdamW that takes what Muon does not."""
+    chosen = set(map(id, matrices))
+    taken, rest = ([p for p in parameters if (id(p) in chosen) is kind] for kind in (True, False))
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(taken)] if taken else []
+    return Both([*optimizers, torch.optim.AdamW(rest, **flags)] if rest else optimizers)
+
+
+def matrices_of(module: Module) -> list[Parameter]:
+    """The 2-D weights within the layers."""
+    paths = stacks(module)
+    return [p for name, p in module.named_parameters() if p.dim() == 2 and place(name, paths).layer is not None]
+
+
+class MasterWeights:
+    """An optimizer over fp32 copies of 16-bit weights: the mixed precision of the ZeRO paper (arXiv 1910.02054, section 3.1)."""
+
+    def __init__(self, parameters: Sequence[Parameter], matrices: Sequence[Parameter], setup: Setup) -> None:
+        self.parameters = parameters
+        self.masters = [Parameter(p.detach().float()) for p in parameters]
+        of = dict(zip(map(id, parameters), self.masters, strict=True))
+        self.optimizer = make(setup, [self.masters], [of[id(p)] for p in matrices])
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.optimizer.step()
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            parameter.copy_(master)
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        for parameter in (*self.masters, *self.parameters):
+            parameter.grad = None
+
+
+def make_optimizer(setup: Setup, module: Module) -> Any:
+    """Over the module's weights, or over fp32 copies of them."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    matrices = [p for p in matrices_of(module) if p.requires_grad] if setup.optimizer == "muon" else []
+    if setup.has_master_weights:
+        return MasterWeights(parameters, matrices, setup)
+    return make(setup, [parameters], matrices)
+
+
+def on_the_cpu(optimizer: Any) -> list[torch.Tensor]:
+    """The counters of steps, which of parameters on a GPU are on the CPU, unless the optimizer is fused."""
+    optimizers = getattr(optimizer, "optimizers", None) or [getattr(optimizer, "optimizer", optimizer)]
+    if isinstance(optimizers[0], Both):
+        optimizers = optimizers[0].optimizers
+    return [
+        state["step"]
+        for one in optimizers
+        if not (one.param_groups[0].get("fused") or one.param_groups[0].get("capturable"))
+        for state in one.state.values()
+        if isinstance(state.get("step"), torch.Tensor)
+    ]

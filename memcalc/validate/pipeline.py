@@ -1,0 +1,140 @@
+# pyright: basic
+"""A pipeline rank of torch.distributed.pipelining: its stages under `fully_shard`, and a schedule that drives them.
+
+A stage is a copy of transformers' model without the layers of the others: its forward is transformers' own, given the hidden
+states as `inputs_embeds`; the last stage's is that of the whole model. Over a fake group nothing arrives, so what stages agree
+upon before their first step is told them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._utils import InferenceMode
+
+from memcalc.pipelining.programs import Span, spans
+from memcalc.validate.optimizers import make
+from memcalc.validate.reference import DTYPES, Enter, Job
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
+}
+
+
+class StageModule(torch.nn.Module):
+    """Some layers of a causal language model, with the embedding before the first and the head behind the last."""
+
+    def __init__(self, whole: Any, span: Span) -> None:
+        super().__init__()
+        model = whole.model
+        model.layers = torch.nn.ModuleList(list(model.layers)[span.start : span.start + span.layers])
+        if not span.first:
+            model.embed_tokens = None
+        if not span.last:
+            model.norm = torch.nn.Identity()
+        self.first = span.first
+        self.whole = whole if span.last else None
+        self.model = None if span.last else model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = {"input_ids" if self.first else "inputs_embeds": x, "use_cache": False}
+        if self.whole is not None:
+            return self.whole(**given).logits
+        assert self.model is not None
+        return self.model(**given).last_hidden_state
+
+
+def pipeline(
+    setup: Setup,
+    model: Model,
+    rank: int,
+    build: Callable[[], Any],
+    shard: Callable[[Any], None],
+    mesh: Any,
+    *,
+    alone: bool,
+) -> Job:
+    """The job of a pipeline rank. `build` makes the whole model, `shard` puts a stage under `fully_shard` and on its device;
+    `alone`: there are no other ranks."""
+    device = torch.device(mesh.device_type)
+    own = spans(model.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)[rank]
+    stages: list[Any] = []
+    loss_of: Any = None
+    for i, span in enumerate(own):
+        whole = build()
+        loss_of = _loss(whole.loss_function, whole.config.vocab_size)
+        sizes = setup.micro_batch_size, setup.seq_len or 1
+        hidden = torch.empty(*sizes, whole.config.hidden_size, dtype=DTYPES[setup.compute_dtype], device="meta")
+        logits = hidden.new_empty(*sizes, whole.config.vocab_size).requires_grad_()
+        tokens = torch.empty(sizes, dtype=torch.int64, device="meta")
+        module = StageModule(whole, span)
+        del whole
+        shard(module)
+        stages.append(
+            PipelineStage(
+                module, i * setup.pp + rank, setup.pp * setup.virtual_stages, device,
+                input_args=tokens if span.first else hidden.requires_grad_(),
+                output_args=logits if span.last else hidden.requires_grad_(), group=mesh.get_group("pp"),
+            )
+        )  # fmt: skip
+    of_one = setup.schedule in ("gpipe", "1f1b")
+    schedule = SCHEDULES[setup.schedule](stages[0] if of_one else stages, setup.micro_batches, loss_fn=loss_of)
+    if alone:
+        schedule._warmup_p2p = _agreed
+    optimizer = make(setup, [[p for stage in stages for p in stage.submod.parameters()]])
+    first, last = own[0].first, own[-1].last
+    ids = torch.zeros(
+        (setup.micro_batches * setup.micro_batch_size, setup.seq_len or 1), dtype=torch.int64, device=device
+    )
+    batch = {"input_ids": ids} if first or last else {}
+    losses: list[torch.Tensor] = []
+    entered: list[Enter] = [lambda phase: None]
+    _watch(stages, lambda phase: entered[0](phase))
+
+    def step(enter: Enter) -> int:
+        entered[0] = enter
+        enter("forward")
+        given = (ids,) if first else ()
+        target = {"target": ids, "losses": losses} if last else {}
+        schedule.step(*given, return_outputs=False, **target)
+        enter("step")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return 0
+
+    return Job([stage.submod for stage in stages], optimizer, batch, step)
+
+
+def _loss(function: Any, vocab: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda output, target: function(logits=output, labels=target, vocab_size=vocab)
+
+
+def _agreed(stages: list[Any], *_: Any) -> None:
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC
+
+
+def _watch(stages: list[Any], enter: Enter) -> None:
+    """A schedule's actions say which phase they are of; the reduction of gradients is backward's."""
+
+    def entering(phase: str, method: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            enter(phase)
+            return method(*args, **named)
+
+        return call
+
+    for stage in stages:
+        stage.forward_one_chunk = entering("forward", stage.forward_one_chunk)
+        for name in ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad"):
+            setattr(stage, name, entering("backward", getattr(stage, name)))

@@ -1,0 +1,116 @@
+"""A suite is run: every case's document is recorded as it comes, and what is recorded is not run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from memcalc.errors import InputError, one_line
+from memcalc.inputs.files import read_json_object
+from memcalc.validate import run
+from memcalc.validate.server import Server
+from memcalc.validate.suites import Case, cases_of
+
+FINAL: Final = ("measured", "out of memory")
+"""Outcomes that another run would not change."""
+
+
+def run_suite(
+    cases: Sequence[Case], backend: str, record: Path | None, tell: Callable[[str], None], *, speaks: bool = True
+) -> list[dict[str, Any]]:
+    """Every case's document, in order. What `record` has measured is not run again; it is rewritten after every case.
+
+    Of several ranks all but one do not speak: they run the same cases, and neither tell nor write.
+    """
+    done = _recorded(record)
+    with runner(backend) as ask:
+        if record is not None and speaks and not done:
+            _write(record, [])
+        out: list[dict[str, Any]] = []
+        for i, case in enumerate(cases):
+            key = _key(case, backend)
+            made = done.get(key)
+            if made is None or made["outcome"] not in FINAL:
+                made = {"case": dict(case), "backend": backend, **ask(case)}
+                done[key] = made
+                if record is not None and speaks:
+                    _write(record, list(done.values()))
+            out.append(made)
+            if speaks:
+                tell(f"{i + 1}/{len(cases)} {name_of(case)}: {_said(made)}")
+        return out
+
+
+def runner(backend: str) -> Server | InThisProcess:
+    """On a GPU each case has a process of its own: nothing of the last one is on the device, and none can end the suite.
+    torchrun's ranks stay one process each, so that they meet."""
+    alone = backend == "cuda" and "RANK" not in os.environ and hasattr(os, "fork")
+    return Server(backend) if alone else InThisProcess(backend)
+
+
+class InThisProcess:
+    """Cases one after the other."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def __enter__(self) -> Callable[[Case], dict[str, Any]]:
+        run.measurer(self.backend)
+        return lambda case: run.outcome(case, self.backend)
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def name_of(case: Case) -> str:
+    """A case in a line: its model, and its options as they stand."""
+    model = case["model"]
+    named = model if isinstance(model, str) else cast("dict[str, Any]", model).get("model_type", "config")
+    return " ".join([one_line(named), *(f"{k}={v}" for k, v in case.items() if k != "model")])
+
+
+def _said(made: dict[str, Any]) -> str:
+    if made["outcome"] != "measured":
+        return f"{made['outcome']}: {made['why']}"
+    peak = next(row for row in made["memory"] if row["name"] == "peak")
+    return f"peak predicted {peak['predicted']}, measured {peak['measured']}"
+
+
+def _key(case: Case, backend: str) -> str:
+    return json.dumps([case, backend], sort_keys=True)
+
+
+def read_record(record: Path) -> list[dict[str, Any]]:
+    """The cases of a record; InputError for a file that is none."""
+    document = read_json_object(record, "--record")
+    if document.get("schema_version") != 1 or not isinstance(document.get("cases"), list):
+        raise InputError(f"--record {one_line(record)}: is no record of a suite; allowed: a new file, or one")
+    if not document["cases"]:
+        return []
+    cases = cases_of(record, "--record")
+    if not all({"case", "backend", "outcome", "why"} & made.keys() >= {"case", "backend", "outcome"} for made in cases):
+        raise InputError(f"--record {one_line(record)}: holds cases that no suite has recorded; allowed: a new file")
+    return cases
+
+
+def _recorded(record: Path | None) -> dict[str, dict[str, Any]]:
+    if record is None or not record.exists():
+        return {}
+    return {_key(made["case"], made["backend"]): made for made in read_record(record)}
+
+
+def _write(record: Path, cases: list[dict[str, Any]]) -> None:
+    """All or nothing: a run that is killed while it writes leaves the last record."""
+    text = json.dumps({"schema_version": 1, "cases": cases}, indent=1, ensure_ascii=False) + "\n"
+    text = re.sub(r"\[[\d\s,]+\]", lambda found: " ".join(found[0].split()), text)  # a timeline is a line
+    beside = record.with_name(record.name + ".new")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(record)
+    except OSError as error:
+        raise InputError(
+            f"--record {one_line(record)}: cannot be written ({one_line(error.strerror or error)})"
+        ) from None

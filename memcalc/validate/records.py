@@ -1,0 +1,139 @@
+"""Records of suites, read again: today's prediction beside every row that was measured, and the error that is stated for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.estimation import estimate
+from memcalc.validate.comparison import Compared, predicted_communication, predicted_memory
+from memcalc.validate.recording import name_of
+from memcalc.validate.run import on_gpu
+from memcalc.validate.suites import model_of, options_of
+
+STATED: Final[Mapping[str, float]] = {
+    "parameters": 0.0, "gradients": 0.0, "optimizer_states": 0.0,
+    "saved_activations": 0.01, "saved_activations by hooks": 0.01,
+    "peak in forward": 0.03, "peak in backward": 0.03, "peak in step": 0.03, "peak": 0.03, "allocated": 0.03,
+    "reserved": 0.1, "device": 0.1,
+}  # fmt: skip
+"""How far a row of a GPU may be off, relative to what was measured. Goals, as long as there is no record. What is not here is
+held to nothing (the context differs by GPU and driver, and is taken from another one). Rows of collectives, and all that
+torch's fake tensors give, are exact."""
+
+
+class Row(NamedTuple):
+    """A measured row of a record with today's prediction."""
+
+    case: str
+    backend: str
+    compared: Compared
+
+    @property
+    def stated(self) -> float | None:
+        """None: nothing is stated."""
+        return 0.0 if self.backend == "fake" or " over " in self.compared.name else STATED.get(self.compared.name)
+
+    @property
+    def drifted(self) -> bool:
+        return self.stated is not None and abs(self.compared.error) > self.stated
+
+
+def rows_of(made: Mapping[str, Any]) -> list[Row]:
+    """Of one case of a record; none if it was not measured. InputError where it cannot be estimated any more."""
+    if made["outcome"] != "measured":
+        return []
+    predicted = _predicted(made)
+    return [
+        Row(
+            name_of(made["case"]),
+            made["backend"],
+            Compared(row["name"], predicted.get(row["name"], 0), row["measured"]),
+        )
+        for part in ("memory", "communication")
+        for row in made[part]
+    ]
+
+
+def _predicted(made: Mapping[str, Any]) -> dict[str, int]:
+    case, backend, environment = made["case"], made["backend"], made["environment"]
+    model, options = model_of(case), options_of(case)
+    report = estimate(model, **options) if backend == "fake" else on_gpu(model, options, environment["gpu"])
+    memory = predicted_memory(report, backend, environment, real_ranks=made.get("real_ranks", False))
+    return memory | predicted_communication(report)
+
+
+def drifted(cases: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for every row that is off by more than is stated, and for every case that is refused by now."""
+    out: list[str] = []
+    for made in cases:
+        try:
+            rows = rows_of(made)
+        except InputError as error:
+            out.append(f"{name_of(made['case'])}: {error}")
+            continue
+        out += [
+            f"{row.case}: {row.compared.name} predicted {row.compared.predicted}, measured {row.compared.measured} "
+            f"({row.compared.error:+.2%}, stated {row.stated:.2%})"
+            for row in rows
+            if row.drifted
+        ]
+    return out
+
+
+class Errors(NamedTuple):
+    """Of one kind of row over all cases: relative errors of the prediction."""
+
+    cases: int
+    median: float
+    """Of the absolute values."""
+    worst: float
+    where: str
+    over: int
+    under: int
+
+
+def errors_of(rows: Sequence[Row]) -> dict[str, Errors]:
+    """By the row's name."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.compared.name, []).append(row)
+    out: dict[str, Errors] = {}
+    for name, same in by_name.items():
+        worst = max(same, key=lambda row: abs(row.compared.error))
+        errors = [row.compared.error for row in same]
+        out[name] = Errors(
+            len(same),
+            median(map(abs, errors)),
+            worst.compared.error,
+            worst.case,
+            sum(error > 0 for error in errors),
+            sum(error < 0 for error in errors),
+        )
+    return out
+
+
+class Verdicts(NamedTuple):
+    """Cases by whether they were predicted to fit, and whether they did."""
+
+    right: int
+    wrongly_fits: list[str]
+    """Said to fit, and out of memory."""
+    wrongly_does_not_fit: list[str]
+    """Said not to fit, and ran."""
+
+
+def verdicts_of(cases: Iterable[Mapping[str, Any]]) -> Verdicts:
+    """Of the cases on a GPU that ran or were out of memory. The capacity is what torch saw of the GPU."""
+    right, fits, does_not = 0, list[str](), list[str]()
+    for made in cases:
+        if made["backend"] != "cuda" or made["outcome"] not in ("measured", "out of memory"):
+            continue
+        ran, said = made["outcome"] == "measured", _predicted(made)["device"] <= int(made["environment"]["memory"])
+        if ran == said:
+            right += 1
+        else:
+            (fits if said else does_not).append(name_of(made["case"]))
+    return Verdicts(right, fits, does_not)

@@ -1,0 +1,116 @@
+"""A process for each case. A server imports torch once and forks itself for every case that it is sent; so a case begins
+with a device that nothing of an earlier one is on, and one that dies, or does not end, is an outcome like others.
+
+`python -m memcalc.validate.server BACKEND` reads a case per line and writes an outcome per line. It must not touch the GPU
+itself: CUDA does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final
+
+from memcalc.errors import InputError
+from memcalc.validate import run
+from memcalc.validate.suites import Case
+
+LIMIT: Final = 240
+"""Seconds that a case may take. Those of the bundled suites take some, and a machine may be lent by the minute."""
+
+_PACKAGE: Final = Path(__file__).resolve().parent.parent.parent
+
+
+class Server:
+    """The server as those who ask it see it. Entering gives the function that runs a case; InputError without a GPU."""
+
+    def __init__(self, backend: str, limit: int = LIMIT) -> None:
+        path = os.pathsep.join([str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # torch looks for devices without CUDA's own call, which could not be forked
+        self.environment = {**os.environ, "PYTHONPATH": path, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self.command = [sys.executable, "-m", "memcalc.validate.server", backend, str(limit)]
+
+    def __enter__(self) -> Callable[[Case], dict[str, Any]]:
+        self.process = subprocess.Popen(
+            self.command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        ready = self._answer()
+        if ready["outcome"] != "ready":
+            self.__exit__()
+            raise InputError(ready["why"])
+        return self.ask
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def ask(self, case: Case) -> dict[str, Any]:
+        """A case's outcome."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(case) + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # the answer says it
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        why = "the process that runs the cases has ended"
+        return json.loads(line) if line.endswith("\n") else {"outcome": "failed", "why": why}
+
+
+def serve(backend: str, limit: int, cases: IO[str], answers: IO[str]) -> None:
+    """Answer every line of `cases`; the first answer says whether there is what the backend needs."""
+    try:
+        import memcalc.validate.cuda  # noqa: F401  # pyright: ignore[reportUnusedImport]  # torch, for every fork
+    except ImportError:
+        pass  # the first fork says it
+    _forked(lambda: _ready(backend), limit, answers)
+    for line in cases:
+        case = json.loads(line)
+        _forked(lambda case=case: run.outcome(case, backend), limit, answers)
+
+
+def _ready(backend: str) -> dict[str, Any]:
+    try:
+        run.measurer(backend)
+    except InputError as error:
+        return {"outcome": "refused", "why": str(error)}
+    return {"outcome": "ready"}
+
+
+def _forked(work: Callable[[], dict[str, Any]], limit: int, answers: IO[str]) -> None:
+    """A process of its own writes what `work` gives; what has become of a process that wrote nothing is written here."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(limit)  # nobody handles it: it ends the process
+        try:
+            answers.write(json.dumps(work()) + "\n")
+            answers.flush()
+        except BaseException as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        code = os.waitstatus_to_exitcode(status)
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        why = f"did not end within {limit} s" if code == -signal.SIGALRM else f"its process {ended}"
+        answers.write(json.dumps({"outcome": "failed", "why": why}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)  # what a library prints is no answer
+        serve(sys.argv[1], int(sys.argv[2]), sys.stdin, answers)

@@ -1,0 +1,152 @@
+"""The backend for GPUs over CPU tensors, with the functions that it asks of torch.cuda answered by a count of live storages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
+
+import memcalc
+from memcalc.tracing.realism import collected_by_hand
+from memcalc.validate import cuda, place
+from memcalc.validate.comparison import Comparison
+from memcalc.validate.live import Live, resizing
+from memcalc.validate.reference import build, make_batch, saved_by_hooks
+from memcalc.validate.run import is_out_of_memory
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100,
+         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+WORKSPACES = 2 * 8519680
+FREE = 5 * 2**20
+
+
+class StandIn:
+    """torch.cuda's functions over a count of bytes, in blocks of 512 B at its highest."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.trace: list[dict[str, Any]] = []
+        self.recording = False
+
+    def memory_stats(self) -> dict[str, int]:
+        return {
+            "requested_bytes.all.current": self.live.now + WORKSPACES,
+            "requested_bytes.all.peak": self.live.highest + WORKSPACES,
+        }
+
+    def max_memory_allocated(self) -> int:
+        return -(-(self.live.highest + WORKSPACES) // 512) * 512
+
+    def max_memory_reserved(self) -> int:
+        return -(-(self.live.highest + WORKSPACES) // 2**21) * 2**21
+
+    def record(self, enabled: str | None, **named: Any) -> None:
+        assert named.get("context") is None
+        self.recording = enabled is not None
+        if enabled is not None:
+            assert named["clear_history"]
+            self.trace = []
+
+    def snapshot(self) -> dict[str, Any]:
+        assert self.recording
+        self.trace.append({"action": "alloc", "addr": len(self.trace), "size": 8})
+        return {"device_traces": [self.trace]}
+
+
+class Here:
+    """In the place of a GPU."""
+
+    name = "a CPU"
+    context = 3 * 2**20
+
+    def used(self) -> int:
+        return FREE
+
+    def environment(self) -> dict[str, str]:
+        return {"gpu": self.name, "compute_capability": "8.0", "memory": str(2**34)}
+
+
+def uncounted(function: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **named)
+
+    return call
+
+
+@contextlib.contextmanager
+def on_the_cpu() -> Iterator[Live]:
+    live = Live()
+    stand_in = StandIn(live)
+    with pytest.MonkeyPatch.context() as patch, resizing(live), collected_by_hand():
+        for name in ("memory_stats", "max_memory_allocated", "max_memory_reserved"):
+            patch.setattr(torch.cuda, name, getattr(stand_in, name))
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", live.begin)
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda.memory, "_snapshot", stand_in.snapshot)
+        patch.setattr(torch.cuda.memory, "_record_memory_history", stand_in.record)
+        patch.setattr(cuda, "DEVICE", "cpu")
+        patch.setattr(cuda, "_TIMED_STEPS", 1)
+        patch.setattr(cuda, "place", Here)
+        patch.setattr(DeviceMesh, "__init__", uncounted(DeviceMesh.__init__))  # its ranks are a tensor on the CPU
+        patch.setattr(cuda, "mesh_of", uncounted(cuda.mesh_of))
+        with live:
+            yield live
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16-mixed", "global_batch_size": 3},
+        {"precision": "fp32", "recompute": "full", "attention": "eager"},
+        {"gpus": 8, "zero": 2, "engine": "fsdp2", "global_batch_size": 16},
+        {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
+        {"gpus": 4, "zero": 3, "pp": 2, "pp_rank": 1, "global_batch_size": 8},
+    ],
+)
+def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, Any]) -> None:
+    report = memcalc.estimate(LLAMA, seq_len=32, optimizer_implementation="fused", **options)
+    with on_the_cpu():
+        measured = cuda.measure(report)
+    comparison = Comparison(report, measured, "cuda")
+    tensors = [row for row in comparison.memory if row.name not in ("allocated", "reserved", "context", "device")]
+    assert [(row.name, row.predicted) for row in tensors] == [(row.name, row.measured) for row in tensors]
+    rows = {row.name: row.measured for row in comparison.memory}
+    assert rows["allocated"] == -(-rows["peak"] // 512) * 512
+    assert (rows["context"], rows["device"]) == (3 * 2**20, FREE)
+    assert ("saved_activations by hooks" in rows) is (report.setup.gpus == 1 and report.setup.recompute == "none")
+    assert measured.history is not None
+    phases = [phase["phase"] for phase in measured.history["phases"]]
+    if report.setup.pp == 1:
+        assert phases == ["forward", "backward"] * report.setup.micro_batches + ["step"]
+    assert measured.seconds is not None
+    assert 0 < measured.seconds < 30
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_hooks_are_shown_what_is_saved(precision: str, attention: str) -> None:
+    report = memcalc.estimate(LLAMA, precision=precision, attention=attention, seq_len=24, micro_batch_size=2)
+    module = build(report.setup, "llama", LLAMA)
+    job = cuda.wrapped(report.setup, module, make_batch(report.setup, module.config), None, None)
+    assert saved_by_hooks(report.setup, job) == report.total("saved_activations")
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_what_torch_raises_when_memory_is_out() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory."))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_names_that_torch_has() -> None:
+    assert callable(torch.cuda.memory._snapshot)
+    assert callable(torch.cuda.memory._record_memory_history)
+    assert place.place.__wrapped__ is not None

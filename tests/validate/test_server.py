@@ -1,0 +1,69 @@
+"""A process for each case, without a GPU."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.validate import run, server
+from memcalc.validate.server import Server
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100,
+         "num_attention_heads": 4}  # fmt: skip
+
+
+def test_cases_are_answered_one_by_one() -> None:
+    with Server("fake") as ask:
+        measured = ask({"model": LLAMA, "precision": "bf16", "seq_len": 16})
+        refused = ask({"model": LLAMA, "precision": "fp7"})
+        again = ask({"model": LLAMA, "precision": "bf16", "seq_len": 16})
+    assert measured == again == run.outcome({"model": LLAMA, "precision": "bf16", "seq_len": 16}, "fake")
+    assert refused["outcome"] == "refused"
+    assert "--precision fp7" in refused["why"]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "tpu"])
+def test_what_is_not_there_is_said_first(backend: str) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--backend {backend}"), Server(backend):
+        raise AssertionError
+
+
+def test_a_case_that_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(case: Any, _: str) -> dict[str, Any]:
+        print("a word of some library's")
+        if case == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if case == "ends":
+            os._exit(3)
+        if case == "waits":
+            time.sleep(60)
+        if case == "raises":
+            raise KeyboardInterrupt
+        return {"outcome": case}
+
+    monkeypatch.setattr(run, "outcome", outcome)
+    read, write = os.pipe()
+    cases = ["fine", "killed", "ends", "waits", "raises", "fine"]
+    with os.fdopen(write, "w") as answers, os.fdopen(read) as written:
+        server.serve("fake", 1, io.StringIO("".join(json.dumps(case) + "\n" for case in cases)), answers)
+        answers.close()
+        made = [json.loads(line) for line in written]
+    assert [one["outcome"] for one in made] == ["ready", "fine", "failed", "failed", "failed", "failed", "fine"]
+    assert [one["why"] for one in made[2:6]] == [
+        "its process was ended by SIGKILL", "its process ended with status 3", "did not end within 1 s",
+        "its process ended with status 1",
+    ]  # fmt: skip
+
+
+def test_a_server_that_is_gone_is_an_outcome() -> None:
+    one = Server("fake")
+    with one as ask:
+        one.process.kill()
+        assert ask({"model": "gpt2"}) == {"outcome": "failed", "why": "the process that runs the cases has ended"}
