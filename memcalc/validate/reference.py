@@ -80,6 +80,8 @@ def plain_step(
                 losses[0].backward()
         gradients = nbytes(p.grad for p in model.parameters())
         enter("step")
+        if setup.clip_grad_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return gradients

@@ -72,7 +72,7 @@ def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
     "options",
     [
         {"gpus": 8, "zero": 3, "precision": "bf16"},
-        {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16},
+        {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16, "clip_grad_norm": True},
         {"gpus": 64, "zero": 3, "recompute": "full", "grad_dtype": "bf16"},
         {"gpus": 8, "zero": 3, "precision": "bf16-autocast"},
         {"gpus": 4, "zero": 3, "tp": 2},
