@@ -16,7 +16,7 @@ from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
-from memcalc.megatron.schedules import State
+from memcalc.megatron.schedules import Kind, State
 from memcalc.profile import Choices, Profile, profile
 from memcalc.rows import Row
 from memcalc.selective import per_op
@@ -53,6 +53,8 @@ class Rank(NamedTuple):
     """What it sends in one optimizer step, as the engine really does it."""
     textbook: Callable[[], list[Collective]]
     """The same step as the papers count it; empty where the engine does just that."""
+    actions: tuple[tuple[Kind, int], ...] = ()
+    """Forwards and backwards of its chunks in their order; none where they are those of one micro-batch after the other."""
     first: Callable[[], Profile] | None = None
     """Of the first micro-batch, where those after it differ."""
     in_flight: int | None = None
@@ -82,7 +84,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     engine = load_engine(setup.engine)
     sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
     first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
-    return [Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook, first)]
+    return [Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook, first=first)]
 
 
 def _of_the_first(held: Holdings) -> Holdings:
@@ -116,7 +118,8 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.engines import megatron
-    from memcalc.megatron.schedules import states
+    from memcalc.engines.megatron_order import order_of
+    from memcalc.megatron.schedules import few_actions, states
 
     assert setup.attention is not None
     kernels = Kernels((), megatron.SOURCE, "modelled")
@@ -132,6 +135,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
                 model.profiles[key] = profile(chunk, choices, setup.micro_batch_size, setup.rows)
             profiles.append(model.profiles[key])
         held = megatron.holdings_of(setup, stage)
+        held = held._replace(order=order_of(setup, stage, held))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sizes = [(w, numel(w.shape)[0] * n) for w, n in megatron.weights_of(stage).items()]
         layers = sum(chunk.layers for chunk in stage.chunks)
@@ -139,7 +143,8 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         sends = partial(megatron.collectives_of, setup, stage, profiles)
         total = sum(size for _, size in sizes)
         rank = Rank(
-            stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective]
+            stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],
+            few_actions(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks)),
         )  # fmt: skip
         out.append(rank)
     return out

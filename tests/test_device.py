@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.allocator import BLOCK, ROUNDING
-from memcalc.device import allocator_items, device_items, reserved_items
+from memcalc.device import PLAYED_ERROR, allocator_items, device_items, reserved_items
 from memcalc.inputs.gpu import load_gpu
 from memcalc.rows import Item
 
@@ -104,6 +104,6 @@ def test_it_fits_when_device_and_its_margin_are_within_the_capacity(batch: int) 
     assert report.gpu is not None
     assert report.fits == (report.device + report.margin <= report.gpu.capacity)
     fit = report.to_dict()["fit"]
-    assert fit["margin"] == report.margin == report.device // 100
+    assert fit["margin"] == report.margin == report.device * PLAYED_ERROR // 100
     assert fit["headroom"] == report.gpu.capacity - report.device
     assert fit["fits"] is report.fits

@@ -48,7 +48,7 @@ def _order(model: Model, setup: Setup, before: list[Row], sharding: Sharding) ->
     streams = STREAMS
     if sharding.replicas > 1 and sharding.reduced is not sharded:  # cast once the replicas have summed them
         streams = STREAMS | {"sharded gradients": "all-reduce"}
-    return Order(tuple(before), tuple(states), (), updates, streams, first)
+    return Order(tuple(before), tuple(states), (), updates, streams, first=first)
 
 
 def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:

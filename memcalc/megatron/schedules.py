@@ -28,7 +28,7 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
     """The distinct states of one pipeline rank in a step."""
     live: Counter[int] = Counter()
     found: dict[State, None] = {}
-    for kind, chunk in _order(schedule, rank, ranks, micro_batches, chunks):
+    for kind, chunk in actions(schedule, rank, ranks, micro_batches, chunks):
         if kind == "backward":
             live[chunk] -= 1
         found.setdefault(State(kind, chunk, tuple(live[c] for c in range(chunks))))
@@ -37,7 +37,8 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
     return list(found)
 
 
-def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[tuple[Kind, int]]:
+def actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[tuple[Kind, int]]:
+    """A rank's forwards and backwards of model chunks, in their order."""
     if schedule == "gpipe":
         warmup = micro_batches
     elif chunks == 1:
@@ -56,6 +57,19 @@ def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
         yield "backward", chunks - 1 - chunk_of(i)
     for i in range(total - warmup, total):
         yield "backward", chunks - 1 - chunk_of(i)
+
+
+def few_actions(
+    schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1
+) -> tuple[tuple[Kind, int], ...]:
+    """Those of a step with as many micro-batches as it takes for a larger number to only repeat them."""
+    if schedule == "gpipe":
+        few = micro_batches
+    elif chunks == 1:
+        few = min(micro_batches, ranks - rank + 2)
+    else:
+        few = min(micro_batches, ranks * (chunks + 3))
+    return tuple(actions(schedule, rank, ranks, few, chunks))
 
 
 def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Part]:
