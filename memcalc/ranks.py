@@ -61,6 +61,8 @@ class Rank(NamedTuple):
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
 
 
+_WHOLE: Final[tuple[tuple[Kind, int], ...]] = (("forward", 0), ("backward", 0))
+"""A profile that is that of all micro-batches."""
 _ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
 
 
@@ -176,7 +178,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         sends = partial(engine.collectives_of, setup, staged)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
-            list[Collective], in_flight=most_in_flight(actions),
+            list[Collective], _WHOLE, in_flight=most_in_flight(actions),
         )  # fmt: skip
         out.append(rank)
     return out
