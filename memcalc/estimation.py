@@ -287,7 +287,7 @@ class Report:
         from memcalc.device import room_to_reserve, workspaces_of
         from memcalc.replay import played
 
-        room = None if self.gpu is None else room_to_reserve(self.gpu.capacity, self.setup.gpus)
+        room = None if self.gpu is None else room_to_reserve(self.gpu.capacity, self.setup.gpus, self.setup.engine)
         return played(self.rank, self.setup, workspaces_of(self.gpu, self._kernels), room)
 
     @property
@@ -347,7 +347,7 @@ class Report:
         """By how much `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
         from memcalc.device import margin
 
-        return margin(self.device, self.played)
+        return margin(self.device, self.setup.engine, self.played)
 
     @property
     def fits(self) -> bool | None:

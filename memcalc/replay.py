@@ -35,6 +35,7 @@ class Replay(NamedTuple):
 
     reserved: int
     allocated: int
+    """In a step; what comes before the first one can be more."""
     retries: int
     """How often cached segments were given back because the device was full."""
     steps: int
@@ -80,9 +81,10 @@ def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: 
     updates = [_update(setup, update) for update in order.updates]
     process = _Process(allocator, workspaces)
     moved = process.hold(_row_sizes(order.moved, batch, seq))
+    process.hold(_row_sizes(order.flat, batch, seq))
+    process.free(moved)
     process.hold(_row_sizes(order.before, batch, seq))
-    for block in moved:
-        allocator.release(block)
+    allocator.most_allocated = allocator.allocated
     left: list[Any] = []
     while len(left) < MOST_STEPS and (len(left) < 2 or left[-1] != left[-2]):
         process.run(actions)
@@ -137,12 +139,12 @@ class _Process:
             self.hold(self.workspaces.pop(kind, ()))
             forwards = waiting.setdefault(chunk, [])
             if kind == "forward":
-                self._free(self.left.pop(chunk, ()))
+                self.free(self.left.pop(chunk, ()))
                 forwards.append(self._play(log, 0, log.backward, {}))
                 continue
             live = self._play(log, log.backward, len(log.events), forwards.pop(0))
             self.gradients += [live.pop(i) for i in log.gradients & live.keys()]
-            self._free(self.left.pop(chunk, ()))
+            self.free(self.left.pop(chunk, ()))
             self.left[chunk] = list(live.values())
 
     def update(self, casts: Sequence[int], updates: Sequence[_Log]) -> None:
@@ -150,10 +152,11 @@ class _Process:
         made = self.hold(casts)
         for log in updates:
             made += self._play(log, 0, len(log.events), {}).values()
-        self._free((*made, *self.gradients, *chain.from_iterable(self.left.values())))
+        self.free((*made, *self.gradients, *chain.from_iterable(self.left.values())))
         self.gradients, self.left = [], {}
 
-    def _free(self, blocks: Iterable[Block]) -> None:
+    def free(self, blocks: Iterable[Block]) -> None:
+        """In any order: what is free in the end is the same."""
         for block in blocks:
             self.allocator.release(block)
 

@@ -39,7 +39,7 @@ def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
     parts = [part for buffer in buffers for part in _parts(stage, buffer, held)]
     mains = [Row("optimizer_states", "main weight", part.shape, fp32, source=_OPTIMIZER) for part in parts]
     states = [row for row in state_rows(setup, parts, fp32) if row.shape]
-    return Order((*flat, *gradients, *mains, *rest), tuple(states), casts, (), moved=tuple(made))
+    return Order((*mains, *rest), tuple(states), casts, (), moved=tuple(made), flat=(*flat, *gradients))
 
 
 def _is_main(row: Row) -> bool:
