@@ -26,7 +26,7 @@ _NCCL_TWO: Final = 544 * 10**6  # one communicator of 2 ranks on A100s, github.c
 _NCCL_MORE: Final = 688 * 10**6  # of more than 2 ranks, same source
 MEGATRON_ERROR: Final = 5
 """Percent of `device`: the largest error of `reserved` on Megatron's published runs (docs/accuracy.md), rounded up. All are
-too low: NCCL's streams hold blocks until a collective is done, which depends on time."""
+too low: what NCCL's streams hold until a collective is done depends on time."""
 PLAYED_ERROR: Final = 2
 """The same of FSDP2's, and as much again for the context and NCCL, figures of other GPUs. `none` and `ddp` have no record;
 they use fewer streams."""
