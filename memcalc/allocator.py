@@ -16,7 +16,7 @@ Not modelled, as they are off by default: `max_split_size_mb`, `roundup_power2_d
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Final, NamedTuple
+from typing import Final
 
 from memcalc.units import MIB
 
@@ -34,11 +34,19 @@ class OutOfMemory(Exception):
     """No room for another segment, whatever is given back."""
 
 
-class Pool(NamedTuple):
-    """Blocks of one size class that one stream can take."""
+class Pool:
+    """Blocks of one size class that one stream can take. `free` has those that are free, by size and address."""
 
-    stream: str
-    small: bool
+    __slots__ = ("free", "last", "page", "split_from", "stream")
+
+    def __init__(self, stream: str, *, small: bool, split_from: int) -> None:
+        self.stream = stream
+        self.split_from = split_from
+        """The least of a block that is split off when the rest of it is taken."""
+        self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
+        self.free: list[tuple[int, int, Block]] = []
+        self.last: Block | None = None
+        """The one that an expandable segment ends with."""
 
 
 class Block:
@@ -53,9 +61,6 @@ class Block:
         self.before = before
         self.after = after
         self.free = False
-
-
-_Entry = tuple[int, int, Block]
 
 
 def rounded(nbytes: int) -> int:
@@ -78,31 +83,35 @@ class CachingAllocator:
     """
 
     __slots__ = (
-        "_free", "_segments", "_top", "allocated", "limit", "most_allocated", "most_reserved", "reserved", "retries",
+        "_pools", "_top", "allocated", "limit", "most_allocated", "most_reserved", "reserved", "retries",
     )  # fmt: skip
+    split_from = SMALL + 1
+    """Of large blocks; see Pool."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self.reserved = self.most_reserved = self.allocated = self.most_allocated = self.retries = 0
-        self._free: dict[Pool, list[_Entry]] = {}
+        self._pools: dict[str, tuple[Pool, Pool]] = {}
         self._top = 0
 
     def allocate(self, nbytes: int, stream: str) -> Block:
         """A block of at least `nbytes`. OutOfMemory where the limit leaves no room for it."""
-        size = rounded(nbytes)
-        pool = Pool(stream, size <= SMALL)
-        free = self._free.get(pool)
-        if free is None:
-            free = self._free[pool] = []
-        block = self._take_free(pool, free, size) or self._new_block(pool, free, size)
+        size = (nbytes + BLOCK - 1) // BLOCK * BLOCK or BLOCK
+        pools = self._pools.get(stream) or self._pools_of(stream)
+        pool = pools[size > SMALL]
+        free = pool.free
+        place = self._place(pool, size)
+        block = free.pop(place)[2] if place < len(free) else self._new_block(pool, size)
         block.free = False
-        if self._splits(pool, block.size - size):
-            split = Block(block.address + size, block.size - size, pool, block, block.after)
-            if block.after is not None:
-                block.after.before = split
+        rest = block.size - size
+        if rest >= pool.split_from:
+            after = block.after
+            split = Block(block.address + size, rest, pool, block, after)
+            if after is not None:
+                after.before = split
             block.size, block.after = size, split
             split.free = True
-            insort(free, (split.size, split.address, split))
+            insort(free, (rest, split.address, split))
         self.allocated += block.size
         if self.allocated > self.most_allocated:
             self.most_allocated = self.allocated
@@ -111,37 +120,38 @@ class CachingAllocator:
     def release(self, block: Block) -> Block:
         """Free a block: it and its free neighbours become the one that is returned."""
         self.allocated -= block.size
-        free = self._free[block.pool]
+        free = block.pool.free
         before, after = block.before, block.after
         if after is not None and after.free:
-            self._drop(free, after)
+            del free[bisect_left(free, (after.size, after.address))]
             _join(block, after)
         if before is not None and before.free:
-            self._drop(free, before)
+            del free[bisect_left(free, (before.size, before.address))]
             _join(before, block)
             block = before
         block.free = True
         insort(free, (block.size, block.address, block))
         return block
 
-    def layout(self) -> list[tuple[Pool, list[tuple[int, int, bool]]]]:
+    def layout(self) -> list[tuple[str, list[tuple[int, int, bool]]]]:
         """Of every free block its size, which in the order of addresses it is, and whether it is a whole segment.
 
         As long as what is allocated now stays, the allocator's answers depend on nothing else.
         """
-        return [(pool, _layout(free)) for pool, free in sorted(self._free.items())]
+        return [(stream, _layout(pool.free)) for stream, pools in sorted(self._pools.items()) for pool in pools]
+
+    def _pools_of(self, stream: str) -> tuple[Pool, Pool]:
+        small, large = (Pool(stream, small=i == 0, split_from=(BLOCK, self.split_from)[i]) for i in range(2))
+        self._pools[stream] = small, large
+        return small, large
 
     # --- the ways in which expandable segments differ
 
-    def _take_free(self, pool: Pool, free: list[_Entry], size: int) -> Block | None:
-        """The smallest free block that is large enough."""
-        place = bisect_left(free, (size,))
-        return free.pop(place)[2] if place < len(free) else None
+    def _place(self, pool: Pool, size: int) -> int:
+        """Where in the list of free blocks the smallest is that is large enough."""
+        return bisect_left(pool.free, (size,))
 
-    def _splits(self, pool: Pool, rest: int) -> bool:
-        return rest >= BLOCK if pool.small else rest > SMALL
-
-    def _new_block(self, pool: Pool, free: list[_Entry], size: int) -> Block:
+    def _new_block(self, pool: Pool, size: int) -> Block:
         """A segment that the device gives for a request."""
         wanted = segment_size(size)
         self._reserve(wanted)
@@ -152,11 +162,11 @@ class CachingAllocator:
     def _give_back(self) -> int:
         """The bytes of all segments that are free as a whole, which the device has again (release_cached_blocks)."""
         given = 0
-        for free in self._free.values():
-            whole = [entry for entry in free if entry[2].before is None and entry[2].after is None]
-            given += sum(size for size, _, _ in whole)
-            for entry in whole:
-                free.remove(entry)
+        for pools in self._pools.values():
+            for pool in pools:
+                parts = [entry for entry in pool.free if not _is_whole(entry[2])]
+                given += sum(size for size, _, _ in pool.free) - sum(size for size, _, _ in parts)
+                pool.free[:] = parts
         return given
 
     # --- common to both
@@ -171,9 +181,6 @@ class CachingAllocator:
         if self.reserved > self.most_reserved:
             self.most_reserved = self.reserved
 
-    def _drop(self, free: list[_Entry], block: Block) -> None:
-        del free[bisect_left(free, (block.size, block.address))]
-
 
 class ExpandableAllocator(CachingAllocator):
     """The same with `expandable_segments:True`.
@@ -181,48 +188,40 @@ class ExpandableAllocator(CachingAllocator):
     Out of memory is told too early here: that free pages in the middle of a segment can be given back is left out.
     """
 
-    __slots__ = ("_last",)
-
-    def __init__(self, limit: int | None = None) -> None:
-        super().__init__(limit)
-        self._last: dict[Pool, Block] = {}
+    __slots__ = ()
+    split_from = BLOCK
 
     def allocate(self, nbytes: int, stream: str) -> Block:
         block = super().allocate(nbytes, stream)
         last = block.after or block
         if last.after is None:
-            self._last[block.pool] = last
+            block.pool.last = last
         return block
 
     def release(self, block: Block) -> Block:
         block = super().release(block)
         if block.after is None:
-            self._last[block.pool] = block
+            block.pool.last = block
         return block
 
-    def _take_free(self, pool: Pool, free: list[_Entry], size: int) -> Block | None:
+    def _place(self, pool: Pool, size: int) -> int:
         """As above, but the block at the segment's end counts as large as it could grow."""
+        free = pool.free
         place = bisect_left(free, (size,))
-        if place + 1 < len(free) and free[place][2] is self._last[pool]:
-            place += 1
-        return free.pop(place)[2] if place < len(free) else None
+        return place + 1 if place + 1 < len(free) and free[place][2] is pool.last else place
 
-    def _splits(self, pool: Pool, rest: int) -> bool:
-        return rest >= BLOCK
-
-    def _new_block(self, pool: Pool, free: list[_Entry], size: int) -> Block:
+    def _new_block(self, pool: Pool, size: int) -> Block:
         """The segment grows by whole pages, behind the free block that it ends with if there is one."""
-        page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
-        last = self._last.get(pool)
+        last = pool.last
         own = last.size if last is not None and last.free else 0
-        grown = -(-(size - own) // page) * page
+        grown = -(-(size - own) // pool.page) * pool.page
         self._reserve(grown)
         if last is None:
             return Block(0, grown, pool, None, None)
         if not last.free:
             last.after = Block(last.address + last.size, grown, pool, last, None)
             return last.after
-        self._drop(free, last)
+        del pool.free[bisect_left(pool.free, (last.size, last.address))]
         last.size += grown
         return last
 
@@ -230,9 +229,14 @@ class ExpandableAllocator(CachingAllocator):
         return 0
 
 
-def _layout(free: list[_Entry]) -> list[tuple[int, int, bool]]:
+def _is_whole(block: Block) -> bool:
+    """Whether a block is all of its segment."""
+    return block.before is None and block.after is None
+
+
+def _layout(free: list[tuple[int, int, Block]]) -> list[tuple[int, int, bool]]:
     places = {address: i for i, address in enumerate(sorted(address for _, address, _ in free))}
-    return [(size, places[address], block.before is None and block.after is None) for size, address, block in free]
+    return [(size, places[address], _is_whole(block)) for size, address, block in free]
 
 
 def _join(left: Block, right: Block) -> None:

@@ -8,7 +8,7 @@ allocator loses besides is in `played` (memcalc.replay), where the order of a ru
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from memcalc.allocator import BLOCK, ROUNDING
 from memcalc.inputs.gpu import GPU
@@ -18,11 +18,18 @@ from memcalc.units import KIB, MIB
 _HOPPER_WORKSPACE: Final = 32 * MIB
 _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
 HANDLES: Final = 2
+_TE_HOPPER_WORKSPACE: Final = 32 * MIB + 1024
+_TE_WORKSPACE: Final = 4 * MIB
+_TE_STREAMS: Final = 4  # of grouped products, a workspace each
 _CUDA_CONTEXT: Final = 426 * MIB  # an RTX 6000 Ada with CUDA 13.0 and lazy loading
 _NCCL_TWO: Final = 544 * 10**6  # one communicator of 2 ranks on A100s, github.com/NVIDIA/nccl issue 964
 _NCCL_MORE: Final = 688 * 10**6  # of more than 2 ranks, same source
-PLAYED_ERROR: Final = 1
-"""Percent of `device`: the largest error on the published runs of docs/accuracy.md, rounded up."""
+MEGATRON_ERROR: Final = 5
+"""Percent of `device`: the largest error of `reserved` on Megatron's published runs (docs/accuracy.md), rounded up. All are
+too low: what NCCL's streams hold until a collective is done depends on time."""
+PLAYED_ERROR: Final = 2
+"""The same of FSDP2's, and as much again for the context and NCCL, figures of other GPUs. `none` and `ddp` have no record;
+they use fewer streams."""
 RATIO_ERROR: Final = 10
 """The same where fragmentation is not known. Of 152 ranks of Megatron on B200s none reserved more than 9.3 % beyond what it
 had allocated (SimuMax, docs/b200/b200_release_v1.2_summary.json)."""
@@ -50,30 +57,63 @@ def cublas_workspace(compute_capability: str) -> int:
     return _HOPPER_WORKSPACE if compute_capability == "9.0" else _WORKSPACE
 
 
-def workspace_of(gpu: GPU | None) -> int:
-    """The cuBLAS workspace of one handle; without a GPU that of all but Hopper's."""
-    return cublas_workspace("" if gpu is None else gpu.compute_capability)
+class Kernels(NamedTuple):
+    """What multiplies matrices, as far as its workspaces go."""
+
+    transformer_engine: bool = False
+    grouped: bool = False
+    """Whether it multiplies those of several experts at once."""
 
 
-def allocator_items(items: Iterable[Item], gpu: GPU | None) -> list[Item]:
+TORCH: Final = Kernels()
+
+
+class Workspaces(NamedTuple):
+    """Bytes of what stays allocated from the first forward and from the first backward on."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+def transformer_engine_workspace(compute_capability: str) -> int:
+    """Of one stream (get_cublas_workspace_size_bytes in transformer_engine/pytorch/cpp_extensions/gemm.py)."""
+    major = int(compute_capability.split(".")[0] or 0) if compute_capability else 0
+    return _TE_HOPPER_WORKSPACE if major >= 9 else _TE_WORKSPACE
+
+
+def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
+    """Without a GPU those of Ampere and Ada."""
+    capability = "" if gpu is None else gpu.compute_capability
+    own = kernels.transformer_engine * (1 + kernels.grouped * _TE_STREAMS)
+    each = cublas_workspace(capability)
+    return Workspaces((each, *[transformer_engine_workspace(capability)] * own), (each,) * (HANDLES - 1))
+
+
+def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = TORCH) -> list[Item]:
     """What `torch.cuda.max_memory_allocated` counts besides the tensors at the peak, whole blocks apart."""
     lost = 0
     for item in items:
         if item.at_peak:
             block = item.at_peak // item.blocks
             lost += item.blocks * (-block % BLOCK)
-    workspace = workspace_of(gpu)
-    return [
+    basis = "modelled" if gpu is not None else "assumed"
+    workspace, *own = workspaces_of(gpu, kernels).forward
+    out = [
         _item("allocator", "rounding of blocks to 512 B", lost, "per block", "exact", "CUDACachingAllocator.cpp"),
         _item(
             "allocator",
             "cuBLAS workspaces",
             HANDLES * workspace,
             f"{HANDLES} handles·{workspace} B",
-            "modelled" if gpu is not None else "assumed",
+            basis,
             "CublasHandlePool.cpp" + ("" if gpu is not None else "; no --gpu given: not a Hopper GPU"),
         ),
     ]
+    if own:
+        formula = f"{len(own)} stream{'s' if len(own) > 1 else ''}·{own[0]} B"
+        name, source = "Transformer Engine's cuBLAS workspaces", "transformer_engine/pytorch/cpp_extensions/gemm.py"
+        out.append(_item("allocator", name, sum(own), formula, basis, source))
+    return out
 
 
 def whole_blocks_item(counted: int, played: Played) -> Item:
@@ -96,14 +136,18 @@ def reserved_items(allocated: int, played: Played | None) -> list[Item]:
     return [_item("reserved", "fragmentation", played.reserved - allocated, formula, "modelled", source)]
 
 
-def margin(device: int, played: Played | None) -> int:
+def margin(device: int, engine: str, played: Played | None) -> int:
     """By how much `device` may be too low: the stated error."""
-    return device * (RATIO_ERROR if played is None else PLAYED_ERROR) // 100
+    return device * (RATIO_ERROR if played is None else _error(engine)) // 100
 
 
-def room_to_reserve(capacity: int, gpus: int) -> int:
+def _error(engine: str) -> int:
+    return MEGATRON_ERROR if engine == "megatron" else PLAYED_ERROR
+
+
+def room_to_reserve(capacity: int, gpus: int, engine: str) -> int:
     """What the allocator of one GPU may reserve so that `device` and its margin are within the capacity."""
-    most = capacity * 100 // (100 + PLAYED_ERROR)
+    most = capacity * 100 // (100 + _error(engine))
     return most - sum(item.nbytes for item in device_items(gpus))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import os
 
     from memcalc.cost import Cost, Unknown
+    from memcalc.device import Kernels
     from memcalc.inputs.gpu import GPU
     from memcalc.replay import Replay
 
@@ -297,17 +298,24 @@ class Report:
     @cached_property
     def played(self) -> Replay | None:
         """The run's allocations, played through the caching allocator; None where their order is not known."""
-        from memcalc.device import room_to_reserve, workspace_of
+        from memcalc.device import room_to_reserve, workspaces_of
         from memcalc.replay import played
 
-        room = None if self.gpu is None else room_to_reserve(self.gpu.capacity, self.setup.gpus)
-        return played(self.rank, self.setup, workspace_of(self.gpu), room)
+        room = None if self.gpu is None else room_to_reserve(self.gpu.capacity, self.setup.gpus, self.setup.engine)
+        return played(self.rank, self.setup, workspaces_of(self.gpu, self._kernels), room)
+
+    @property
+    def _kernels(self) -> Kernels:
+        from memcalc.device import Kernels
+
+        experts = self.model.active_parameters != self.model.num_parameters
+        return Kernels(self.setup.engine == "megatron", experts)
 
     @cached_property
     def _counted(self) -> list[Item]:
         from memcalc.device import allocator_items
 
-        return allocator_items(self.items, self.gpu)
+        return allocator_items(self.items, self.gpu, self._kernels)
 
     @cached_property
     def overheads(self) -> list[Item]:
@@ -342,10 +350,10 @@ class Report:
     @property
     def device_if_expandable(self) -> int | None:
         """`device` with the allocator's expandable segments; None where the order of allocations is not known."""
-        from memcalc.device import workspace_of
+        from memcalc.device import workspaces_of
         from memcalc.replay import expandable
 
-        reserved = expandable(self.rank, self.setup, workspace_of(self.gpu))
+        reserved = expandable(self.rank, self.setup, workspaces_of(self.gpu, self._kernels))
         return None if reserved is None else self.device - self.reserved + reserved
 
     @property
@@ -353,7 +361,7 @@ class Report:
         """By how much `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
         from memcalc.device import margin
 
-        return margin(self.device, self.played)
+        return margin(self.device, self.setup.engine, self.played)
 
     @property
     def fits(self) -> bool | None:

@@ -16,7 +16,7 @@ from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
-from memcalc.megatron.schedules import State
+from memcalc.megatron.schedules import State, Turn
 from memcalc.profile import Choices, Profile, profile
 from memcalc.rows import Row
 from memcalc.selective import per_op
@@ -53,14 +53,18 @@ class Rank(NamedTuple):
     """What it sends in one optimizer step, as the engine really does it."""
     textbook: Callable[[], list[Collective]]
     """The same step as the papers count it; empty where the engine does just that."""
+    actions: tuple[Turn, ...] = ()
+    """Forwards and backwards of its chunks in their order; none where they are those of one micro-batch after the other."""
     between: Row | None = None
-    """What a state has `between` stages, one of it."""
+    """What a state and a turn have `between` stages, one of it."""
     first: Callable[[], Profile] | None = None
     """Of the first micro-batch, where those after it differ."""
     in_flight: int | None = None
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
 
 
+_WHOLE: Final = (Turn("forward", 0), Turn("backward", 0))
+"""A profile that is that of all micro-batches."""
 _ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
 
 
@@ -123,7 +127,8 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.engines import megatron
-    from memcalc.megatron.schedules import states
+    from memcalc.engines.megatron_order import order_of
+    from memcalc.megatron.schedules import few_actions, states
 
     assert setup.attention is not None
     kernels = Kernels((), megatron.SOURCE, "modelled")
@@ -139,6 +144,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
                 model.profiles[key] = profile(chunk, choices, setup.micro_batch_size, setup.rows)
             profiles.append(model.profiles[key])
         held = megatron.holdings_of(setup, stage)
+        held = held._replace(order=order_of(setup, stage, held))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sizes = [(w, numel(w.shape)[0] * n) for w, n in megatron.weights_of(stage).items()]
         layers = sum(chunk.layers for chunk in stage.chunks)
@@ -147,6 +153,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         total = sum(size for _, size in sizes)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],
+            few_actions(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks)),
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
         )  # fmt: skip
         out.append(rank)
@@ -179,7 +186,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         sends = partial(engine.collectives_of, setup, staged, made)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
-            list[Collective], in_flight=most_in_flight(actions),
+            list[Collective], _WHOLE, in_flight=most_in_flight(actions),
         )  # fmt: skip
         out.append(rank)
     return out

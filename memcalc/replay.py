@@ -8,23 +8,27 @@ free blocks are those that a step before has left: from there on everything repe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 from memcalc.allocator import Block, CachingAllocator, ExpandableAllocator, OutOfMemory
+from memcalc.device import Workspaces
 from memcalc.dims import evaluate, numel
 from memcalc.engines.holdings import Order, Update
+from memcalc.megatron.between_stages import Kind
+from memcalc.megatron.between_stages import left as left_between
 from memcalc.optimizers import Parameter, load_optimizer
 from memcalc.profile import Trace
 from memcalc.ranks import Rank
 from memcalc.rows import Row
 from memcalc.setup import Setup
 from memcalc.tensor import Memory, StorageRow
-from memcalc.unrolled import NotPeriodic, Unrolled, unrolled
+from memcalc.unrolled import NotPeriodic, unrolled
 
 DEFAULT: Final = "default"
 MOST_STEPS: Final = 5
-_MOST_MICRO_BATCHES: Final = 3
+_MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
+_BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
 
 
 class Replay(NamedTuple):
@@ -32,115 +36,147 @@ class Replay(NamedTuple):
 
     reserved: int
     allocated: int
+    """In a step; what comes before the first one can be more."""
     retries: int
     """How often cached segments were given back because the device was full."""
     steps: int
     steady: bool
-    """Whether the last step left the free blocks that one before it did."""
+    """Whether the last step left the free blocks that an earlier one did."""
 
 
-def played(rank: Rank, setup: Setup, workspace: int, room: int | None = None) -> Replay | None:
+def played(rank: Rank, setup: Setup, workspaces: Workspaces, room: int | None = None) -> Replay | None:
     """A run with the allocator's defaults. What is reserved stays within `room` where giving segments back makes it so.
 
     None where the order of allocations is not known.
     """
     try:
-        free = replayed(rank, setup, CachingAllocator(), workspace)
+        free = replayed(rank, setup, CachingAllocator(), workspaces)
     except NotPeriodic:
         return None
     if free is None or room is None or free.reserved <= room:
         return free
     try:
-        tight = replayed(rank, setup, CachingAllocator(room), workspace)
+        tight = replayed(rank, setup, CachingAllocator(room), workspaces)
     except OutOfMemory:
         return free
     return tight if tight is not None and tight.steady else free
 
 
-def expandable(rank: Rank, setup: Setup, workspace: int) -> int | None:
+def expandable(rank: Rank, setup: Setup, workspaces: Workspaces) -> int | None:
     """What is reserved with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; None where the order is not known."""
     try:
-        run = replayed(rank, setup, ExpandableAllocator(), workspace)
+        run = replayed(rank, setup, ExpandableAllocator(), workspaces)
     except NotPeriodic:
         return None
     return None if run is None else run.reserved
 
 
-class _Event(NamedTuple):
-    """A step's optimizer, or a micro-batch: blocks by number, as in Unrolled, with their bytes and streams."""
-
-    log: Sequence[int]
-    sizes: Sequence[int]
-    streams: Sequence[str]
-    backward: int
-
-
-def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspace: int) -> Replay | None:
-    """None where the order of allocations is not known. `workspace`: of one cuBLAS handle.
-
-    NotPeriodic (memcalc.unrolled) where the layers that a run leaves out do not follow from those that it has.
-    """
+def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: Workspaces) -> Replay | None:
+    """The same through an allocator of one's own; NotPeriodic as in memcalc.unrolled."""
     order = rank.held.order
-    if order is None or len(rank.profiles) != 1:
+    if order is None:
         return None
     batch, seq = setup.micro_batch_size, setup.rows
-    runs = [rank.profiles[0].run]
-    if rank.first is not None:
-        runs = [rank.first().run, *runs * (min(setup.micro_batches, _MOST_MICRO_BATCHES) - 1)]
-    micro_batches = [_micro_batch(run, order, batch, seq) for run in runs]
-    play = _Play(allocator, workspace)
-    play.hold(_row_sizes(order.before, batch, seq))
+    actions = _actions(rank, order, setup)
     states, casts = _row_sizes(order.states, batch, seq), _row_sizes(order.casts, batch, seq)
     updates = [_update(setup, update) for update in order.updates]
+    between = 0 if rank.between is None else _nbytes(rank.between, batch, seq)
+    remaining = 0 if rank.between is None else left_between(rank.number, len(rank.profiles))
+    process = _Process(allocator, workspaces)
+    moved = process.hold(_row_sizes(order.moved, batch, seq))
+    process.hold(_row_sizes(order.flat, batch, seq))
+    process.free(moved)
+    process.hold(_row_sizes(order.before, batch, seq))
+    allocator.most_allocated = allocator.allocated
     left: list[Any] = []
-    while len(left) < MOST_STEPS and (len(left) < 2 or left[-1] != left[-2]):
-        for one in micro_batches:
-            play.run(one)
+    while len(left) < MOST_STEPS and (len(left) < 2 or left[-1] not in left[:-1]):
+        process.run(actions, between)
+        process.have_between(remaining, between)
         if not left:
-            play.hold(states)
-        play.update(casts, updates)
+            process.hold(states)
+        process.update(casts, updates)
         left.append(allocator.layout())
-    steady = left[-1] == left[-2]
+    steady = left[-1] in left[:-1]
     return Replay(allocator.most_reserved, allocator.most_allocated, allocator.retries, len(left), steady)
 
 
-class _Play:
-    """A process: what it holds on the allocator."""
+# --- a process
 
-    def __init__(self, allocator: CachingAllocator, workspace: int) -> None:
+
+class _Log(NamedTuple):
+    """A micro-batch or an optimizer's step: blocks by number, as in Unrolled, with their bytes and streams."""
+
+    events: Sequence[int]
+    sizes: Sequence[int]
+    streams: Sequence[str]
+    backward: int = 0
+    gradients: frozenset[int] = frozenset()
+
+
+class _Action(NamedTuple):
+    """A forward or a backward of a micro-batch of some chunk of the model."""
+
+    kind: Kind
+    chunk: int
+    log: _Log
+    between: int = 0
+
+
+class _Process:
+    """What a process does with the allocator."""
+
+    def __init__(self, allocator: CachingAllocator, workspaces: Workspaces) -> None:
         self.allocator = allocator
-        self.workspaces = [workspace, workspace]
-        """Of the handles that are not there yet: forward's thread has one, autograd's another."""
-        self.live: list[Block] = []
+        self.workspaces: dict[Kind, tuple[int, ...]] = workspaces._asdict()  # type: ignore[assignment]
+        """Those that are not there yet: forward's thread has a cuBLAS handle, autograd's another."""
+        self.gradients: list[Block] = []
+        self.between: list[Block] = []
+        self.left: dict[int, list[Block]] = {}
+        """What a chunk's last backward has left besides: the log of the next forward has it again."""
 
-    def hold(self, sizes: Iterable[int]) -> None:
-        """Allocate for good."""
-        for nbytes in sizes:
-            self.allocator.allocate(nbytes, DEFAULT)
+    def hold(self, sizes: Iterable[int]) -> list[Block]:
+        """Allocate for good, or until the caller frees it."""
+        return [self.allocator.allocate(nbytes, DEFAULT) for nbytes in sizes]
 
-    def run(self, event: _Event) -> None:
-        """A micro-batch, of which the gradients stay."""
-        if len(self.workspaces) == 2:
-            self.hold([self.workspaces.pop()])
-        live = self._play(event, 0, event.backward, {})
-        if self.workspaces:
-            self.hold([self.workspaces.pop()])
-        self.live += self._play(event, event.backward, len(event.log), live).values()
+    def have_between(self, count: int, nbytes: int) -> None:
+        """So many hidden states and gradients between stages: the oldest go, new ones come."""
+        self.free(self.between[: max(0, len(self.between) - count)])
+        self.between = [*self.between[-count:], *self.hold([nbytes] * (count - len(self.between)))] if count else []
 
-    def update(self, casts: Sequence[int], updates: Sequence[_Event]) -> None:
+    def run(self, actions: Iterable[_Action], between: int) -> None:
+        """Forwards, and of each chunk the backwards of those that have waited longest. `between`: bytes of one tensor."""
+        waiting: dict[int, list[dict[int, Block]]] = {}
+        for kind, chunk, log, count in actions:
+            self.have_between(count, between)
+            self.hold(self.workspaces.pop(kind, ()))
+            forwards = waiting.setdefault(chunk, [])
+            if kind == "forward":
+                self.free(self.left.pop(chunk, ()))
+                forwards.append(self._play(log, 0, log.backward, {}))
+                continue
+            live = self._play(log, log.backward, len(log.events), forwards.pop(0))
+            self.gradients += [live.pop(i) for i in log.gradients & live.keys()]
+            self.free(self.left.pop(chunk, ()))
+            self.left[chunk] = list(live.values())
+
+    def update(self, casts: Sequence[int], updates: Sequence[_Log]) -> None:
         """The optimizer's step, after which all gradients go."""
-        allocator = self.allocator
-        made = [allocator.allocate(nbytes, DEFAULT) for nbytes in casts]
-        for event in updates:
-            made += self._play(event, 0, len(event.log), {}).values()
-        for block in (*made, *self.live):
-            allocator.release(block)
-        self.live = []
+        made = self.hold(casts)
+        for log in updates:
+            made += self._play(log, 0, len(log.events), {}).values()
+        self.free((*made, *self.gradients, *chain.from_iterable(self.left.values())))
+        self.gradients, self.left = [], {}
 
-    def _play(self, event: _Event, start: int, end: int, live: dict[int, Block]) -> dict[int, Block]:
+    def free(self, blocks: Iterable[Block]) -> None:
+        """In any order: what is free in the end is the same."""
+        for block in blocks:
+            self.allocator.release(block)
+
+    def _play(self, log: _Log, start: int, end: int, live: dict[int, Block]) -> dict[int, Block]:
+        """Part of a log; what is alive after it."""
         allocate, release = self.allocator.allocate, self.allocator.release
-        log, sizes, streams, _ = event
-        for i in log[start:end]:
+        events, sizes, streams = log.events, log.sizes, log.streams
+        for i in events[start:end]:
             if i >= 0:
                 live[i] = allocate(sizes[i], streams[i])
             else:
@@ -148,18 +184,33 @@ class _Play:
         return live
 
 
-def _micro_batch(run: Trace, order: Order, batch: int, seq: int) -> _Event:
-    whole: Unrolled = unrolled(run)
-    sizes = [_nbytes(row, batch, seq) for row in run.rows]
+# --- what it does
+
+
+def _actions(rank: Rank, order: Order, setup: Setup) -> list[_Action]:
+    """Forwards and backwards in their order."""
+    chunks = [_micro_batch(profile.run, order, setup) for profile in rank.profiles]
+    if rank.actions:
+        return [_Action(turn.kind, turn.chunk, chunks[turn.chunk], turn.between) for turn in rank.actions]
+    micro_batches = chunks * min(setup.micro_batches, _MOST_MICRO_BATCHES)
+    if rank.first is not None:
+        micro_batches[0] = _micro_batch(rank.first().run, order, setup)
+    return [_Action(kind, 0, log) for log in micro_batches for kind in _BOTH]
+
+
+def _micro_batch(run: Trace, order: Order, setup: Setup) -> _Log:
+    whole = unrolled(run)
+    sizes = [_nbytes(row, setup.micro_batch_size, setup.rows) for row in run.rows]
     streams = [order.streams.get(row.name, DEFAULT) for row in run.rows]
-    return _Event(whole.log, [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows], whole.backward)
+    of_blocks = [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows]
+    return _Log(whole.log, *of_blocks, whole.backward, whole.gradients)
 
 
 def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:
     return evaluate(numel(row.shape)[1], batch, seq) * row.dtype.itemsize
 
 
-def _update(setup: Setup, update: Update) -> _Event:
+def _update(setup: Setup, update: Update) -> _Log:
     """The optimizer's step over every parameter, one after the other."""
     memory = Memory()
     parameters = [
@@ -171,7 +222,7 @@ def _update(setup: Setup, update: Update) -> _Event:
     optimizer = load_optimizer(setup.optimizer)
     optimizer.step(memory, parameters, update.dtype, update.dtype, setup.optimizer_implementation)
     sizes = [numel(row.shape)[0] * row.dtype.itemsize for row in memory.rows]
-    return _Event(memory.log, sizes, [DEFAULT] * len(sizes), 0)
+    return _Log(memory.log, sizes, [DEFAULT] * len(sizes))
 
 
 _Class = TypeVar("_Class", Parameter, Row)

@@ -26,6 +26,8 @@ class Unrolled(NamedTuple):
     """Of each block, the row of the run that it was allocated as."""
     backward: int
     """Where backward begins."""
+    gradients: frozenset[int]
+    """Blocks that are gradients in the end."""
 
 
 class NotPeriodic(Exception):
@@ -39,7 +41,7 @@ def unrolled(run: Trace) -> Unrolled:
     out = _Unrolling(run)
     for piece in _pieces(run):
         out.play(piece)
-    return Unrolled(out.log, out.rows, out.backward)
+    return Unrolled(out.log, out.rows, out.backward, frozenset(out.gradients))
 
 
 def _held(component: str) -> bool:
@@ -51,6 +53,7 @@ def _as_it_is(run: Trace) -> Unrolled:
     log: list[int] = []
     rows: list[int] = []
     number: dict[int, int] = {}
+    gradients: set[int] = set()
     backward = renamed = -1
     for place, event in enumerate(run.log):
         if place == run.forward_end:
@@ -59,14 +62,18 @@ def _as_it_is(run: Trace) -> Unrolled:
             renamed = number.pop(~event, -1)
         elif place - 1 in run.renamed:
             _rename(run, number, event, renamed, log)
+            if run.rows[event].component == "gradients":
+                gradients.add(renamed)
         elif event >= 0:
             if not _held(run.rows[event].component):
                 number[event] = len(rows)
                 log.append(len(rows))
                 rows.append(event)
+                if run.rows[event].component == "gradients":
+                    gradients.add(number[event])
         elif ~event in number:
             log.append(~number.pop(~event))
-    return Unrolled(log, rows, backward)
+    return Unrolled(log, rows, backward, frozenset(gradients))
 
 
 def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
@@ -141,6 +148,7 @@ class _Unrolling:
         self.live: dict[Hashable, int] = {}
         self.log: list[int] = []
         self.rows: list[int] = []
+        self.gradients: set[int] = set()
         self.backward = 0
         self.renamed = -1
 
@@ -188,12 +196,12 @@ class _Unrolling:
     def _comes(self, block: int, key: Hashable, *, renamed: bool) -> None:
         if key in self.live:
             raise NotPeriodic(f"{key} is there twice")
-        if renamed:
-            self.live[key] = self.renamed
-            return
-        self.live[key] = len(self.rows)
-        self.log.append(len(self.rows))
-        self.rows.append(block)
+        number = self.live[key] = self.renamed if renamed else len(self.rows)
+        if self.run.rows[block].component == "gradients":
+            self.gradients.add(number)
+        if not renamed:
+            self.log.append(number)
+            self.rows.append(block)
 
     def _number(self, key: Hashable) -> int:
         if key not in self.live:

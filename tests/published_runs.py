@@ -10,7 +10,7 @@ from memcalc.megatron.architecture import ARCHITECTURES, Architecture
 
 
 class PublishedRun(NamedTuple):
-    """`allocated` is in GiB, as printed."""
+    """`allocated` and `reserved` are in GiB, as printed, of the rank with most."""
 
     name: str
     model: dict[str, Any]
@@ -19,6 +19,7 @@ class PublishedRun(NamedTuple):
     source: str
     architecture: Architecture | None = None
     """What Megatron made of its options, where no model of transformers is that."""
+    reserved: float | None = None
 
     def estimate(self) -> memcalc.Report:
         if self.architecture is None:
@@ -37,7 +38,7 @@ def _of(name: str, **changes: Any) -> dict[str, Any]:
 
 
 _SIMUMAX = "SimuMax's published comparison: Megatron with Transformer Engine on 8 B200"
-_B200: dict[str, Any] = {"gpu": "b200", "gpus": 8, "zero": 1, "seq_len": 4096, "cross_entropy": "fused"}
+_B200: dict[str, Any] = {"gpus": 8, "zero": 1, "seq_len": 4096, "cross_entropy": "fused", "gpu": "b200"}
 
 _MEGATRON = "Megatron-LM, tests/functional_tests/test_cases/gpt/gpt3_7b_{}_memory_speed, as recorded by its CI"
 _GPT3_7B = Architecture(
@@ -81,17 +82,48 @@ MEGATRON_RUNS = (
     MegatronRun("tp1_pp4", _PP4, "a100-80gb", 60_489_064_448, 24_510_808_064),
 )
 """The test sets CUBLAS_WORKSPACE_CONFIG=:4096:8, so torch's two workspaces are 32 MiB each on an A100 too."""
+
+
+def _b200(what: str, model: dict[str, Any], allocated: float, reserved: float, **options: Any) -> PublishedRun:
+    """Four micro-batches of one sequence each."""
+    data_ranks = 8 // (options.get("tp", 1) * options.get("pp", 1) * options.get("cp", 1))
+    given = {**_B200, "global_batch_size": 4 * data_ranks, **options}
+    if "cp" in options:  # a mask of 131 072 tokens, 16 GiB, is not among what was measured
+        given |= {"cp_comm_type": "a2a", "attention_mask_in_dataloader": False}
+    axes = [f"{axis} {options[axis]}" for axis in ("tp", "cp", "ep", "pp") if axis in options]
+    name = ", ".join([what, *axes, *([f"{options['seq_len']} tokens"] if "seq_len" in options else [])])
+    return PublishedRun(name, model, given, allocated, _SIMUMAX, reserved=reserved)
+
+
+_70B = ("Llama-3-70B, 12 layers", _of("llama-3-70b", num_hidden_layers=12, max_position_embeddings=131072))
+_405B = ("Llama-3-405B, 4 layers", _of("llama-3.1-405b", num_hidden_layers=4, num_key_value_heads=16))
+"""With the 16 key/value heads of SimuMax's configs/models/llama3-405b.json."""
+_V2, _V3 = (  # three routed layers
+    (f"DeepSeek-V{i}, 4 layers", _of(f"deepseek-v{i}", num_hidden_layers=4, first_k_dense_replace=1)) for i in (2, 3)
+)
+
 SIMUMAX_RUNS = (
-    PublishedRun("Llama-3-70B, 12 layers, tp 2", _of("llama-3-70b", num_hidden_layers=12), {**_B200, "tp": 2}, 60.68, _SIMUMAX),
-    PublishedRun("Llama-3-70B, 12 layers, tp 8", _of("llama-3-70b", num_hidden_layers=12), {**_B200, "tp": 8}, 28.29, _SIMUMAX),
-    PublishedRun(
-        "DeepSeek-V3, 4 layers, ep 8",
-        _of("deepseek-v3", num_hidden_layers=4, first_k_dense_replace=1),  # three routed layers: four would be 112 GiB
-        {**_B200, "ep": 8},
-        104.30,
-        _SIMUMAX,
-    ),
-)  # fmt: skip
+    _b200(*_70B, 66.55, 70.88, pp=2),
+    _b200(*_70B, 60.68, 62.53, tp=2),
+    _b200(*_70B, 39.07, 40.18, tp=4),
+    _b200(*_70B, 28.29, 29.12, tp=8),
+    _b200(*_405B, 87.08, 92.26, pp=2),
+    _b200(*_405B, 81.59, 84.70, tp=2),
+    _b200(*_405B, 52.89, 54.65, tp=4),
+    _b200(*_405B, 38.57, 39.83, tp=8),
+    _b200(*_V2, 45.63, 48.79, ep=8),
+    _b200(*_V2, 44.70, 47.05, ep=4, pp=2),
+    _b200(*_V3, 104.30, 110.18, ep=8),
+    _b200(*_V3, 114.00, 118.61, ep=4, pp=2),
+    _b200(*_70B, 68.43, 70.33, tp=2, cp=4, seq_len=32768),
+    _b200(*_70B, 104.51, 111.94, cp=8, seq_len=32768),
+    _b200(*_70B, 112.67, 121.40, tp=2, cp=4, seq_len=131072),
+    _b200(*_70B, 147.99, 159.65, cp=8, seq_len=131072),
+    _b200(*_405B, 87.03, 91.15, tp=2, cp=4, seq_len=32768),
+    _b200(*_405B, 139.22, 152.14, cp=8, seq_len=32768),
+    _b200(*_405B, 118.13, 127.50, tp=2, cp=4, seq_len=131072),
+)
+"""docs/b200/b200_release_v1.2_summary.json, its rows of four micro-batches; those of 8 and 32 have the same memory."""
 
 PUBLISHED_RUNS = (*SIMUMAX_RUNS, *(run.published for run in MEGATRON_RUNS))
 

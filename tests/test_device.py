@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
 from memcalc.allocator import BLOCK, ROUNDING
-from memcalc.device import allocator_items, device_items, reserved_items
+from memcalc.device import (
+    PLAYED_ERROR,
+    TORCH,
+    Kernels,
+    allocator_items,
+    device_items,
+    reserved_items,
+    transformer_engine_workspace,
+)
 from memcalc.inputs.gpu import load_gpu
 from memcalc.rows import Item
 
@@ -104,6 +117,28 @@ def test_it_fits_when_device_and_its_margin_are_within_the_capacity(batch: int) 
     assert report.gpu is not None
     assert report.fits == (report.device + report.margin <= report.gpu.capacity)
     fit = report.to_dict()["fit"]
-    assert fit["margin"] == report.margin == report.device // 100
+    assert fit["margin"] == report.margin == report.device * PLAYED_ERROR // 100
     assert fit["headroom"] == report.gpu.capacity - report.device
     assert fit["fits"] is report.fits
+
+
+@pytest.mark.parametrize(("gpu", "capability"), [("a100-80gb", 8), ("rtx4090", 8), ("h100-80gb", 9), ("b200", 10)])
+def test_transformer_engines_workspace(gpu: str, capability: int) -> None:
+    """Its own function says how large it is."""
+    package = importlib.metadata.distribution("transformer-engine")
+    source = Path(str(package.locate_file("transformer_engine/pytorch/cpp_extensions/gemm.py"))).read_text()
+    name = "get_cublas_workspace_size_bytes"
+    (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    cuda = SimpleNamespace(current_device=int, get_device_properties=lambda _: SimpleNamespace(major=capability))
+    names = {"torch": SimpleNamespace(cuda=cuda)}
+    exec(ast.unparse(function), names)
+    assert transformer_engine_workspace(load_gpu(gpu).compute_capability) == names[name]()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "count"), [(TORCH, 0), (Kernels(transformer_engine=True), 1), (Kernels(True, True), 5)]
+)
+def test_workspaces_of_transformer_engine(kernels: Kernels, count: int) -> None:
+    """One, and one for each of the four streams of grouped products."""
+    rows = [item for item in allocator_items([], load_gpu("h100-80gb"), kernels) if item.name.startswith("Transformer")]
+    assert sum(item.nbytes for item in rows) == count * (32 * MIB + 1024)

@@ -9,6 +9,8 @@ import pytest
 from published_runs import SIMUMAX_RUNS, PublishedRun
 
 import memcalc
+from memcalc.device import MEGATRON_ERROR
+from memcalc.units import GIB
 
 GB = 10**9
 STATES = ("parameters", "gradients", "optimizer_states")
@@ -207,6 +209,9 @@ def test_narayanan(billions: str, hidden: int, layers: int) -> None:
 
 @pytest.mark.parametrize("run", SIMUMAX_RUNS, ids=lambda run: run.name)
 def test_measured_elsewhere(run: PublishedRun) -> None:
-    """The tables have two decimals; workspaces of cuBLAS and Transformer Engine, tens of MiB, are in them and not here."""
-    difference = run.estimate().allocated / 2**30 - run.allocated
-    assert -0.06 < difference < 0.005
+    """Reserved memory is too low by what NCCL's streams hold, but always nearer than without fragmentation."""
+    report = run.estimate()
+    assert report.allocated / GIB == pytest.approx(run.allocated, rel=0.0025)
+    assert run.reserved is not None
+    assert -MEGATRON_ERROR / 100 < report.reserved / GIB / run.reserved - 1 < 0
+    assert report.reserved > report.allocated

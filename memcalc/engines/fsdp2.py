@@ -36,12 +36,13 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     always, step, sharding = states_and_step(model, setup)
     inputs = input_rows(model, sharded_dtype(setup), setup.compute_dtype)
     earlier = tuple(row for row in step if row.component == "gradients") if sharding.accumulating else ()
-    order = _order(model, setup, [row for row in always if row.component == "parameters"] + inputs, sharding)
+    order = order_of(model, setup, [row for row in always if row.component == "parameters"] + inputs, sharding)
     always += inputs
     return Holdings(tuple(always), forward=earlier, backward=earlier, step=tuple(step), hooks=sharding, order=order)
 
 
-def _order(model: Model, setup: Setup, before: list[Row], sharding: Sharding) -> Order:
+def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) -> Order:
+    """`before`: what is there before the first step."""
     sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
     updates = tuple(Update(tuple(group), sharded) for group in _by_mesh(model, parameters))
     states = state_rows(setup, parameters, sharded)
@@ -49,7 +50,7 @@ def _order(model: Model, setup: Setup, before: list[Row], sharding: Sharding) ->
     streams = STREAMS
     if sharding.replicas > 1 and sharding.reduced is not sharded:  # cast once the replicas have summed them
         streams = STREAMS | {"sharded gradients": "all-reduce"}
-    return Order(tuple(before), tuple(states), (), updates, streams, first)
+    return Order(tuple(before), tuple(states), (), updates, streams, first=first)
 
 
 def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import Dim, workload_size
 from memcalc.dtypes import fp32, int64
-from memcalc.engines.fsdp2 import sharded_dtype, states_and_step
+from memcalc.engines.fsdp2 import order_of, sharded_dtype, states_and_step
 from memcalc.engines.fsdp2_stages import StageStep
 from memcalc.engines.fsdp2_step import Sharding, padded_elements
 from memcalc.engines.holdings import Holdings
@@ -66,7 +66,10 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
     """States and buffers; what a step allocates is in its profile."""
     always, step, sharding = states_and_step(rank.model, setup)
     sharding = sharding._replace(accumulating=False)  # one reduction a step
-    return Holdings((*always, *_buffers(setup, rank), *_of_left_out(setup, rank)), (), (), tuple(step), hooks=sharding)
+    held = (*_buffers(setup, rank), *_of_left_out(setup, rank))
+    made = [row for row in always if row.component == "parameters"]
+    order = order_of(rank.model, setup, [*made, *held], sharding)
+    return Holdings((*always, *held), (), (), tuple(step), hooks=sharding, order=order)
 
 
 def _left_out(setup: Setup, rank: StagedRank) -> int:

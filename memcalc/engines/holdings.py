@@ -49,6 +49,10 @@ class Order(NamedTuple):
     updates: tuple[Update, ...]
     streams: Mapping[str, str] = {}
     """Which stream a block is allocated on, by its name in the run, where that is not the default one."""
+    moved: tuple[Row, ...] = ()
+    """Made before all that, and gone once it has been copied into `flat`."""
+    flat: tuple[Row, ...] = ()
+    """Allocated after `moved`."""
     first: HooksOf | None = None
     """The engine's hooks while the first micro-batch runs, where those of the later ones differ."""
 

@@ -22,9 +22,8 @@ from memcalc.megatron.between_stages import left
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
-from memcalc.rows import Basis, Component, Row
+from memcalc.rows import Component, Row
 from memcalc.setup import DTYPES
-from memcalc.units import MIB
 
 if TYPE_CHECKING:
     from memcalc.families.module import Weight
@@ -42,8 +41,6 @@ SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Tra
 TWO: Final = Dim("2", 2)
 _PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
-_GROUPED_GEMM_STREAMS: Final = 4
-"""Streams over which Transformer Engine runs a grouped product (get_num_cublas_streams, nvte_get_num_compute_streams)."""
 
 
 class Stage(NamedTuple):
@@ -177,7 +174,6 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     rows += _global_buffer(setup, stage.chunks[0], batch, whole)
     if setup.gradient_accumulation_fusion:
         rows += _dummy_weight_gradients(stage, dtype)
-    rows.append(_gemm_workspaces(setup, stage))
     routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
     if routed:
         per_token = (batch, shard, stage.chunks[0].moe.count)
@@ -199,23 +195,6 @@ def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
         Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source)
         for shape in sorted(of_sizes.values(), key=lambda s: -numel(s)[0])
     ]
-
-
-def _gemm_workspaces(setup: Setup, stage: Stage) -> Row:
-    """Transformer Engine's own, besides torch's cuBLAS workspaces: one, and with experts one for each of its streams."""
-    size = 32 * MIB + 1024 if _hopper_or_newer(setup.gpu) else 4 * MIB
-    routed = any(any(chunk.layout.routed) for chunk in stage.chunks)
-    source = "transformer_engine/pytorch/cpp_extensions/gemm.py, get_cublas_workspace"
-    copies = 1 + (_GROUPED_GEMM_STREAMS if routed else 0)
-    basis: Basis = "modelled" if setup.gpu is not None else "assumed"
-    return Row("buffers", "GEMM workspace", (Dim("bytes", size),), boolean, copies, "always", basis, source)
-
-
-def _hopper_or_newer(gpu: str | None) -> bool:
-    from memcalc.inputs.gpu import load_gpu
-
-    major = "" if gpu is None else load_gpu(gpu).compute_capability.partition(".")[0]
-    return major.isdecimal() and int(major) >= 9
 
 
 def between_stages(setup: Setup, stage: Stage) -> Row:

@@ -33,8 +33,8 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
         micro_batches = min(micro_batches, _ENOUGH * ranks)
     live: Counter[int] = Counter()
     found: dict[State, None] = {}
-    order = list(_order(schedule, rank, ranks, micro_batches, chunks))
-    warmup = _warmup(schedule, rank, ranks, micro_batches, chunks)
+    order = list(actions(schedule, rank, ranks, micro_batches, chunks))
+    warmup = warmup_of(schedule, rank, ranks, micro_batches, chunks)
     for (kind, chunk), kept in zip(order, between(order, warmup, rank, ranks, chunks), strict=True):
         if kind == "backward":
             live[chunk] -= 1
@@ -47,7 +47,7 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
 _ENOUGH: Final = 4
 
 
-def _warmup(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> int:
+def warmup_of(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> int:
     """Forwards before the first backward's."""
     if schedule == "gpipe":
         return micro_batches
@@ -56,8 +56,9 @@ def _warmup(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: in
     return min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, micro_batches * chunks)
 
 
-def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Action]:
-    warmup, total = _warmup(schedule, rank, ranks, micro_batches, chunks), micro_batches * chunks
+def actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[Action]:
+    """A rank's forwards and backwards of model chunks, in their order."""
+    warmup, total = warmup_of(schedule, rank, ranks, micro_batches, chunks), micro_batches * chunks
 
     def chunk_of(i: int) -> int:  # groups of `ranks` micro-batches go through one chunk after the other
         return i % (ranks * chunks) // ranks
@@ -69,6 +70,27 @@ def _order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
         yield "backward", chunks - 1 - chunk_of(i)
     for i in range(total - warmup, total):
         yield "backward", chunks - 1 - chunk_of(i)
+
+
+class Turn(NamedTuple):
+    """A forward or backward of a model chunk, and what is between stages meanwhile, as in State."""
+
+    kind: Kind
+    chunk: int
+    between: int = 0
+
+
+def few_actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
+    """Those of a step with as many micro-batches as it takes for a larger number to only repeat them."""
+    if schedule == "gpipe":
+        few = micro_batches
+    elif chunks == 1:
+        few = min(micro_batches, ranks - rank + 2)
+    else:
+        few = min(micro_batches, ranks * (chunks + 3))
+    order = list(actions(schedule, rank, ranks, few, chunks))
+    kept = between(order, warmup_of(schedule, rank, ranks, few, chunks), rank, ranks, chunks)
+    return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
 
 
 def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Part]:

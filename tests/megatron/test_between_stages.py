@@ -43,9 +43,9 @@ def test_every_moment_of_every_rank(ranks: int, micro_batches: int, chunks: int)
     schedule = "1f1b" if chunks == 1 else "interleaved"
     for rank in range(ranks):
         remaining, seen = moments(rank, ranks, micro_batches, chunks)
-        order = list(schedules._order(schedule, rank, ranks, micro_batches, chunks))
+        order = list(schedules.actions(schedule, rank, ranks, micro_batches, chunks))
         assert order == [(moment.kind, moment.chunk) for moment in seen]
-        warmup = schedules._warmup(schedule, rank, ranks, micro_batches, chunks)
+        warmup = schedules.warmup_of(schedule, rank, ranks, micro_batches, chunks)
         assert list(between(order, warmup, rank, ranks, chunks)) == besides(seen)
         assert left(rank, chunks) == remaining
 
