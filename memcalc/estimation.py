@@ -345,9 +345,16 @@ class Report:
     @property
     def margin(self) -> int:
         """By how much `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
+        return self._margin_of(self.device)
+
+    def _margin_of(self, device: int) -> int:
         from memcalc.device import margin
 
-        return margin(self.device, self.setup.engine, self.played)
+        return margin(device, self.setup.engine, self.played)
+
+    def within(self, device: int) -> bool:
+        """Whether so many bytes and their margin are within the GPU's memory."""
+        return self.gpu is not None and device + self._margin_of(device) <= self.gpu.capacity
 
     @property
     def fits(self) -> bool | None:
@@ -356,7 +363,7 @@ class Report:
             return None
         if self.peak + sum(item.nbytes for item in self._counted) > self.gpu.capacity:
             return False  # whatever is reserved for it
-        return self.device + self.margin <= self.gpu.capacity
+        return self.within(self.device)
 
     # --- communication
 
