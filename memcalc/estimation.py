@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memcalc import device as devices
 from memcalc.collectives import Collective, wire_bytes
 from memcalc.dims import ZERO, evaluate, numel
 from memcalc.dtypes import DType
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import os
 
     from memcalc.cost import Cost, Unknown
-    from memcalc.device import Kernels
     from memcalc.inputs.gpu import GPU
     from memcalc.replay import Replay
 
@@ -298,36 +298,31 @@ class Report:
     @cached_property
     def played(self) -> Replay | None:
         """The run's allocations, played through the caching allocator; None where their order is not known."""
-        from memcalc.device import room_to_reserve, workspaces_of
         from memcalc.replay import played
 
-        room = None if self.gpu is None else room_to_reserve(self.gpu.capacity, self.setup.gpus, self.setup.engine)
-        return played(self.rank, self.setup, workspaces_of(self.gpu, self._kernels), room)
+        room = (
+            None if self.gpu is None else devices.room_to_reserve(self.gpu.capacity, self.setup.gpus, self.setup.engine)
+        )
+        return played(self.rank, self.setup, devices.workspaces_of(self.gpu, self._kernels), room)
 
     @property
-    def _kernels(self) -> Kernels:
-        from memcalc.device import Kernels
-
+    def _kernels(self) -> devices.Kernels:
         experts = self.model.active_parameters != self.model.num_parameters
-        return Kernels(self.setup.engine == "megatron", experts)
+        return devices.Kernels(self.setup.engine == "megatron", experts)
 
     @cached_property
     def _counted(self) -> list[Item]:
-        from memcalc.device import allocator_items
-
-        return allocator_items(self.items, self.gpu, self._kernels)
+        return devices.allocator_items(self.items, self.gpu, self._kernels)
 
     @cached_property
     def overheads(self) -> list[Item]:
         """Rows of `allocated`, `reserved` and `device` that are not tensors."""
-        from memcalc.device import device_items, reserved_items, whole_blocks_item
-
         allocator = list(self._counted)
         allocated = self.peak + sum(item.nbytes for item in allocator)
         if self.played is not None:
-            allocator.append(whole_blocks_item(allocated, self.played))
+            allocator.append(devices.whole_blocks_item(allocated, self.played))
             allocated = self.played.allocated
-        return [*allocator, *reserved_items(allocated, self.played), *device_items(self.setup.gpus)]
+        return [*allocator, *devices.reserved_items(allocated, self.played), *devices.device_items(self.setup.gpus)]
 
     def _with(self, *components: str) -> int:
         return self.peak + sum(item.nbytes for item in self.overheads if item.component in components)
@@ -350,18 +345,22 @@ class Report:
     @property
     def device_if_expandable(self) -> int | None:
         """`device` with the allocator's expandable segments; None where the order of allocations is not known."""
-        from memcalc.device import workspaces_of
         from memcalc.replay import expandable
 
-        reserved = expandable(self.rank, self.setup, workspaces_of(self.gpu, self._kernels))
+        reserved = expandable(self.rank, self.setup, devices.workspaces_of(self.gpu, self._kernels))
         return None if reserved is None else self.device - self.reserved + reserved
 
     @property
     def margin(self) -> int:
         """By how much `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
-        from memcalc.device import margin
+        return self._margin_of(self.device)
 
-        return margin(self.device, self.setup.engine, self.played)
+    def _margin_of(self, device: int) -> int:
+        return devices.margin(device, self.setup.engine, self.played)
+
+    def within(self, device: int) -> bool:
+        """Whether so many bytes and their margin are within the GPU's memory."""
+        return self.gpu is not None and device + self._margin_of(device) <= self.gpu.capacity
 
     @property
     def fits(self) -> bool | None:
@@ -370,7 +369,7 @@ class Report:
             return None
         if self.peak + sum(item.nbytes for item in self._counted) > self.gpu.capacity:
             return False  # whatever is reserved for it
-        return self.device + self.margin <= self.gpu.capacity
+        return self.within(self.device)
 
     # --- communication
 

@@ -298,7 +298,7 @@ def _verdict(report: Report) -> Text | None:
     else:
         verdict = Text(f"may not fit {size}: {show_bytes(room)} to spare, less than the {error}", style="bold red")
     smaller = report.device_if_expandable
-    if smaller is not None and smaller + report.margin <= report.gpu.capacity:
+    if smaller is not None and report.within(smaller):
         setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         verdict.append(f"\nit fits with {setting}: {show_bytes(smaller)}", "not bold")
     return verdict

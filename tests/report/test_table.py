@@ -105,6 +105,26 @@ def test_what_the_report_says() -> None:
         assert text in " ".join(shown.split())
 
 
+LARGE = "gpt2-large"
+VERDICTS: list[tuple[str, dict[str, Any], bool, tuple[str, ...]]] = [
+    (LARGE, {"gpu": "rtx4090"}, True, ("fits NVIDIA GeForce RTX 4090", "to spare", "that the estimate may be too low by")),
+    (LARGE, {"gpu": "rtx4090", "micro_batch_size": 3}, True, ("the GPU is full: the allocator gives cached segments back",)),
+    (LARGE, {"gpu": "rtx4090", "micro_batch_size": 4}, False,
+     ("does not fit", "too much", "it fits with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")),
+    ("llama-7b", {"gpu": "a100-40gb", "gpus": 8, "zero": 2}, False, ("may not fit", "to spare, less than the")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "options", "fits", "texts"), VERDICTS)
+def test_verdicts(model: str, options: dict[str, Any], fits: bool, texts: tuple[str, ...], width: int) -> None:
+    """Whatever the width, to the last letter."""
+    shown = "".join(without_colours(table(model, options, Terminal())).split())
+    report = memcalc.estimate(model, **options)
+    assert report.fits is fits
+    for text in (*texts, *([show_bytes(report.margin)] if "too much" not in texts else [])):
+        assert "".join(text.split()) in shown
+
+
 def test_a_batch_of_images_has_no_tokens() -> None:
     shown = table("resnet-50", {"micro_batch_size": 4}, io.StringIO())
     assert "micro-batch 4" in " ".join(shown.split())
