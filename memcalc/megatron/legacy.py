@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from memcalc.families.module import Run
+    from memcalc.megatron.architecture import Architecture
+    from memcalc.megatron.gpt_model import Layout
 
 SOURCE: Final = "Megatron-DeepSpeed megatron/model/transformer.py; torch tools/autograd/derivatives.yaml"
 
@@ -48,6 +50,10 @@ class LegacyGPTModel(GPTModel):
     attention_kinds = ("flash", "eager")
     weights_source = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py"
 
+    def __init__(self, a: Architecture, layout: Layout) -> None:
+        super().__init__(a, layout)
+        self.positions = Dim("positions", a.positions or 0)
+
     def weights(self) -> Iterator[Weight]:
         """In the order of `parameters()`. A last stage with a tied head has the whole embedding, of which it uses the words."""
         a, layout = self.a, self.layout
@@ -55,8 +61,7 @@ class LegacyGPTModel(GPTModel):
         if embeds:
             yield Weight("embedding.word_embeddings.weight", (self.vocab, self.hidden), "embedding")
         if embeds and a.positions is not None:
-            table = (Dim("positions", a.positions), self.hidden)
-            yield Weight("embedding.position_embeddings.weight", table, "embedding")
+            yield Weight("embedding.position_embeddings.weight", (self.positions, self.hidden), "embedding")
         yield from self.stack("decoder.layers")
         if layout.last:
             yield from self.norm_weights("decoder.final_layernorm", self.hidden)
