@@ -79,14 +79,30 @@ def holdings_of(setup: Setup, rank: StageRank) -> Holdings:
     always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # DeepSpeed counts steps in Python
     always += _buffers(setup, rank)
     gradients = weight_rows(model, dtype, "gradients", "first backward to step")
-    reduced = _block("temporaries", "gradients cast to what they are reduced in", "parameters", elements, dtype)
-    norms = Dim("numbers", 3 * sum(model.trained(w) for w in model.weight_classes))
-    step = [
-        *gradients,
-        Row("temporaries", "norms of gradients", (norms,), fp32, 1, "within the step", "modelled", BF16),
-    ]
-    left = reduced._replace(life="end of backward", source="deepspeed/runtime/engine.py")
-    return Holdings(tuple(always), step=tuple(step), after_backward=((*gradients, left),) if setup.dp > 1 else ())
+    left = _block("temporaries", "gradients cast to what they are reduced in", "parameters", elements, dtype)
+    left = left._replace(life="end of backward", source="deepspeed/runtime/engine.py")
+    last = rank.number == setup.pp - 1
+    loss = (_numbers_row("loss of the last micro-batch", 1, "until the next step"),) if last else ()
+    scaled = (_numbers_row("the loss, scaled", 1, "backward"),) if last else ()
+    return Holdings(
+        tuple(always),
+        backward=(*loss, *scaled),
+        step=(*gradients, _norms(rank), *loss),
+        after_backward=((*gradients, left, *loss),) if setup.dp > 1 else (),
+    )
+
+
+def _numbers_row(name: str, count: int, life: str) -> Row:
+    return Row("buffers", name, (Dim("numbers", count),), fp32, 1, life, "modelled", PIPE)
+
+
+def _norms(rank: StageRank) -> Row:
+    """get_global_norm_of_tensors on the first slice: three numbers of each tensor; the tied embedding is the first stage's."""
+    model, layout = rank.model, rank.program.layout
+    tied = rank.program.a.tied and layout.last and not layout.first
+    count = sum(model.trained(w) for w in model.weight_classes if not (tied and w.component == "embedding"))
+    life = "within the step"
+    return Row("temporaries", "norms of gradients", (Dim("numbers", 3 * count),), fp32, 1, life, "modelled", BF16)
 
 
 def weight_rows_of_gradients(model: Model) -> list[Row]:
@@ -112,8 +128,8 @@ def _buffers(setup: Setup, rank: StageRank) -> list[Row]:
         rows.append(Row("buffers", "numbers of the parts", meta_of(tp), int64, source=PIPE))
     if program.a.positions is None:
         rows.append(Row("buffers", "rotary angles", (_SEQ, program.head_dim), fp32, source="the caller"))
-    numbers = (Dim("numbers", 5),)
-    rows.append(Row("buffers", "losses and norms", numbers, fp32, source=PIPE))
+    losses = setup.micro_batches if rank.number == setup.pp - 1 else 1
+    rows.append(_numbers_row("losses of the step, their means, the norm", losses + 4, "until the next step's"))
     rows.append(Row("buffers", "FusedAdam's overflow flag", (Dim("numbers", 1),), fp32, source=FUSED_ADAM))
     return rows
 

@@ -146,7 +146,7 @@ class PaperEngine:
     def forward(self, buffer: int) -> None:
         """_exec_forward_pass"""
         given = self._given(buffer)
-        outputs = self.program.stage(self.run, given[0])
+        outputs = self.program.stage(self.run, *given[:2])
         if self.pipe.last:
             outputs = self.program.logits(self.run, outputs)
             outputs = cast(outputs, fp32, "logits in fp32")
