@@ -93,6 +93,8 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
     if options.sequence_parallel:
         refuse("sequence_parallel", "on", f"with engine deepspeed {NOT_YET}off")
     split = "with engine deepspeed and tp or pp above 1"
+    if options.pp > 1 and options.precision != "bf16-mixed":
+        refuse("precision", options.precision, f"with engine deepspeed and pp {options.pp} {NOT_YET}bf16-mixed")
     if options.precision not in ("bf16-mixed", "fp16-mixed"):
         refuse("precision", options.precision, f"{split} {NOT_YET}bf16-mixed, fp16-mixed")
     if options.optimizer not in ("adamw", "adam"):

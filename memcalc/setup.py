@@ -292,10 +292,17 @@ def _grad_dtype(options: Options, precision: str, engine: str, model: Model | No
         if options.grad_dtype not in (None, *allowed):
             refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
         return options.grad_dtype or "fp32"
-    if engine == "deepspeed" and options.pp > 1 and precision == "bf16-mixed":
-        if options.grad_dtype == "fp16":
-            refuse("grad_dtype", "fp16", "DeepSpeed accumulates gradients of bf16 in fp32 or bf16; allowed: fp32, bf16")
-        return options.grad_dtype or "fp32"  # data_types: {grad_accum_dtype: fp32} of Megatron-DeepSpeed's scripts
+    if engine == "deepspeed" and options.pp > 1:
+        kept = (
+            "fp32" if options.zero else "bf16"
+        )  # data_types: {grad_accum_dtype: fp32} of Megatron-DeepSpeed's scripts
+        if options.grad_dtype not in (None, kept):
+            refuse(
+                "grad_dtype",
+                options.grad_dtype,
+                f"with engine deepspeed, pp {options.pp} and zero {options.zero} {NOT_YET}{kept}",
+            )
+        return kept
     if engine == "megatron":
         if options.grad_dtype not in (
             None,

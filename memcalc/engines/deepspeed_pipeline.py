@@ -3,6 +3,8 @@
 Stage 1 of ZeRO is the highest that it takes. With bf16 and gradients in fp32, which Megatron-DeepSpeed's scripts ask for
 (`data_types: {grad_accum_dtype: fp32}`), the optimizer is BF16_Optimizer (deepspeed/runtime/bf16_optimizer.py): gradients in
 bf16 from the first backward to the step, and after each backward they are added to a flat fp32 buffer that is there for good.
+With stage 0 it is the same one, and shards its states all the same, but the flat buffer is bf16 (engine.py,
+_do_optimizer_sanity_check).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.collectives import Collective, Kind
 from memcalc.dims import Dim, evaluate, numel, workload_size
-from memcalc.dtypes import DType, bf16, boolean, fp32, int64
+from memcalc.dtypes import DType, boolean, fp32, int64
 from memcalc.engines.deepspeed_pipeline_step import PARTS, PaperEngine, Pipe, meta_of, part_of
 from memcalc.engines.holdings import Holdings, state_rows, weight_rows
 from memcalc.engines.megatron_deepspeed import LAYERS, LAYERS_SOURCE, slice_of
@@ -56,11 +58,6 @@ def stage_ranks(model: Model, setup: Setup) -> list[StageRank]:
     return [StageRank(i, slice_of(model, setup, span)) for i, span in enumerate(spans(layers, setup.pp))]
 
 
-def uses_bf16_optimizer(setup: Setup) -> bool:
-    """_do_optimizer_sanity_check in deepspeed/runtime/engine.py."""
-    return setup.compute_dtype is bf16 and setup.zero == 1 and DTYPES[setup.grad_dtype] is fp32
-
-
 # --- what is there
 
 
@@ -68,32 +65,44 @@ def holdings_of(setup: Setup, rank: StageRank) -> Holdings:
     """What there is besides what a step allocates."""
     dtype, model = setup.compute_dtype, rank.model
     always = weight_rows(model, dtype, "parameters", "always")
-    elements = flat_elements(model, setup.shards)
-    partition, padding = elements // setup.shards, elements - model.num_parameters
-    always += weight_rows_of_gradients(model)
+    elements = flat_elements(model, setup.dp)
+    partition, padding = elements // setup.dp, elements - model.num_parameters
+    accumulated = DTYPES[setup.grad_dtype]
+    always += _flat_gradients(model, accumulated)
     if padding:
         always += [_block("buffers", "padding of the flat weights", "padding", padding, dtype)]
-        always += [_block("buffers", "padding of the flat gradients", "padding", padding, fp32)]
+        always += [_block("buffers", "padding of the flat gradients", "padding", padding, accumulated)]
     always += [_block("optimizer_states", "fp32 master", "parameters/dp", partition, fp32)]
     flat = Parameter("flat fp32 partition", (Dim("parameters/dp", partition),), 1, False)
     always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # DeepSpeed counts steps in Python
     always += _buffers(setup, rank)
     gradients = weight_rows(model, dtype, "gradients", "first backward to step")
-    left = _block("temporaries", "gradients cast to what they are reduced in", "parameters", elements, dtype)
-    left = left._replace(life="end of backward", source="deepspeed/runtime/engine.py")
+    sent: tuple[Row, ...] = ()
+    if setup.dp > 1 and accumulated is not dtype:
+        cast = _block("temporaries", "gradients cast to what they are reduced in", "parameters", elements, dtype)
+        sent = (cast._replace(life="end of backward", source="deepspeed/runtime/engine.py"),)
     last = rank.number == setup.pp - 1
     loss = (_numbers_row("loss of the last micro-batch", 1, "until the next step"),) if last else ()
     scaled = (_numbers_row("the loss, scaled", 1, "backward"),) if last else ()
     return Holdings(
         tuple(always),
         backward=(*loss, *scaled),
-        step=(*gradients, _norms(rank), *loss),
-        after_backward=((*gradients, left, *loss),) if setup.dp > 1 else (),
+        step=(*gradients, *_largest_of_step(rank, accumulated, partition), *loss),
+        after_backward=((*gradients, *sent, *loss),),
     )
 
 
 def _numbers_row(name: str, count: int, life: str) -> Row:
     return Row("buffers", name, (Dim("numbers", count),), fp32, 1, life, "modelled", PIPE)
+
+
+def _largest_of_step(rank: StageRank, accumulated: DType, partition: int) -> list[Row]:
+    """Norms, or the partition's gradients in the dtype of the weights that are updated."""
+    cast = _block("temporaries", "gradients of the partition in fp32", "parameters/dp", partition, fp32)
+    norms = _norms(rank)
+    if accumulated is fp32 or norms.nbytes > cast.nbytes:
+        return [norms]
+    return [cast._replace(life=norms.life), _numbers_row("the norm of this step", 1, norms.life)]
 
 
 def _norms(rank: StageRank) -> Row:
@@ -105,10 +114,10 @@ def _norms(rank: StageRank) -> Row:
     return Row("temporaries", "norms of gradients", (Dim("numbers", 3 * count),), fp32, 1, life, "modelled", BF16)
 
 
-def weight_rows_of_gradients(model: Model) -> list[Row]:
-    """The flat fp32 buffer, weight by weight; those that get no gradient have a place in it too."""
+def _flat_gradients(model: Model, dtype: DType) -> list[Row]:
+    """The flat buffer, weight by weight; those that get no gradient have a place in it too."""
     return [
-        Row("gradients", f"{w.name}: fp32 gradient", w.shape, fp32, model.copies(w), "always", "modelled", BF16)
+        Row("gradients", f"{w.name}: {dtype.name} sum", w.shape, dtype, model.copies(w), "always", "modelled", BF16)
         for w in model.weight_classes
     ]
 
@@ -157,8 +166,8 @@ def _trace(setup: Setup, rank: StageRank, choices: Choices) -> Trace:
         run.add_weight(weight)
     micro_batches = enough_micro_batches(rank.number, setup.pp, setup.micro_batches)
     count = buffers(rank.number, setup.pp, micro_batches)
-    accumulates_in = DTYPES[setup.grad_dtype] if uses_bf16_optimizer(setup) else None
-    engine = PaperEngine(rank.program, run, Pipe(rank.number, setup.pp, count, setup.tp, accumulates_in))
+    pipe = Pipe(rank.number, setup.pp, count, setup.tp, DTYPES[setup.grad_dtype])
+    engine = PaperEngine(rank.program, run, pipe)
     engine.leave_last_step(micro_batches)
     engine.execute(instructions(rank.number, setup.pp, micro_batches))
     memory.enter("backward", None)
@@ -224,7 +233,7 @@ def _data_parallel(setup: Setup, rank: StageRank) -> list[Collective]:
     """The flat gradients in one call, as bf16 (communication_data_type); each rank's part of the updated weights."""
     if setup.dp == 1:
         return []
-    dtype, elements = setup.compute_dtype, flat_elements(rank.model, setup.shards)
+    dtype, elements = setup.compute_dtype, flat_elements(rank.model, setup.dp)
     formula = f"padded parameters of the stage·{dtype.itemsize} B = {elements * dtype.itemsize} B"
     reduced = _one("dp", "all_reduce", "flat gradients", "backward", dtype, setup.dp, elements, formula)
     gathered = _one("dp", "all_gather", "updated weights", "step", dtype, setup.dp, elements, formula)

@@ -34,8 +34,8 @@ class Pipe(NamedTuple):
     stages: int
     buffers: int
     tensor_parallel: int
-    accumulates_in: DType | None
-    """BF16_Optimizer's dtype of the gradients that it adds up after every backward; None with ZeRO's optimizer."""
+    accumulates_in: DType
+    """Of the gradients that BF16_Optimizer adds up after every backward."""
 
     @property
     def first(self) -> bool:
@@ -99,6 +99,16 @@ class PaperEngine:
             if self.pipe.last:
                 shape = (self.run.batch, self.run.seq, self.program.vocab)
                 self.outputs[buffer] = self._new(shape, fp32, "logits in fp32")
+        if self.pipe.last:
+            self.loss = self._loss_of_last_step()
+
+    def _loss_of_last_step(self) -> Tensor:
+        """Its graph has run, and still refers to the stage's input and to the gradient of that."""
+        given = self._new(self.hidden, self.run.dtype, "received hidden states")
+        loss = self._new((), fp32, "loss", "buffers")
+        loss.node = leaf = Constant(self.memory, given)
+        leaf.grad = self._new(self.hidden, self.run.dtype, "gradient of the received hidden states")
+        return loss
 
     def execute(self, instructions: Iterable[Instruction]) -> None:
         """_exec_schedule. What is only sent allocates nothing."""
@@ -196,7 +206,6 @@ class PaperEngine:
         if self.pipe.last:
             assert self.loss is not None
             backward(self.loss)
-            self.loss.node = None
             self._accumulate()
             return
         outputs, grad_tensors = self.outputs[buffer], self.grad_layer
@@ -215,8 +224,7 @@ class PaperEngine:
     def _accumulate(self) -> None:
         """BF16_Optimizer.update_hp_grads: each gradient cast, one by one; the largest stands for all."""
         self.memory.enter("backward", None)
-        if self.pipe.accumulates_in not in (None, self.run.dtype):
-            assert self.pipe.accumulates_in is not None
+        if self.pipe.accumulates_in is not self.run.dtype:
             _cast = self._new(self.largest.shape, self.pipe.accumulates_in, "a gradient to be added up")
 
     def send_gradient(self, buffer: int) -> None:
