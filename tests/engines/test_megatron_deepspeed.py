@@ -161,6 +161,11 @@ def between_two(sent: Totals, pp: int) -> Totals:
         ({"pp": 2, "zero": 1, "precision": "fp16-mixed"}, "--precision fp16-mixed: with engine deepspeed and pp 2"),
         ({"pp": 2, "zero": 1, "grad_dtype": "bf16"}, "--grad-dtype bf16: with engine deepspeed, pp 2 and zero 1"),
         ({"pp": 2, "zero": 1, "first_stage_layers": 1}, "--first-stage-layers 1: DeepSpeed balances its stages itself"),
+        (
+            {"tp": 2, "recompute": "selective"},
+            "--recompute selective: of core attention Megatron-DeepSpeed skips where",
+        ),
+        ({"pp": 2, "zero": 1, "reduce_bucket_size": 9}, "--reduce-bucket-size 9: BF16_Optimizer, which a pipeline"),
         ({"tp": 3, "zero": 1, "gpus": 8}, "--gpus 8: does not divide by tp 3 = 3; allowed: a multiple of 3"),
         ({"tp": 2, "pp": 2, "gpus": 6}, "--gpus 6: does not divide by tp 2·pp 2 = 4; allowed: a multiple of 4"),
     ],
