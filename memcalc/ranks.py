@@ -75,6 +75,8 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return [Rank(0, held, sums, (), (), 0, 0, model.num_parameters, list[Collective], list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
+    if setup.pp > 1 and setup.engine == "deepspeed":
+        return _deepspeed_stages(model, setup)
     if megatron_deepspeed.runs_gpt_model(setup):
         model = megatron_deepspeed.slice_of(model, setup)
     elif setup.tp > 1:
@@ -187,6 +189,37 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
             list[Collective], _WHOLE, in_flight=most_in_flight(actions),
+        )  # fmt: skip
+        out.append(rank)
+    return out
+
+
+def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
+    """Stages of Megatron-DeepSpeed's layers: a profile is that of a whole step, with all micro-batches."""
+    from memcalc.engines import deepspeed_pipeline as engine
+    from memcalc.pipelining.deepspeed import in_flight
+
+    assert setup.attention is not None
+    kernels = megatron_deepspeed.KERNELS
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", False, kernels=kernels)
+    out: list[Rank] = []
+    for stage in engine.stage_ranks(model, setup):
+        if setup.pp_rank not in (None, stage.number):
+            continue
+        own = stage.model
+        held = engine.holdings_of(setup, stage)
+        kept = kept_by_kernels(setup.kernels, setup.attention, own.program, setup.compute_dtype)
+        held = held._replace(always=(*held.always, *kept))
+        branch = own.program.branch(setup.micro_batch_size, setup.rows)
+        key = ("profile", *choices, own.program.layout, engine.key_of(setup, stage), branch)  # type: ignore[attr-defined]
+        if key not in model.profiles:
+            model.profiles[key] = engine.profile_of(setup, stage, choices)
+        made: Profile = model.profiles[key]
+        each = sum(numel(w.shape)[0] * own.copies(w) for w in own.weight_classes if w.layer is not None) // own.layers
+        sends = partial(engine.collectives_of, setup, stage, made)
+        rank = Rank(
+            stage.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
+            list[Collective], in_flight=in_flight(stage.number, setup.pp, setup.micro_batches),
         )  # fmt: skip
         out.append(rank)
     return out

@@ -93,12 +93,20 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
     if options.sequence_parallel:
         refuse("sequence_parallel", "on", f"with engine deepspeed {NOT_YET}off")
     split = "with engine deepspeed and tp or pp above 1"
+    if options.pp > 1 and options.precision != "bf16-mixed":
+        refuse("precision", options.precision, f"with engine deepspeed and pp {options.pp} {NOT_YET}bf16-mixed")
     if options.precision not in ("bf16-mixed", "fp16-mixed"):
         refuse("precision", options.precision, f"{split} {NOT_YET}bf16-mixed, fp16-mixed")
     if options.optimizer not in ("adamw", "adam"):
         refuse("optimizer", options.optimizer, f"{split} {NOT_YET}adamw, adam")
     if options.padded:
         refuse("padded", "on", f"{split} {NOT_YET}off")
+    if options.recompute == "selective" and options.attention in (None, "flash"):
+        why = "of core attention Megatron-DeepSpeed skips where attention is flash"
+        refuse("recompute", "selective", f"{why}; allowed: none, full, or --attention eager")
+    if options.pp > 1 and options.reduce_bucket_size is not None:
+        why = f"BF16_Optimizer, which a pipeline (pp {options.pp}) has, reduces all gradients in one call"
+        refuse("reduce_bucket_size", options.reduce_bucket_size, f"{why}; allowed: leave it out")
     if options.kernels not in (None, "megatron"):
         refuse("kernels", options.kernels, "Megatron-DeepSpeed's GPTModel has its own; allowed: megatron")
     if model is not None:
@@ -215,7 +223,7 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
 _MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"
 
 
-def check_fused_softmax(options: Options, seq_len: int, program: Any) -> None:
+def check_fused_softmax(options: Options, seq_len: int, program: Any, other: str = "sdpa") -> None:
     """FusedScaleMaskSoftmax.is_kernel_available (megatron/core/fusions/fused_softmax.py): else torch's ops, in fp32."""
     blocks = 8 if seq_len <= 128 else 4
     heads = program.heads.size // options.tp
@@ -224,5 +232,5 @@ def check_fused_softmax(options: Options, seq_len: int, program: Any) -> None:
             "attention",
             "eager",
             f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
-            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * heads}; allowed: sdpa",
+            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * heads}; allowed: {other}",
         )

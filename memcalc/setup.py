@@ -201,7 +201,7 @@ def _zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
     out: dict[str, int | None] = {}
     for name, (stage, default) in _ZERO_SIZES.items():
         given: int | None = getattr(options, name)
-        used = engine == "deepspeed" and options.zero >= stage
+        used = engine == "deepspeed" and options.zero >= stage and options.pp == 1
         if given is not None and not used:
             stages = "--zero 3" if stage == 3 else "--zero 1, 2 or 3"
             refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
@@ -309,6 +309,17 @@ def _grad_dtype(options: Options, precision: str, engine: str, model: Model | No
         if options.grad_dtype not in (None, *allowed):
             refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
         return options.grad_dtype or "fp32"
+    if engine == "deepspeed" and options.pp > 1:
+        kept = (
+            "fp32" if options.zero else "bf16"
+        )  # data_types: {grad_accum_dtype: fp32} of Megatron-DeepSpeed's scripts
+        if options.grad_dtype not in (None, kept):
+            refuse(
+                "grad_dtype",
+                options.grad_dtype,
+                f"with engine deepspeed, pp {options.pp} and zero {options.zero} {NOT_YET}{kept}",
+            )
+        return kept
     if engine == "megatron":
         if options.grad_dtype not in (
             None,
@@ -461,7 +472,8 @@ def _kernels(options: Options, precision: str, engine: str, model: Model | None)
         if precision == "fp32":
             refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
         if options.attention == "eager":
-            check_fused_softmax(options, _seq_len(options, model), program)
+            other = "flash" if runs_gpt_model(options, engine) else "sdpa"
+            check_fused_softmax(options, _seq_len(options, model), program, other)
     return kernels
 
 

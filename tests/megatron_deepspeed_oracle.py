@@ -46,6 +46,9 @@ class Mode(RankMode):
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         groups = [a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())]
         size = dist.ProcessGroup.unbox(groups[0]).size()
+        if kind == "receive":
+            return
+        size = 2 if kind == "send" else size
         if size > 1:  # alone in a group, it sends to itself
             self.calls[kind, dtype, size, sum(t.numel() for t in tensors)] += 1
 
@@ -327,6 +330,7 @@ class Ranked:
     resident: int = 0
     phases: dict[str, int] = field(default_factory=dict[str, int])
     calls: Sent = field(default_factory=Counter)
+    log: list[tuple[str, int, tuple[int, ...]]] | None = None
 
 
 def zeroed(model: nn.Module) -> None:
@@ -397,4 +401,161 @@ def _step(mode: Mode, engine: Any, given: dict[str, torch.Tensor], micro_batches
         engine.step()
         peaks["step"] = mode.highest
     out.calls = mode.calls
+    return out
+
+
+# --- pipelines
+
+
+def fp32_logits(x: torch.Tensor) -> torch.Tensor:
+    return x.float()
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+def _tied_logits(embedding: Embedding, x: torch.Tensor) -> torch.Tensor:
+    return logits_of(x, embedding.word_embeddings_weight)
+
+
+def pipeline(a: Architecture, tp: int, dp: int, pp: int, vocab: int, *, recompute: bool) -> Any:
+    """GPTModelPipe: a list of layers, which PipelineModule cuts."""
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+    tied = {"tied_weight_attr": "word_embeddings_weight"}
+    words = TiedLayerSpec("embed", Embedding, a, tp, vocab, **tied) if a.tied else LayerSpec(Embedding, a, tp, vocab)
+    head: Any = LayerSpec(Head, a, tp, vocab)
+    if a.tied:
+        head = TiedLayerSpec("embed", Embedding, a, tp, vocab, forward_fn=_tied_logits, **tied)
+
+    class NormOf(Norm):
+        def __init__(self) -> None:
+            super().__init__(a.hidden, rms=a.rms_norm)
+
+    specs = [
+        _as_it_is,
+        words,
+        *(LayerSpec(Layer, a, tp) for _ in range(a.layers)),
+        LayerSpec(NormOf),
+        head,
+        fp32_logits,
+    ]
+    return PipelineModule(
+        layers=specs, loss_fn=mean_loss, topology=PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp),
+        activation_checkpoint_interval=int(recompute), partition_method="type:^layer$", checkpointable_layers=["Layer"],
+    )  # fmt: skip
+
+
+class Neighbours:
+    """Nothing arrives over a fake group: the shapes that stages agree upon in their first step are given, and so are the
+    numbers that come with a part."""
+
+    def __init__(self, engine: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        from deepspeed.runtime.utils import PartitionedTensor
+
+        self.engine, self.shape, self.dtype = engine, shape, dtype
+        self.partitioned = engine.is_pipe_partitioned
+        if self.partitioned:
+            whole = PartitionedTensor(torch.zeros(shape, dtype=dtype), engine.grid.get_slice_parallel_group())
+            self.meta, self.length = whole.to_meta(), whole.data().numel()
+
+    def agree(self, _: int) -> Any:
+        make = self.engine._allocate_or_extend_buffers
+        if not self.partitioned:
+            return make(0, list(self.shape), self.dtype)
+        return make(0, list(self.meta.shape), torch.long), make(1, [self.length], self.dtype)
+
+    def receive(self, tensor: torch.Tensor, _: int, **__: Any) -> None:
+        if tensor.dtype == torch.long:
+            tensor.copy_(self.meta)
+
+
+PHASE_OF = {
+    "LoadMicroBatch": "forward", "ForwardPass": "forward", "RecvActivation": "forward", "SendActivation": "forward",
+    "BackwardPass": "backward", "RecvGrad": "backward", "SendGrad": "backward", "ReduceTiedGrads": "backward",
+    "ReduceGrads": "backward", "OptimizerStep": "step",
+}  # fmt: skip
+
+
+def watched(mode: Mode, function: Any, phase: str, out: Ranked) -> Any:
+    def instruction(engine: Any, **kwargs: Any) -> None:
+        gc.collect()
+        mode.begin()
+        function(engine, **kwargs)
+        out.phases[phase] = max(out.phases.get(phase, 0), mode.highest)
+
+    return instruction
+
+
+class Batches:
+    """A data loader that keeps nothing of what it has handed out."""
+
+    def __init__(self, a: Architecture, batch: int, seq: int) -> None:
+        self.sizes = a, batch, seq
+
+    def __next__(self) -> Any:
+        made = batch_of(*self.sizes)
+        tokens = made["tokens"], made["position ids"], made["attention mask"][None, None]
+        return tokens, (made["labels"], made["loss mask"])
+
+
+def caches_on_the_host(engine: Any) -> None:
+    """On a GPU `to("cpu")` makes copies that are not on it."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        for name, value in vars(engine).items():
+            if name.endswith("meta_cache") and value is not None:
+                setattr(engine, name, value.clone())
+
+
+def pipeline_step(
+    a: Architecture, *, tp: int, dp: int, pp: int, stage: int, vocab: int, zero: int = 1, precision: str = "bf16",
+    batch: int = 1, seq: int = 16, micro_batches: int = 1, accumulates_in: str | None = "fp32", recompute: bool = False,
+    log: bool = False, data_rank: int = 0, **options: int,
+) -> Ranked:  # fmt: skip
+    """The second step of the first slice of a stage."""
+    import deepspeed
+    from deepspeed.runtime.pipe import p2p
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+
+    mode, dtype = Mode(), {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    with rank_of(tp * dp * pp, tp * dp * stage + tp * data_rank, tp, pp):
+        config = configuration(zero, precision, micro_batches, 0.0, options)
+        config["train_micro_batch_size_per_gpu"] = batch
+        if accumulates_in is not None:
+            config["data_types"] = {"grad_accum_dtype": accumulates_in}
+        deepspeed.init_distributed(dist_init_required=False)
+        model = pipeline(a, tp, dp, pp, vocab, recompute=recompute)
+        zeroed(model)
+        given = batch_of(a, batch, seq)
+        kept = [given["attention mask"], *([given["rotary angles"]] if a.positions is None else [])]
+        for layer in model.modules():
+            if isinstance(layer, Layer):
+                layer.angles = given.get("rotary angles")
+
+        with mode:
+            for tensor in [*kept, *model.parameters()]:
+                mode.register(tensor)
+            with mock.patch.object(p2p, "recv", lambda *_, **__: None):
+                engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+            with torch.utils._python_dispatch._disable_current_modes():
+                neighbours = Neighbours(engine, (seq, batch, a.hidden), dtype)
+            out = Ranked()
+            with (
+                mock.patch.object(p2p, "recv", neighbours.receive),
+                mock.patch.object(PipelineEngine, "_recv_tensor_meta", lambda _, sender: neighbours.agree(sender)),
+            ):
+                instructions = dict(PipelineEngine._INSTRUCTION_MAP)
+                for turn in range(2):
+                    gc.collect()
+                    mode.calls, mode.log = Counter(), [] if log and turn else None
+                    out = Ranked(mode.now)
+                    engine._INSTRUCTION_MAP = {
+                        kind: watched(mode, function, PHASE_OF[kind.__name__], out)
+                        for kind, function in instructions.items()
+                    }
+                    engine.train_batch(Batches(a, batch, seq))
+                    caches_on_the_host(engine)
+                    out.calls, out.log = mode.calls, mode.log
     return out

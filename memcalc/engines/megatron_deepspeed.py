@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KERNELS: Final = Kernels((), SOURCE, "modelled")
 """The program is written with its own; nothing is replaced."""
 LAYERS: Final = "decoder.layers.*"
-_LAYERS_SOURCE: Final = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py"
+LAYERS_SOURCE: Final = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py"
 
 
 def runs_gpt_model(setup: Setup) -> bool:
@@ -61,7 +61,7 @@ def collectives_of(model: Model, setup: Setup, profile: Profile) -> list[Collect
 
 def tensor_parallel(profile: Profile, setup: Setup) -> list[Collective]:
     """What the layers have sent in a run."""
-    return collectives_of_run(profile, setup, LAYERS, {"tp": Group("tp", setup.tp, _LAYERS_SOURCE)})
+    return collectives_of_run(profile, setup, LAYERS, {"tp": Group("tp", setup.tp, LAYERS_SOURCE)})
 
 
 def over_model_parallel_ranks(setup: Setup, norms: int = 1) -> list[Collective]:

@@ -24,8 +24,13 @@ class Group(NamedTuple):
     source: str
 
 
-def collectives_of_run(profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group]) -> list[Collective]:
-    """Every call over one of the groups, those of equal layers together; `layers` is what the stack is called."""
+def collectives_of_run(
+    profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group], micro_batches: int = 1
+) -> list[Collective]:
+    """Every call over one of the groups, those of equal layers together; `layers` is what the stack is called.
+
+    `micro_batches`: that many are in the run, all alike.
+    """
     calls: Counter[Sent] = Counter()
     middle = profile.run.middle
     for sent in profile.run.sent:
@@ -33,7 +38,8 @@ def collectives_of_run(profile: Profile, setup: Setup, layers: str, groups: Mapp
             continue
         repeated = sent.layer is not None and sent.layer in middle.early
         calls[_of_any_layer(sent)] += 1 + middle.more if repeated else 1
-    return [_collective(sent, n * setup.micro_batches, setup, layers, groups[sent.axis]) for sent, n in calls.items()]
+    times = setup.micro_batches, micro_batches
+    return [_collective(sent, n * times[0] // times[1], setup, layers, groups[sent.axis]) for sent, n in calls.items()]
 
 
 def _of_any_layer(sent: Sent) -> Sent:

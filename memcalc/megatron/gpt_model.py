@@ -6,7 +6,7 @@ Megatron's fused kernels (`memcalc.kernels.megatron`).
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import Node, checkpoint
@@ -66,13 +66,18 @@ class Layout(NamedTuple):
 
     def group(self, shard: Dim) -> TensorParallel:
         """The tensor-parallel group, where a tensor between two layers has `shard` tokens of a sequence."""
-        tp, poly = self.tensor_parallel, shard.poly
-        name = "seq" if self.context_parallel == 1 else "seq/cp"
-        if not self.sequence_parallel:
-            whole = Dim(name, shard.size, poly)
-            return TensorParallel(tp, False, whole, whole, self.fuses_accumulation)
-        whole = Dim(name, tp * shard.size, tuple(tp * c for c in poly))  # type: ignore[arg-type]
-        return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly), self.fuses_accumulation)
+        return _group(self, shard)
+
+
+@lru_cache(maxsize=1024)
+def _group(layout: Layout, shard: Dim) -> TensorParallel:
+    tp, poly = layout.tensor_parallel, shard.poly
+    name = "seq" if layout.context_parallel == 1 else "seq/cp"
+    if not layout.sequence_parallel:
+        whole = Dim(name, shard.size, poly)
+        return TensorParallel(tp, False, whole, whole, layout.fuses_accumulation)
+    whole = Dim(name, tp * shard.size, tuple(tp * c for c in poly))  # type: ignore[arg-type]
+    return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly), layout.fuses_accumulation)
 
 
 def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:

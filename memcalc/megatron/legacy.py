@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from memcalc.families.module import Run
+    from memcalc.megatron.architecture import Architecture
+    from memcalc.megatron.gpt_model import Layout
 
 SOURCE: Final = "Megatron-DeepSpeed megatron/model/transformer.py; torch tools/autograd/derivatives.yaml"
 
@@ -48,6 +50,10 @@ class LegacyGPTModel(GPTModel):
     attention_kinds = ("flash", "eager")
     weights_source = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py"
 
+    def __init__(self, a: Architecture, layout: Layout) -> None:
+        super().__init__(a, layout)
+        self.positions = Dim("positions", a.positions or 0)
+
     def weights(self) -> Iterator[Weight]:
         """In the order of `parameters()`. A last stage with a tied head has the whole embedding, of which it uses the words."""
         a, layout = self.a, self.layout
@@ -55,8 +61,7 @@ class LegacyGPTModel(GPTModel):
         if embeds:
             yield Weight("embedding.word_embeddings.weight", (self.vocab, self.hidden), "embedding")
         if embeds and a.positions is not None:
-            table = (Dim("positions", a.positions), self.hidden)
-            yield Weight("embedding.position_embeddings.weight", table, "embedding")
+            yield Weight("embedding.position_embeddings.weight", (self.positions, self.hidden), "embedding")
         yield from self.stack("decoder.layers")
         if layout.last:
             yield from self.norm_weights("decoder.final_layernorm", self.hidden)
@@ -95,26 +100,27 @@ class LegacyGPTModel(GPTModel):
 
     def forward(self, run: Run, ids: Tensor, *given: Tensor) -> Tensor:
         """GPTModel.forward and loss_func."""
-        labels, loss_mask, *_ = given
+        labels, loss_mask, _, positions, *_ = given
         tp = self.layout.group(run.seq)
-        hidden_states = self.stage(run, ids)
+        hidden_states = self.stage(run, ids, positions)
         logits = self.logits(run, hidden_states)
         del hidden_states
         return self.loss_of(run, tp, logits, cast(logits, fp32, "logits in fp32"), labels, loss_mask)
 
-    def stage(self, run: Run, given: Tensor) -> Tensor:
-        """Tokens or received hidden states -> hidden states."""
+    def stage(self, run: Run, given: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Tokens and their positions, or received hidden states -> hidden states."""
         root, tp = Module(run, ""), self.layout.group(run.seq)
-        hidden_states = self.embed(root / "embedding", tp, given) if self.layout.first else given
+        hidden_states = self.embed(root / "embedding", tp, given, positions) if self.layout.first else given
         return self.decoder(root / "decoder", tp, hidden_states, self.rotary(run, tp))
 
-    def embed(self, m: Module, tp: TensorParallel, ids: Tensor) -> Tensor:
+    def embed(self, m: Module, tp: TensorParallel, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Embedding.forward; the sequence comes first, which is another order where there are several."""
         words = m / "word_embeddings"
         embeddings = vocab_parallel_embedding(words, tp, words.weight(), ids, scatters=False)
         with m:
             if self.a.positions is not None:
-                embeddings = embeddings + (m / "position_embeddings").embedding(ids)
+                assert positions is not None
+                embeddings = embeddings + (m / "position_embeddings").embedding(positions)
             if ids.shape[0].size > 1:
                 embeddings = clone(embeddings)
             return dropout(embeddings, self.a.hidden_dropout)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from megatron_deepspeed_oracle import Ranked, Sent, tensor_parallel_step
+from megatron_deepspeed_oracle import Ranked, Sent, pipeline_step, tensor_parallel_step
 
 import memcalc
 from memcalc.megatron.architecture import ARCHITECTURES, Architecture
@@ -98,3 +98,107 @@ def test_stage_3_gathers_a_slice_over_the_ranks_that_have_it() -> None:
     report = ours(LLAMA, 4, 3, zero=3, **BUCKET, **SOME_KEPT)
     assert estimated(report) == totals(ranked.calls)
     assert report.phases == ranked.phases
+
+
+# --- stages
+
+
+TIED_LLAMA = {**LLAMA, "num_hidden_layers": 5, "tie_word_embeddings": True, "vocab_size": 3001}
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "stages", "how"),
+    [
+        (GPT2, (2, 2, 2), (0, 1), {"micro_batches": 3}),
+        (GPT2, (1, 2, 3), (0, 2), {"micro_batches": 5, "batch": 2}),
+        (GPT2, (2, 2, 2), (1,), {"batch": 2}),
+        (LLAMA, (2, 2, 3), (1,), {"micro_batches": 8}),
+        (TIED_LLAMA, (4, 1, 4), (0, 3), {"micro_batches": 2}),
+        (GPT2, (2, 2, 2), (1,), {"micro_batches": 2, "zero": 0}),
+    ],
+    ids=["middle of a step", "whole tensors", "one micro-batch", "a stage between two", "uneven stages", "zero 0"],
+)
+def test_a_step_of_a_stage(
+    config: dict[str, Any], layout: tuple[int, int, int], stages: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    """PipelineEngine with BF16_Optimizer: every collective and send, and the peak of each phase, to the byte."""
+    (tp, dp, pp), a = layout, architecture(config)
+    zero = how.pop("zero", 1)
+    reports = ours(config, tp, dp, pp, zero=zero, **how).each_rank()
+    for stage in stages:
+        ranked = pipeline_step(
+            a, tp=tp, dp=dp, pp=pp, stage=stage, vocab=padded_vocab(a.vocab, tp), zero=zero,
+            accumulates_in="fp32" if zero else None, **how,
+        )  # fmt: skip
+        assert between_two(estimated(reports[stage]), pp) == totals(ranked.calls)
+        assert reports[stage].phases == ranked.phases
+
+
+def between_two(sent: Totals, pp: int) -> Totals:
+    """A send is from one rank to another; its row names the whole axis."""
+    return {(kind, dtype, 2 if kind == "send" and n == pp else n): total for (kind, dtype, n), total in sent.items()}
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"pp": 2, "zero": 2}, "--zero 2: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 1"),
+        ({"pp": 2, "zero": 3}, "--zero 3: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 1"),
+        ({"pp": 2, "zero": 1, "schedule": "gpipe"}, "--schedule gpipe: DeepSpeed's pipeline has one order"),
+        ({"pp": 2, "zero": 1, "virtual_stages": 2}, "--virtual-stages 2: DeepSpeed's pipeline has one stage of a rank"),
+        ({"pp": 4, "zero": 1}, "--pp 4: llama has 3 layers; allowed: 1 to 3"),
+        ({"tp": 8, "zero": 2}, "--tp 8: llama has 4 key/value heads; allowed: a divisor of 4"),
+        ({"tp": 2, "cp": 2, "zero": 1}, "--cp 2: with engine deepspeed is not modelled by this version; allowed: 1"),
+        ({"tp": 2, "zero": 1, "sequence_parallel": True}, "--sequence-parallel on: with engine deepspeed"),
+        (
+            {"tp": 2, "zero": 1, "attention": "sdpa"},
+            "--attention sdpa: Megatron-DeepSpeed's GPTModel has the flash-attn",
+        ),
+        ({"tp": 2, "zero": 1, "precision": "fp32"}, "--precision fp32: with engine deepspeed and tp or pp above 1"),
+        ({"pp": 2, "zero": 1, "precision": "fp16-mixed"}, "--precision fp16-mixed: with engine deepspeed and pp 2"),
+        ({"pp": 2, "zero": 1, "grad_dtype": "bf16"}, "--grad-dtype bf16: with engine deepspeed, pp 2 and zero 1"),
+        ({"pp": 2, "zero": 1, "first_stage_layers": 1}, "--first-stage-layers 1: DeepSpeed balances its stages itself"),
+        (
+            {"tp": 2, "recompute": "selective"},
+            "--recompute selective: of core attention Megatron-DeepSpeed skips where",
+        ),
+        ({"pp": 2, "zero": 1, "reduce_bucket_size": 9}, "--reduce-bucket-size 9: BF16_Optimizer, which a pipeline"),
+        ({"tp": 3, "zero": 1, "gpus": 8}, "--gpus 8: does not divide by tp 3 = 3; allowed: a multiple of 3"),
+        ({"tp": 2, "pp": 2, "gpus": 6}, "--gpus 6: does not divide by tp 2·pp 2 = 4; allowed: a multiple of 4"),
+    ],
+)
+def test_refusals(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate(LLAMA, engine="deepspeed", **{"gpus": 16, **options})
+    assert str(error.value).startswith(line)
+
+
+def test_a_model_that_megatron_deepspeed_has_not_is_refused() -> None:
+    with pytest.raises(memcalc.InputError, match="for a qwen3 is not modelled by this version; allowed: 1"):
+        memcalc.estimate("qwen3-8b", engine="deepspeed", tp=2, gpus=4, zero=1)
+
+
+# --- sizes
+
+
+def test_a_published_layout() -> None:
+    """BLOOM's: tp 4, pp 12, dp 8. Each rank has 1/48 of the layers, and 1/8 of that part's states."""
+    bloom = {**GPT2, "n_embd": 14336, "n_head": 112, "n_layer": 70, "n_positions": 2048, "vocab_size": 250_000}
+    report = memcalc.estimate(
+        bloom, engine="deepspeed", tp=4, pp=12, gpus=384, zero=1, global_batch_size=2048, seq_len=2048
+    )
+    assert report.setup.dp == 8
+    ranks = report.each_rank()
+    assert [rank.rank.layers for rank in ranks] == [6] * 10 + [5] * 2
+    assert [rank.in_flight for rank in ranks] == list(range(12, 0, -1))
+    for rank in ranks:
+        parameters = rank.rank.parameters
+        assert rank.total("parameters") == 2 * parameters
+        states = rank.total("optimizer_states")
+        assert 12 * parameters / 8 <= states <= 12 * parameters / 8 + 12 * 2
+    assert report.peak == max(rank.peak for rank in ranks)
+    document = report.to_dict()
+    assert document["memory"]["peak"] == sum(document["memory"]["at_peak"].values())
