@@ -18,9 +18,9 @@ Calls = Mapping[tuple[str, int], tuple[int, int]]
 class Measured(NamedTuple):
     """Bytes of one rank in a steady-state step; None where a backend cannot tell."""
 
-    parameters: int
+    parameters: int | None
     gradients: int | None
-    optimizer_states: int
+    optimizer_states: int | None
     saved_activations: int | None
     forward: int
     backward: int

@@ -24,8 +24,8 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
     [
         ({"backend": "tpu"}, "--backend tpu: allowed: fake, cuda"),
         ({"backend": "cuda"}, "--backend cuda: torch sees no CUDA device; allowed: fake"),
-        ({"gpus": 8, "zero": 3}, "--engine deepspeed: .*allowed: none, ddp, fsdp2"),
-        ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2"),
+        ({"gpus": 8, "zero": 3, "optimizer": "lion"}, r"--optimizer lion \(for-loop\): .*allowed: adamw, adam"),
+        ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed"),
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
         ({"optimizer": "adamw-8bit", "gpus": 2}, "--optimizer adamw-8bit: .*allowed: with --engine none, or"),
@@ -44,9 +44,18 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         validate(LLAMA, optimizer="lion", precision="bf16", seq_len=8)
 
 
-def test_ddp_over_real_tensors_has_a_limit() -> None:
-    with pytest.raises(memcalc.InputError, match=r"--backend fake: ddp runs over real tensors .* 4.00 GiB"):
-        validate("llama-7b", gpus=8)
+@pytest.mark.parametrize(
+    ("how", "options"), [("ddp", {}), ("deepspeed", {"zero": 3}), ("tp", {"zero": 3, "tp": 2, "engine": "fsdp2"})]
+)
+def test_real_tensors_have_a_limit(how: str, options: dict[str, Any]) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--backend fake: {how} runs over real tensors .* 4.00 GiB"):
+        validate("llama-7b", gpus=8, **options)
+
+
+def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(memcalc.InputError, match=r"--engine deepspeed: needs pip install 'memcalc-llm\[deepspeed\]'"):
+        validate(LLAMA, gpus=2, zero=3, seq_len=8)
 
 
 def test_a_document() -> None:
