@@ -159,7 +159,7 @@ def _history(job: Job) -> dict[str, Any]:
 
     gc.collect()
     live = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    memory._record_memory_history("all", context=None, clear_history=True)
+    memory._record_memory_history("all", context=None, stacks="python", clear_history=True)
     try:
         job.step(lambda phase: begun.append((phase, length())))
         trace = memory._snapshot()["device_traces"][device]
