@@ -11,6 +11,7 @@ import pytest
 
 import memcalc
 from memcalc.validate import place, recording, run
+from memcalc.validate.comparison import predicted_memory
 from memcalc.validate.recording import run_suite
 from memcalc.validate.run import validate
 from memcalc.validate.suites import read_suite
@@ -36,6 +37,27 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
     with pytest.raises(memcalc.InputError, match=line) as caught:
         validate(LLAMA, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("NVIDIA H200", "h200"), ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("a GPU", None)],
+)
+def test_the_gpu_that_is_there(name: str, known: str | None) -> None:
+    gpu = run.on_gpu(LLAMA, {"seq_len": 8}, name).gpu
+    assert (None if gpu is None else gpu.name) == known
+    own = run.on_gpu(LLAMA, {"seq_len": 8, "gpu": "a10"}, name).gpu
+    assert own is not None
+    assert own.name == "a10"
+
+
+def test_workspaces_are_those_of_the_gpu_that_is_there() -> None:
+    """Whether memcalc knows it or not."""
+    environment = {"compute_capability": "9.0"}
+    known, unknown = (run.on_gpu(LLAMA, {"seq_len": 8}, name) for name in ("NVIDIA H200", "NVIDIA H9000"))
+    rows = [predicted_memory(report, "cuda", environment, real_ranks=False) for report in (known, unknown)]
+    assert rows[0]["allocated"] == rows[1]["allocated"] == known.allocated
+    assert rows[0]["peak"] == rows[1]["peak"] == known.peak + 2 * 32 * 2**20
 
 
 def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
