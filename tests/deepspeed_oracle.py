@@ -1,7 +1,7 @@
 """What DeepSpeed really allocates and sends: its own engine around transformers' model on CPU tensors, any rank of a
 `fake` process group of any size.
 
-DeepSpeed asks an accelerator object what the device is like. `LikeCuda` is its CPU accelerator with CUDA's answers: there
+DeepSpeed asks an accelerator object what the device is like. `like_cuda` is its CPU accelerator with CUDA's answers: there
 are streams, which do nothing here, so the branches are those of a GPU. Its FusedAdam is DeepSpeed's own with the CUDA
 kernel left out: the kernel allocates nothing. Nothing is compiled.
 """
@@ -14,7 +14,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -25,54 +24,10 @@ import torch.distributed as dist
 from oracle import LiveBytes, build
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from memcalc.validate.deepspeed import like_cuda
+
 Sent = Counter[tuple[str, str, int]]
 """(collective, dtype, elements of the full tensor) -> calls."""
-
-
-class Stream:
-    """A stream, or an event on one: nothing waits for anything."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def wait_stream(self, _: Any) -> None: ...
-
-    def wait_event(self, _: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def record(self, *_: Any) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-
-def like_cuda() -> Any:
-    """DeepSpeed's CPU accelerator with CUDA's answers."""
-    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-
-    class LikeCuda(CPU_Accelerator):
-        Stream = Stream
-        Event = Stream
-
-        def is_synchronized_device(self) -> bool:
-            return False
-
-        def use_host_timers(self) -> bool:
-            return True
-
-        def current_stream(self, device_index: Any = None) -> Stream:
-            return Stream()
-
-        default_stream = current_stream
-
-        def is_fp16_supported(self) -> bool:
-            return True
-
-        def create_op_builder(self, class_name: str) -> Any:
-            kernel = SimpleNamespace(multi_tensor_adam=lambda *_: None)
-            return SimpleNamespace(load=lambda: kernel) if class_name == "FusedAdamBuilder" else None
-
-    return LikeCuda()
 
 
 class RankMode(LiveBytes):

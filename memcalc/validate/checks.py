@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 BACKENDS: Final = ("fake", "cuda")
-_ENGINES: Final = ("none", "ddp", "fsdp2")
+_ENGINES: Final = ("none", "ddp", "fsdp2", "deepspeed")
 INSTALL: Final = "pip install 'memcalc-llm[validate]'"
 
 
@@ -29,6 +29,11 @@ def check(report: Report, backend: str) -> None:
         refuse("cross_entropy", s.cross_entropy, f"to be run {NOT_YET}eager")
     if s.recompute not in ("none", "op", "full"):
         refuse("recompute", s.recompute, f"to be run {NOT_YET}none, op, full")
+    if s.engine == "deepspeed" and (s.optimizer not in ("adamw", "adam") or s.optimizer_implementation != "fused"):
+        given = f"{s.optimizer} ({s.optimizer_implementation})"
+        refuse(
+            "optimizer", given, f"with engine deepspeed to be run {NOT_YET}adamw, adam (both fused, DeepSpeed's own)"
+        )
     if s.optimizer == "adamw-8bit" and backend == "fake" and s.engine != "none":
         why = "over real tensors on the CPU bitsandbytes has another kernel, which allocates"
         refuse("optimizer", s.optimizer, f"{why}; allowed: with --engine none, or with --backend cuda")

@@ -18,9 +18,9 @@ Calls = Mapping[tuple[str, int], tuple[int, int]]
 class Measured(NamedTuple):
     """Bytes of one rank in a steady-state step; None where a backend cannot tell."""
 
-    parameters: int
+    parameters: int | None
     gradients: int | None
-    optimizer_states: int
+    optimizer_states: int | None
     saved_activations: int | None
     forward: int
     backward: int
@@ -128,14 +128,16 @@ def predicted_memory(
     sizes = {name: report.total(name) for name in _COMPONENTS}
     sizes["saved_activations by hooks"] = sizes["saved_activations"]
     sizes |= {f"peak in {phase}": size + besides for phase, size in report.phases.items()}
+    assumed = sum(item.nbytes for item in report.overheads if item.name == "cuBLAS workspaces")
+    other = besides - assumed if besides else 0  # where memcalc does not know the GPU
     of_device = {item.name: item.nbytes for item in report.overheads if item.component == "device"}
     nccl = sum(size for name, size in of_device.items() if name.startswith("NCCL"))
     return sizes | {
         "peak": report.peak + besides,
-        "allocated": report.allocated,
-        "reserved": report.reserved,
+        "allocated": report.allocated + other,
+        "reserved": report.reserved + other,
         "context": of_device["CUDA context"],
-        "device": report.device - (0 if real_ranks else nccl),
+        "device": report.device + other - (0 if real_ranks else nccl),
     }
 
 

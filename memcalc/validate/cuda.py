@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from memcalc.errors import InputError
 from memcalc.tracing.modules import quiet
+from memcalc.validate import deepspeed
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
 from memcalc.validate.engines import mesh_of, shard, wrapped
@@ -61,6 +62,8 @@ def measure(report: Report) -> Measured:
         elif setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, report.rank.number * setup.dp))
         mesh = mesh_of(setup, DEVICE) if setup.engine == "fsdp2" else None
+        if setup.engine == "deepspeed":
+            stack.enter_context(deepspeed.forgetting())
         with quiet():
             return _run(setup, _job(report, mesh, real_ranks), here)._replace(real_ranks=real_ranks)
 
@@ -80,6 +83,8 @@ def _job(report: Report, mesh: Any, real_ranks: bool) -> Job:
     module = made()
     with torch.device(DEVICE):
         batch = make_batch(setup, module.config)
+    if setup.engine == "deepspeed":
+        return deepspeed.deepspeed_job(setup, module, batch)
     return wrapped(setup, module, batch, mesh, None)
 
 
@@ -128,10 +133,11 @@ def _step(setup: Setup, job: Job) -> Measured:
     meter = Meter(allocator)
     gradients = job.step(meter.enter)
     meter.close()
+    flat = setup.engine == "deepspeed"  # its buffers are of several kinds
     return Measured(
-        parameters=nbytes(job.parameters()),
-        gradients=None if setup.engine == "fsdp2" else gradients,  # whole ones come and go
-        optimizer_states=nbytes(s for s in job.states() if s.device.type == DEVICE),
+        parameters=None if flat else nbytes(job.parameters()),
+        gradients=None if flat or setup.engine == "fsdp2" else gradients,  # whole ones come and go
+        optimizer_states=None if flat else nbytes(s for s in job.states() if s.device.type == DEVICE),
         saved_activations=meter.saved if setup.engine == "none" else None,
         forward=meter.peaks["forward"],
         backward=meter.peaks["backward"],
@@ -153,7 +159,7 @@ def _history(job: Job) -> dict[str, Any]:
 
     gc.collect()
     live = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    memory._record_memory_history("all", context=None, clear_history=True)
+    memory._record_memory_history("all", context=None, stacks="python", clear_history=True)
     try:
         job.step(lambda phase: begun.append((phase, length())))
         trace = memory._snapshot()["device_traces"][device]

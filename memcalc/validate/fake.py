@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,6 +24,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout
 from memcalc.units import GIB, show_bytes
+from memcalc.validate import deepspeed
 from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
@@ -46,33 +47,57 @@ REAL_LIMIT: Final = 4 * GIB
 def measure(report: Report) -> Measured:
     """A steady-state step of the report's setup. InputError where transformers' code cannot be run without data."""
     setup, model = report.setup, report.model
-    live = Live()
-    two_stacks = model.model_type in ("t5", "bart", "whisper")
-    fake = setup.engine != "ddp" and setup.tp == 1
-    needed = max(report.peak, model.num_parameters * fp32.itemsize)  # the model is split once it is there
-    if not fake and needed > REAL_LIMIT:
+    needed = max(report.peak, model.num_parameters * fp32.itemsize)  # a model is split once it is there
+    if setup.engine == "deepspeed":
+        needed += model.num_parameters * fp32.itemsize  # and cast
+    if not _without_data(setup) and needed > REAL_LIMIT:
         raise InputError(
-            f"--backend fake: {'tp' if setup.tp > 1 else 'ddp'} runs over real tensors on the CPU, and this setup needs "
-            f"{show_bytes(needed)}; allowed: up to {show_bytes(REAL_LIMIT)}"
+            f"--backend fake: {'tp' if setup.tp > 1 else setup.engine} runs over real tensors on the CPU, and this setup "
+            f"needs {show_bytes(needed)}; allowed: up to {show_bytes(REAL_LIMIT)}"
         )
+    try:
+        if setup.engine == "deepspeed":
+            return worst([_measure_rank(report, rank) for rank in deepspeed.ranks_to_run(setup, model)])
+        return _measure_rank(report, report.rank.number * setup.dp)
+    except InputError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise InputError(f"--backend fake: {model.name} cannot be run without data ({why})") from error
+
+
+def _without_data(setup: Setup) -> bool:
+    """Whether tensors are fake ones."""
+    return setup.engine not in ("ddp", "deepspeed") and setup.tp == 1
+
+
+def _measure_rank(report: Report, rank: int) -> Measured:
+    setup = report.setup
+    live = Live()
+    two_stacks = report.model.model_type in ("t5", "bart", "whisper")
     with contextlib.ExitStack() as stack:
+        if setup.engine != "none":
+            stack.enter_context(process_group(setup.gpus, rank))
         for context in (
-            process_group(setup.gpus, report.rank.number * setup.dp)
-            if setup.engine != "none"
-            else contextlib.nullcontext(),
             not_traced(padded=setup.padded, encoder_decoder=two_stacks), cuda_kernels(), gpu_dropout(), collected_by_hand(),
-            resizing(live), quiet(), contextlib.nullcontext() if setup.autocast_dtype is None else cuda_lists_on_the_cpu(),
+            resizing(live), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
+        if setup.autocast_dtype is not None:
+            stack.enter_context(cuda_lists_on_the_cpu())
+        if setup.engine == "deepspeed":
+            stack.enter_context(deepspeed.on_the_cpu())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext():
-                return _run(live, setup, _job(live, report, mesh))
-        except InputError:
-            raise
-        except Exception as error:
-            why = f"{type(error).__name__}: {one_line(error, 200)}"
-            raise InputError(f"--backend fake: {model.name} cannot be run without data ({why})") from error
+        if _without_data(setup):
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        return _run(live, setup, _job(live, report, mesh))
+
+
+def worst(ranks: Sequence[Measured]) -> Measured:
+    """The first rank's, with the highest peak of each phase."""
+    return ranks[0]._replace(
+        **{phase: max(getattr(m, phase) for m in ranks) for phase in ("forward", "backward", "step")}
+    )
 
 
 def _job(live: Live, report: Report, mesh: Any) -> Job:
@@ -86,6 +111,12 @@ def _job(live: Live, report: Report, mesh: Any) -> Job:
         number = report.rank.number
         return pipeline(setup, model, number, made, lambda m: shard(setup, m, mesh, cpu), mesh, alone=True)
     module = made()
+    if setup.engine == "deepspeed":
+        batch = make_batch(setup, module.config)
+        for tensor in (*module.parameters(), *module.buffers(), *batch.values()):
+            live.register(tensor)
+        with live:
+            return deepspeed.deepspeed_job(setup, module, batch)
     return wrapped(setup, module, make_batch(setup, module.config), mesh, live)
 
 
@@ -105,11 +136,16 @@ def _run(live: Live, setup: Setup, job: Job) -> Measured:
     with live:
         for tensor in getattr(job.optimizer, "masters", ()):
             live.register(tensor)
-        for _ in range(2 if setup.engine == "ddp" else 1):  # in its second step DDP tells all ranks its new buckets
+        for _ in range(_steps_before(setup)):
             _step(live, setup, job)
         for tensor in job.states():  # bitsandbytes' codes are made before
             live.register(of_rank(tensor))
         return _step(live, setup, job)
+
+
+def _steps_before(setup: Setup) -> int:
+    """In its second step DDP tells all ranks its new buckets, and ZeRO-3 records what is used in what order."""
+    return 2 if setup.engine == "ddp" or (setup.engine == "deepspeed" and setup.zero == 3) else 1
 
 
 def _step(live: Live, setup: Setup, job: Job) -> Measured:
@@ -124,10 +160,11 @@ def _step(live: Live, setup: Setup, job: Job) -> Measured:
 
     gradients = job.step(enter)
     meter.close()
+    flat = setup.engine == "deepspeed"  # its buffers are of several kinds
     return Measured(
-        parameters=nbytes(job.parameters()),
-        gradients=None if setup.engine == "fsdp2" else gradients,  # whole ones come and go
-        optimizer_states=nbytes(job.states()) - counters,
+        parameters=None if flat else nbytes(job.parameters()),
+        gradients=None if flat or setup.engine == "fsdp2" else gradients,  # whole ones come and go
+        optimizer_states=None if flat else nbytes(job.states()) - counters,
         saved_activations=meter.saved if setup.engine == "none" else None,
         forward=meter.peaks["forward"] - counters,
         backward=meter.peaks["backward"] - counters,

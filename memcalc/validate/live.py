@@ -24,6 +24,7 @@ _C10D: Final = {
     "broadcast_": "broadcast",
     "send": "send",
     "recv_": None,  # counted where it is sent
+    "barrier": None,
 }
 """Ops of torch.distributed -> collective."""
 _FUNCTIONAL: Final = {

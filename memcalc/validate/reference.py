@@ -91,7 +91,8 @@ def plain_step(
 
 def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
     """The model of the setup's precision and attention, recomputing if it should. To be called with its device as default."""
-    weights = fp32 if setup.engine == "fsdp2" and setup.has_master_weights else setup.compute_dtype
+    cast = setup.engine in ("fsdp2", "deepspeed")  # by the engine
+    weights = fp32 if cast and setup.has_master_weights else setup.compute_dtype
     with quiet():
         config, auto = configuration(model_type, fields), _AUTO_CLASSES.get(model_type)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:

@@ -48,10 +48,12 @@ def on_gpu(model: Any, options: dict[str, Any], name: str) -> Report:
     """The estimate for the GPU that is there, where memcalc knows it and none was named."""
     if options.get("gpu") is not None:
         return estimate(model, **options)
-    try:
-        return estimate(model, **options, gpu=name)
-    except InputError:
-        return estimate(model, **options)
+    for gpu in (name, name.removeprefix("NVIDIA ").replace(" ", "-")):  # torch's name of it, and the short one
+        try:
+            return estimate(model, **options, gpu=gpu)
+        except InputError:
+            continue
+    return estimate(model, **options)
 
 
 def outcome(case: Case, backend: str) -> dict[str, Any]:

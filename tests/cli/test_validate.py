@@ -62,7 +62,7 @@ def test_a_suite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (("-m", "llama-7b", "--record", "x"), ("--record", "--suite")),
         (("--suite", "x", "--gpus", "8"), ("--gpus", "leave it out")),
         (("-m", "llama-7b", "--backend", "gpu"), ("--backend gpu", "fake, cuda")),
-        (("-m", "llama-7b", "--zero", "3", "--gpus", "8"), ("--engine deepspeed", "none, ddp, fsdp2")),
+        (("-m", "llama-7b", "--zero", "3", "--gpus", "8"), ("--backend fake", "deepspeed", "4.00 GiB")),
         (("--suite", "/no/such/file"), ("--suite", "no")),
         (("--suite", ""), ("--suite ''", "name of a file")),
         (("--suite", "x", "--record", ""), ("--record ''", "name of a file")),

@@ -30,3 +30,14 @@ def test_a_model_that_is_to_be_sharded_is_never_there_as_a_whole(tied: bool) -> 
             job.step(lambda phase: None)
         assert nbytes(job.parameters()) == report.total("parameters")
         assert nbytes(job.states()) - 4 * len(job.parameters()) == report.total("optimizer_states")
+
+
+def test_ddp_over_a_fake_group_where_nothing_counts() -> None:
+    report = memcalc.estimate(LLAMA, gpus=4, seq_len=8, global_batch_size=8, precision="fp32")
+    with process_group(4), quiet():
+        module = build(report.setup, "llama", fields_of(report.model))
+        job = wrapped(report.setup, module, make_batch(report.setup, module.config), None, None)
+        phases: list[str] = []
+        gradients = [job.step(phases.append) for _ in range(3)]
+    assert gradients == [report.total("parameters")] * 3
+    assert phases[:5] == ["forward", "backward", "forward", "backward", "step"]

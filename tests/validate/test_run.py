@@ -11,6 +11,7 @@ import pytest
 
 import memcalc
 from memcalc.validate import place, recording, run
+from memcalc.validate.comparison import predicted_memory
 from memcalc.validate.recording import run_suite
 from memcalc.validate.run import validate
 from memcalc.validate.suites import read_suite
@@ -24,8 +25,8 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
     [
         ({"backend": "tpu"}, "--backend tpu: allowed: fake, cuda"),
         ({"backend": "cuda"}, "--backend cuda: torch sees no CUDA device; allowed: fake"),
-        ({"gpus": 8, "zero": 3}, "--engine deepspeed: .*allowed: none, ddp, fsdp2"),
-        ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2"),
+        ({"gpus": 8, "zero": 3, "optimizer": "lion"}, r"--optimizer lion \(for-loop\): .*allowed: adamw, adam"),
+        ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed"),
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
         ({"optimizer": "adamw-8bit", "gpus": 2}, "--optimizer adamw-8bit: .*allowed: with --engine none, or"),
@@ -38,15 +39,45 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("NVIDIA H200", "h200"), ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("a GPU", None)],
+)
+def test_the_gpu_that_is_there(name: str, known: str | None) -> None:
+    gpu = run.on_gpu(LLAMA, {"seq_len": 8}, name).gpu
+    assert (None if gpu is None else gpu.name) == known
+    own = run.on_gpu(LLAMA, {"seq_len": 8, "gpu": "a10"}, name).gpu
+    assert own is not None
+    assert own.name == "a10"
+
+
+def test_workspaces_are_those_of_the_gpu_that_is_there() -> None:
+    """Whether memcalc knows it or not."""
+    environment = {"compute_capability": "9.0"}
+    known, unknown = (run.on_gpu(LLAMA, {"seq_len": 8}, name) for name in ("NVIDIA H200", "NVIDIA H9000"))
+    rows = [predicted_memory(report, "cuda", environment, real_ranks=False) for report in (known, unknown)]
+    assert rows[0]["allocated"] == rows[1]["allocated"] == known.allocated
+    assert rows[0]["peak"] == rows[1]["peak"] == known.peak + 2 * 32 * 2**20
+
+
 def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lion_pytorch", None)
     with pytest.raises(memcalc.InputError, match=r"--optimizer lion: needs pip install 'memcalc-llm\[optimizers\]'"):
         validate(LLAMA, optimizer="lion", precision="bf16", seq_len=8)
 
 
-def test_ddp_over_real_tensors_has_a_limit() -> None:
-    with pytest.raises(memcalc.InputError, match=r"--backend fake: ddp runs over real tensors .* 4.00 GiB"):
-        validate("llama-7b", gpus=8)
+@pytest.mark.parametrize(
+    ("how", "options"), [("ddp", {}), ("deepspeed", {"zero": 3}), ("tp", {"zero": 3, "tp": 2, "engine": "fsdp2"})]
+)
+def test_real_tensors_have_a_limit(how: str, options: dict[str, Any]) -> None:
+    with pytest.raises(memcalc.InputError, match=f"--backend fake: {how} runs over real tensors .* 4.00 GiB"):
+        validate("llama-7b", gpus=8, **options)
+
+
+def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(memcalc.InputError, match=r"--engine deepspeed: needs pip install 'memcalc-llm\[deepspeed\]'"):
+        validate(LLAMA, gpus=2, zero=3, seq_len=8)
 
 
 def test_a_document() -> None:

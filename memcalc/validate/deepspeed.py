@@ -1,0 +1,197 @@
+# pyright: basic
+"""DeepSpeed's own engine around transformers' model; on the CPU with an accelerator object that answers as CUDA's.
+
+DeepSpeed asks an accelerator what the device is like. `like_cuda` is its CPU accelerator with CUDA's answers: there are
+streams, which do nothing here, so the branches are those of a GPU. Its FusedAdam is DeepSpeed's own with the CUDA kernel left
+out, which allocates nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memcalc.errors import InputError, one_line
+from memcalc.validate.reference import Enter, Job
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+_STAGE_3: Final = "stage3_"
+_OPTIONS: Final = {
+    "reduce_bucket_size": "", "sub_group_size": "", "max_live_parameters": _STAGE_3, "max_reuse_distance": _STAGE_3,
+    "param_persistence_threshold": _STAGE_3, "prefetch_bucket_size": _STAGE_3,
+}  # fmt: skip
+"""A field of the setup -> the prefix of its name in a ds_config."""
+
+
+def load() -> Any:
+    """The package; InputError where it is not there."""
+    try:
+        with _environment({"DS_ACCELERATOR": "cpu"} if not torch.cuda.is_available() else {}):
+            import deepspeed
+    except Exception as error:  # it looks for compilers and devices while it is imported
+        why = f"needs pip install 'memcalc-llm[deepspeed]' to be run ({one_line(error)})"
+        raise InputError(f"--engine deepspeed: {why}") from None
+    return deepspeed
+
+
+def configuration(setup: Setup) -> dict[str, Any]:
+    """The ds_config of a setup."""
+    own = {prefix + name: getattr(setup, name) for name, prefix in _OPTIONS.items() if getattr(setup, name) is not None}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": setup.micro_batch_size,
+        "gradient_accumulation_steps": setup.micro_batches,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": setup.zero, **own},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "adam_w_mode": setup.optimizer == "adamw"}},
+        "steps_per_print": 10**9,
+    }
+    if setup.precision == "bf16-mixed":
+        config["bf16"] = {"enabled": True}
+    if setup.precision == "fp16-mixed":  # a loss scale of 2 overflows nothing, so no step is skipped
+        config["fp16"] = {"enabled": True, "initial_scale_power": 1}
+    return config
+
+
+def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor]) -> Job:
+    """`module` is in fp32: DeepSpeed casts it."""
+    engine, *_ = load().initialize(
+        model=module, model_parameters=module.parameters(), config=configuration(setup), dist_init_required=False
+    )
+    losses: list[Any] = [None]
+
+    def step(enter: Enter) -> int:
+        for micro_batch in range(setup.micro_batches):
+            enter("forward")
+            losses[0] = engine(**batch).loss
+            enter("backward")
+            engine.backward(losses[0])
+            if micro_batch == setup.micro_batches - 1:
+                enter("step")
+            engine.step()
+        return 0
+
+    return Job([module], engine.optimizer, batch, step)
+
+
+def ranks_to_run(setup: Setup, model: Model) -> list[int]:
+    """What is estimated is the worst rank. In stages 1 and 2 partitions differ: the first rank's, and that of what comes first
+    in backward."""
+    if setup.zero not in (1, 2):
+        return [0]
+    from memcalc.engines.zero_layout import first_to_own, partitions
+
+    own = first_to_own(model, setup.dp, setup.reduce_bucket_size or 1)
+    return sorted({0, partitions(model, setup.dp).index(own)})
+
+
+# --- on the CPU
+
+
+class _Stream:
+    """A stream, or an event on one: nothing waits for anything."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def wait_event(self, _: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def like_cuda() -> Any:
+    """DeepSpeed's CPU accelerator with CUDA's answers."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    base: Any = CPU_Accelerator
+
+    class LikeCuda(base):
+        Stream = _Stream
+        Event = _Stream
+
+        def is_synchronized_device(self) -> bool:
+            return False
+
+        def use_host_timers(self) -> bool:
+            return True
+
+        def current_stream(self, device_index: Any = None) -> _Stream:
+            return _Stream()
+
+        default_stream = current_stream
+
+        def is_fp16_supported(self) -> bool:
+            return True
+
+        def create_op_builder(self, class_name: str) -> Any:
+            kernel = SimpleNamespace(multi_tensor_adam=lambda *_: None)
+            return SimpleNamespace(load=lambda: kernel) if class_name == "FusedAdamBuilder" else None
+
+    return LikeCuda()
+
+
+@contextlib.contextmanager
+def on_the_cpu() -> Iterator[None]:
+    """CPU tensors are a device like CUDA."""
+    load()
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.ops.adam import fused_adam
+
+    own, record_stream, builder = get_accelerator(), torch.Tensor.record_stream, fused_adam.FusedAdamBuilder
+    accelerator = like_cuda()
+    set_accelerator(accelerator)
+    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
+    fused_adam.FusedAdamBuilder = lambda: accelerator.create_op_builder("FusedAdamBuilder")
+    try:
+        with forgetting():
+            yield
+    finally:
+        fused_adam.FusedAdamBuilder = builder
+        torch.Tensor.record_stream = record_stream  # type: ignore[method-assign]
+        set_accelerator(own)
+
+
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """What DeepSpeed leaves in torch and in its own modules is gone afterwards: process groups, and ZeRO-3's linear function."""
+    load()
+    from deepspeed import comm
+    from deepspeed.utils import groups
+
+    linear = torch.nn.functional.linear
+    try:
+        with _environment({"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}):
+            yield
+    finally:
+        torch.nn.functional.linear = linear
+        comm.comm.cdb = None
+        for name, value in vars(groups).items():
+            if name.startswith("_") and name.endswith("GROUP"):
+                setattr(groups, name, {} if isinstance(value, dict) else None)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
