@@ -27,8 +27,9 @@ from memcalc.dtypes import DType, fp32
 from memcalc.families.module import Hooks, Run
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.rows import Component, Row
+from memcalc.runs import NO_MIDDLE, Middle, Trace
 from memcalc.selective import Policy
-from memcalc.tensor import Autocast, Memory, Sent, StorageRow
+from memcalc.tensor import Autocast, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,47 +78,6 @@ class Moment(NamedTuple):
     place: int
 
 
-class Middle(NamedTuple):
-    """The two middle periods of a run, and how many periods the real stack has more than the run."""
-
-    early: range
-    late: range
-    more: int
-
-
-class Trace(NamedTuple):
-    """One run of a program."""
-
-    log: list[int]
-    rows: list[StorageRow]
-    segments: list[tuple[int, str, int | None]]
-    forward_end: int
-    middle: Middle
-    source: str = ""
-    """What was traced; nothing for a program on paper."""
-    kernels: Kernels = TRANSFORMERS
-    sent: tuple[Sent, ...] = ()
-    forward_ends: tuple[int, ...] = ()
-    """Of a run of several micro-batches, where each one's forward ends."""
-    sent_once: tuple[Sent, ...] = ()
-    """What such a run sends when they are all done; `sent` is that of every one of them."""
-    renamed: frozenset[int] = frozenset()
-    """Places of the log where a block goes on under the number that follows."""
-
-    @property
-    def turn(self) -> int:
-        """Where backward comes to the middle periods: from here on the late one is not a neighbour, before it the early."""
-        places = [p for p, phase, layer in self.segments if phase == "backward" and layer in self.middle.late]
-        return min(places, default=len(self.log))
-
-    def times(self, row: StorageRow, place: int) -> int:
-        """How often a block of this run that is alive at `place` is there in the real stack."""
-        if not self.middle.more:
-            return 1
-        away = self.middle.late if place > self.turn else self.middle.early
-        return 1 + self.middle.more if row.layer is not None and row.layer in away else 1
-
-
 @dataclass(frozen=True, slots=True)
 class Profile:
     """All moments of forward and backward that could be a peak, what is saved in between and what is left behind."""
@@ -135,9 +95,6 @@ class Profile:
         if moment.place not in self._rows:
             self._rows[moment.place] = _collapse(self.run, moment.place)
         return self._rows[moment.place]
-
-
-NO_MIDDLE: Final = Middle(range(0), range(0), 0)
 
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
@@ -252,8 +209,14 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
 
 
 def profile_of_steps(run: Trace) -> Profile:
-    """The profile of a run of several micro-batches at its real depth; saved is what the forward with most of it leaves."""
-    sizes = [numel(row.shape)[0] * row.dtype.itemsize * (row.component == "activation") for row in run.rows]
+    """The profile of a run of several micro-batches; saved is what the forward with most of it leaves."""
+    early, copies = run.middle.early, run.copies()
+    sizes = [
+        numel(row.shape)[0] * row.dtype.itemsize * run.times(row, early) * (1 + run.repeated.more if i in copies else 1)
+        if row.component == "activation"
+        else 0
+        for i, row in enumerate(run.rows)
+    ]
     ends, live, most, forward_end = set(run.forward_ends), 0, -1, 0
     for place, event in enumerate(run.log):
         if place in ends and live > most:
@@ -279,15 +242,16 @@ def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
     A local maximum is an allocation followed by a free or by another segment. Those of middle layers lie between the ones
     of their neighbours.
     """
-    sizes = [_pack(row.shape, row.dtype, row.component) for row in run.rows]
+    sizes = _sizes(run)
     early, late, more = run.middle
-    begins = {place: (phase, layer) for place, phase, layer in run.segments}
+    begins = _begins(run)
+    turns = run.turns()
     found: dict[str, dict[int, int]] = {"": {}, "forward": {}, "backward": {}}
     here: dict[int, int] | None = found[""]
-    turn = run.turn
-    away_blocks = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in early}
-    late_blocks = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in late}
-    saved = live = extra = extra_late = 0
+    is_late = turns[0] is not early
+    in_early = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in early}
+    in_late = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in late}
+    saved = live = extra = extra_early = extra_late = 0
     rising = False
     for place, event in enumerate(run.log):
         if place == run.forward_end:
@@ -296,10 +260,11 @@ def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
             if rising and here is not None:
                 here.setdefault(live + more * extra, place)
             rising = False
-            phase, layer = begins[place]
-            here = None if layer is not None and (layer in early or layer in late) else found[phase]
-            if place == turn:
-                away_blocks, extra = late_blocks, extra_late
+            phase, kept = begins[place]
+            here = found[phase] if kept else None
+            if place in turns:
+                is_late = turns[place] is late
+                extra = extra_late if is_late else extra_early
         block = event if event >= 0 else ~event
         if event >= 0:
             size = sizes[block]
@@ -310,13 +275,38 @@ def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
             rising = False
             size = -sizes[block]
         live += size
-        if block in away_blocks:
-            extra += size
-        if block in late_blocks:
+        if block in in_early:
+            extra_early += size
+            extra = extra if is_late else extra_early
+        elif block in in_late:
             extra_late += size
+            extra = extra_late if is_late else extra
     if rising and here is not None:
         here.setdefault(live + more * extra, len(run.log))
     return found["forward"], found["backward"], saved, live + more * extra
+
+
+def _sizes(run: Trace) -> list[int]:
+    """The bytes (packed) of each block, as often as the repeated micro-batch stands for others."""
+    sizes = [_pack(row.shape, row.dtype, row.component) for row in run.rows]
+    for block in run.copies():
+        sizes[block] *= 1 + run.repeated.more
+    return sizes
+
+
+def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
+    """Where in the log another phase, layer or micro-batch begins: the phase, and whether its moments could be a peak."""
+    early, late, _ = run.middle
+    forward, backward, more = run.repeated
+    segments = {place: (phase, layer) for place, phase, layer in run.segments}
+    marks = {forward.start, forward.stop, backward.start, backward.stop} if more else set[int]()
+    out: dict[int, tuple[str, bool]] = {}
+    phase, layer = "", None
+    for place in sorted(segments.keys() | marks):
+        phase, layer = segments.get(place, (phase, layer))
+        between = layer is not None and (layer in early or layer in late)
+        out[place] = phase, not (between or (more and (place in forward or place in backward)))
+    return out
 
 
 @lru_cache(maxsize=16384)
@@ -407,16 +397,18 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
     """
     saved = _saved(run)
     left = _alive(run, len(run.log))
+    away, copies = run.away(place), run.copies()
     out: Counter[_Kind] = Counter()
     for i in _alive(run, place):
         row = run.rows[i]
+        times = run.times(row, away) * (1 + run.repeated.more if i in copies else 1)
         if row.component == "gradients":
-            out[_Kind("gradients", row.name, row.shape, row.dtype)] += run.times(row, place)
+            out[_Kind("gradients", row.name, row.shape, row.dtype)] += times
         elif row.component == "activation":
             component = "buffers" if i in left else "saved_activations" if i in saved else "temporaries"
-            out[_Kind(component, row.label, row.shape, row.dtype)] += run.times(row, place)
+            out[_Kind(component, row.label, row.shape, row.dtype)] += times
         elif row.component == "gathered":
-            out[_Kind("buffers", row.label, row.shape, row.dtype)] += run.times(row, place)
+            out[_Kind("buffers", row.label, row.shape, row.dtype)] += times
     return out
 
 

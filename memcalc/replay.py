@@ -18,9 +18,9 @@ from memcalc.engines.holdings import Order, Update
 from memcalc.megatron.between_stages import Kind
 from memcalc.megatron.between_stages import left as left_between
 from memcalc.optimizers import Parameter, load_optimizer
-from memcalc.profile import Trace
 from memcalc.ranks import Rank
 from memcalc.rows import Row
+from memcalc.runs import Trace
 from memcalc.setup import Setup
 from memcalc.tensor import Memory, StorageRow
 from memcalc.unrolled import NotPeriodic, unrolled

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from memcalc.dims import numel
-from memcalc.profile import Trace
+from memcalc.runs import Trace
 
 
 class Unrolled(NamedTuple):
@@ -35,7 +35,10 @@ class NotPeriodic(Exception):
 
 
 def unrolled(run: Trace) -> Unrolled:
-    """NotPeriodic where a block of one period has no like in another one that does the same to it."""
+    """NotPeriodic where a block of one period has no like in another one that does the same to it, and for a pipeline's run
+    that has left layers or micro-batches out."""
+    if run.repeated.more or (run.forward_ends and run.middle.more):
+        raise NotPeriodic("what was left out of a run of several micro-batches is not written out")
     if not run.middle.more:
         return _as_it_is(run)
     out = _Unrolling(run)

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.megatron", "memcalc.pipelining"),
     ("memcalc.inputs",),
     ("memcalc.refusals",),
-    ("memcalc.setup", "memcalc.profile", "memcalc.device", "memcalc.cost"),
+    ("memcalc.setup", "memcalc.runs", "memcalc.profile", "memcalc.device", "memcalc.cost"),
     ("memcalc.unrolled",),
     ("memcalc.engines",),
     ("memcalc.sizing", "memcalc.ranks"),

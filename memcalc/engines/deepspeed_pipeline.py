@@ -22,8 +22,9 @@ from memcalc.engines.zero_layout import FUSED_ADAM, flat_elements
 from memcalc.families.module import Run
 from memcalc.optimizers import Parameter
 from memcalc.pipelining.deepspeed import buffers, enough_micro_batches, instructions, spans
-from memcalc.profile import NO_MIDDLE, Choices, Trace, profile_of_steps
+from memcalc.profile import Choices, profile_of_steps
 from memcalc.rows import Component, Row
+from memcalc.runs import NO_MIDDLE, Trace
 from memcalc.setup import DTYPES
 from memcalc.tensor import Memory
 

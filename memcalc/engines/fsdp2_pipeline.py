@@ -5,7 +5,9 @@ Every layer of a stage is a unit of its own, and the stage's module holds the re
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.collectives import Collective, Kind, Overlap
@@ -19,15 +21,25 @@ from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_bac
 from memcalc.engines.sent import tensor_parallel_of_stages
 from memcalc.families.module import Input, Run
 from memcalc.inputs.model import Model
-from memcalc.pipelining.orders import WANTED, Action, Wanted, enough_micro_batches, gathers, lowered, order
+from memcalc.pipelining.orders import (
+    GPIPE_ENDS,
+    WANTED,
+    Action,
+    Wanted,
+    enough_micro_batches,
+    gathers,
+    lowered,
+    order,
+)
 from memcalc.pipelining.programs import RankProgram, spans
-from memcalc.profile import NO_MIDDLE, Choices, Trace, profile_of_steps
+from memcalc.profile import Choices, profile_of_steps
 from memcalc.rows import Row
+from memcalc.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 from memcalc.setup import DTYPES
 from memcalc.tensor import Memory, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Generator, Hashable
 
     from memcalc.dtypes import DType
     from memcalc.families.module import Weight
@@ -39,6 +51,8 @@ _SCHEDULES: Final = "torch/distributed/pipelining/schedules.py"
 _FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
+_LAYERS: Final = 6
+"""Of a stage, run on paper."""
 
 
 class StagedRank(NamedTuple):
@@ -74,6 +88,8 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
 
 def _left_out(setup: Setup, rank: StagedRank) -> int:
     """Micro-batches that the run on paper leaves out."""
+    if setup.schedule == "gpipe":
+        return 0  # one of those that are run stands for them
     return setup.micro_batches - _paper_micro_batches(setup, rank.number)
 
 
@@ -118,7 +134,20 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
 
 def profile_of(setup: Setup, rank: StagedRank, choices: Choices) -> Profile:
     """What is alive in a step of this rank, all micro-batches through its schedule."""
-    return profile_of_steps(_trace(setup, rank, choices))
+    with _without_collections():
+        return profile_of_steps(_trace(setup, rank, choices))
+
+
+@contextmanager
+def _without_collections() -> Generator[None]:
+    """Without the collector of cycles: no tensor is in one, and with so many objects alive it takes half the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
@@ -130,7 +159,8 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     parallel = rank.program.tensor_parallel
     shard = size.seq if parallel is None else parallel.between_layers(whole)
     paper: list[PaperStage] = []
-    for stage in rank.program.stages:
+    more = layers_left_out(rank)
+    for stage in (stage.of_fewer(more) for stage in rank.program.stages):
         run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole)
         run.tensor_parallel = parallel
         for weight in stage.weights():
@@ -155,12 +185,13 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         memory.rows,
         memory.segments,
         0,
-        NO_MIDDLE,
+        Middle(range(2, 3), range(3, 4), more) if more else NO_MIDDLE,
         "",
         choices.kernels,
         tuple(memory.sent),
         ends,
         once,
+        _repeated(setup, rank, paper[0]),
         frozenset(memory.renamed),
     )
 
@@ -169,9 +200,22 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
     stage besides on how many are not, whose losses are there."""
     stages = tuple((span.layers, span.first, span.last) for span in rank.program.spans)
-    place = None if setup.schedule == "gpipe" else (setup.pp, rank.number)
+    place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
     return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, stages
+
+
+def layers_left_out(rank: StagedRank) -> int:
+    """Layers of each stage that are not run: two at each end see what no other does, two in the middle stand for the rest."""
+    return max(0, min(span.layers for span in rank.program.spans) - _LAYERS)
+
+
+def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
+    more = setup.micro_batches - _paper_micro_batches(setup, rank.number)
+    if setup.schedule != "gpipe" or not more:
+        return ONCE
+    i, _ = GPIPE_ENDS
+    return Repeated(stage.places["forward", i], stage.places["backward", i], more)
 
 
 def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:

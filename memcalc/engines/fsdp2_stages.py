@@ -15,6 +15,8 @@ from memcalc.ops.elementwise import recording
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.autograd import Leaf
     from memcalc.families.module import Run
 
@@ -96,7 +98,7 @@ class StageStep(Step):
 
     def reduce_all(self) -> None:
         """perform_reduce_grad: unit after unit, the root's first."""
-        for unit in self.units.values():
+        for unit in self._one_by_one():
             output = unit.reduce(self.reduce_scatter_inputs)
             if output is not None:
                 self.gradients.append(output)
@@ -106,18 +108,26 @@ class StageStep(Step):
 
     def unshard_all(self) -> None:
         """An UNSHARD of the runtime: all units are on their way."""
-        for unit in self.units.values():
+        for unit in self._one_by_one():
             unit.unshard()
         self.unsharding = True
 
     def wait_for_all(self) -> None:
         """What the first action after an UNSHARD begins with (_assert_unsharded)."""
         if self.unsharding:
-            for unit in self.units.values():
+            for unit in self._one_by_one():
                 unit.wait_for_unshard()
         self.unsharding = False
 
     def reshard_all(self) -> None:
         """A RESHARD of the runtime."""
-        for unit in self.units.values():
+        for unit in self._one_by_one():
             unit.whole = None
+
+    def _one_by_one(self) -> Iterator[Unit]:
+        """All units, each in a segment of the log of its own."""
+        memory = self.run.memory
+        for unit in self.units.values():
+            memory.enter(memory.phase, unit.layer)
+            yield unit
+        memory.enter(memory.phase, None)

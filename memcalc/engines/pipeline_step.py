@@ -43,6 +43,8 @@ class PaperStage:
         """Inputs of micro-batches, which are there for good."""
         self.forward_ends: list[int] = []
         """Places in the log."""
+        self.places: dict[tuple[str, int], range] = {}
+        """In the log, of a micro-batch's forward and backward."""
         self.sent_once: list[Sent] = []
         """What the step's one reduction sends, whatever the number of micro-batches."""
 
@@ -154,15 +156,20 @@ def _taken(given: Tensor) -> Tensor | None:
 def gpipe(stage: PaperStage, micro_batches: int) -> None:
     """ScheduleGPipe._step_microbatches"""
     _output = ops = None
+    log = stage.memory.log
     for i in range(micro_batches):
+        begin = len(log)
         ops = None
         _output = stage.forward_one_chunk(i)
         ops = stage.fwd_sends(i)
         stage.compute_loss(_output)
+        stage.places["forward", i] = range(begin, len(log))
     for i in range(micro_batches):
+        begin = len(log)
         ops = None
         stage.backward_one_chunk(i)
         ops = stage.bwd_sends(i)
+        stage.places["backward", i] = range(begin, len(log))
     stage.update_losses()
     stage.reduce()
     del ops

@@ -9,9 +9,10 @@ from memcalc.collectives import Collective
 from memcalc.dims import evaluate, formula, numel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from memcalc.profile import Profile
+    from memcalc.runs import Middle
     from memcalc.setup import Setup
     from memcalc.tensor import Sent
 
@@ -31,19 +32,18 @@ def collectives_of_run(
 
     `micro_batches`: that many are in the run, all alike.
     """
-    calls: Counter[Sent] = Counter()
-    middle = profile.run.middle
-    for sent in profile.run.sent:
-        if sent.axis not in groups:
-            continue
-        repeated = sent.layer is not None and sent.layer in middle.early
-        calls[_of_any_layer(sent)] += 1 + middle.more if repeated else 1
+    calls = _calls((sent for sent in profile.run.sent if sent.axis in groups), profile.run.middle)
     times = setup.micro_batches, micro_batches
     return [_collective(sent, n * times[0] // times[1], setup, layers, groups[sent.axis]) for sent, n in calls.items()]
 
 
-def _of_any_layer(sent: Sent) -> Sent:
-    return sent._replace(layer=None if sent.layer is None else 0)
+def _calls(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
+    """Calls of the real stack, those of equal layers together."""
+    calls: Counter[Sent] = Counter()
+    for sent in noted:
+        repeated = sent.layer is not None and sent.layer in middle.early
+        calls[sent._replace(layer=None if sent.layer is None else 0)] += 1 + middle.more if repeated else 1
+    return calls
 
 
 def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group) -> Collective:
@@ -68,9 +68,12 @@ def tensor_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collect
 
 def tensor_parallel_of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:
     """The same of a pipeline rank's step, of whose micro-batches, which are all alike, so many were `run_on_paper`."""
-    each = Counter(map(_of_any_layer, profile.run.sent))
-    calls = Counter({sent: n * setup.micro_batches // run_on_paper for sent, n in each.items()})
-    calls.update(map(_of_any_layer, profile.run.sent_once))
+    run = profile.run
+    calls = _calls(run.sent, run.middle)
+    for sent, of_run in calls.items():
+        assert not of_run % run_on_paper
+        calls[sent] = of_run // run_on_paper * setup.micro_batches
+    calls += _calls(run.sent_once, run.middle)
     return [_collective(sent, n, setup, "model.layers.*", _group(setup)) for sent, n in calls.items()]
 
 

@@ -18,7 +18,7 @@ from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Run
-from memcalc.families.tensor_parallel import TensorParallel, part_of_sum
+from memcalc.families.tensor_parallel import TensorParallel, group_dim, part_of_sum
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
 from memcalc.tensor import Memory, Tensor, contiguous_strides, new_tensor
@@ -115,7 +115,7 @@ class SequenceParallel(TensorParallel):
         """Ranks are gathered along the first dim, then put one behind the other; a batch of one lies that way already."""
         batch, part, *rest = shard.shape
         full = (batch, self.whole(part), *rest)
-        gathered = new_tensor(shard.memory, (Dim("tp", self.ranks), *shard.shape), shard.dtype, f"{name}, gathered")
+        gathered = new_tensor(shard.memory, (group_dim(self.ranks), *shard.shape), shard.dtype, f"{name}, gathered")
         self.send(shard.memory, "all_gather", name, full, shard.dtype)
         if batch.size == 1:
             return Tensor(gathered.storage, full, contiguous_strides(full), shard.dtype)

@@ -218,8 +218,9 @@ class TensorParallel(NamedTuple):
         Of a vocabulary that does not divide, each rank sends as much as the first one has.
         """
         *lead, width = shard.shape
-        padded = (*lead, merge(Dim("tp", self.ranks), width))
-        _gathered = new_tensor(shard.memory, (Dim("tp", self.ranks), *shard.shape), shard.dtype, f"{name}, gathered")
+        ranks = group_dim(self.ranks)
+        padded = (*lead, merge(ranks, width))
+        _gathered = new_tensor(shard.memory, (ranks, *shard.shape), shard.dtype, f"{name}, gathered")
         self.send(shard.memory, "all_gather", f"output of {name}", padded, shard.dtype)
         out = new_tensor(shard.memory, padded, shard.dtype, f"{name}, gathered and put in order")
         del _gathered
@@ -239,6 +240,12 @@ def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = 
     for name in SPLIT:
         setattr(own, name, part(getattr(own, name), ranks))
     return own
+
+
+@lru_cache
+def group_dim(ranks: int) -> Dim:
+    """The ranks of a group, of which each has a part."""
+    return Dim("tp", ranks)
 
 
 @lru_cache(maxsize=1024)

@@ -152,10 +152,18 @@ def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, 
     return calls
 
 
+GPIPE_ENDS: Final = (2, 5)
+"""Of a GPipe step of five micro-batches, the one that any number of others are like: it is neither among the first two, of
+which the second finds weights gathered and gradients to add to, nor next to the last, the forward with most in flight."""
+
+
 def enough_micro_batches(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> int:
-    """With how many micro-batches a step has all the states of one with `micro_batches`: the middle of it repeats itself."""
+    """With how many micro-batches a step has all the states of one with `micro_batches`: the middle of it repeats itself.
+
+    Of gpipe it does so but for how many are in flight.
+    """
     if schedule == "gpipe":
-        return micro_batches
+        return min(micro_batches, GPIPE_ENDS[1])
     if schedule == "1f1b":
         return min(micro_batches, ranks - rank + _REPEATS)
     each = micro_batches_per_round(ranks, micro_batches)

@@ -83,6 +83,11 @@ class Stage(Program):
         self.span = span
         self.layers = span.layers
 
+    def of_fewer(self, layers: int) -> Stage:
+        """The same stage with that many layers less."""
+        span = self.span._replace(layers=self.span.layers - layers)
+        return Stage(self.own, span)
+
     def weights(self) -> Iterator[Weight]:
         for weight in self.own.weights():
             if weight.layer is not None or (self.span.first if weight.component == "embedding" else self.span.last):

@@ -15,8 +15,9 @@ from memcalc.dims import numel
 from memcalc.dtypes import bf16, fp32
 from memcalc.megatron.architecture import Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
-from memcalc.profile import Choices, Trace, full_profile, profile, trace
+from memcalc.profile import Choices, full_profile, profile, trace
 from memcalc.rows import Item
+from memcalc.runs import Trace
 from memcalc.units import GIB, MIB
 
 GPT = Architecture(

@@ -14,6 +14,7 @@ from stages_compared import KEPT, LLAMA, SHALLOW, WORKLOAD, ZERO_2, Case, both, 
 
 import memcalc
 from memcalc.engines import fsdp2_pipeline
+from memcalc.estimation import Report
 from memcalc.pipelining.programs import STAGED, divided
 from memcalc.report.table import print_report
 
@@ -89,6 +90,11 @@ def test_llama_7b() -> None:
 
 
 MANY: list[tuple[str, int, int, int]] = [
+    ("gpipe", 2, 8, 1),
+    ("gpipe", 3, 9, 1),
+    ("1f1b", 2, 7, 1),
+    ("interleaved", 2, 8, 2),
+    ("zero-bubble", 2, 8, 1),
     ("1f1b", 3, 9, 1),
     ("1f1b", 2, 12, 1),
     ("interleaved", 2, 12, 2),
@@ -102,24 +108,41 @@ MANY: list[tuple[str, int, int, int]] = [
 
 
 @pytest.mark.parametrize(("schedule", "ranks", "micro_batches", "chunks"), MANY)
-def test_the_middle_of_a_step_repeats_itself(
+def test_the_middle_of_a_step_and_of_a_stage_repeats_itself(
     schedule: str, ranks: int, micro_batches: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of fewer micro-batches has every peak of the whole step."""
-    config = LLAMA | {"num_hidden_layers": ranks * chunks}
+    """A run of fewer micro-batches and layers has every peak of the whole step, and says what it is made of."""
+    layers = ranks * chunks * (8 if micro_batches < 9 else 1)
+    config = LLAMA | {"num_hidden_layers": layers + (layers > 10 and chunks == 1), "vocab_size": 300}
+    halves = schedule == "zero-bubble"
+    setups: list[dict[str, Any]] = [
+        {"zero": 2, **SHALLOW},
+        {"zero": 2 if halves else 3, "tp": 2, "sequence_parallel": True, "micro_batch_size": 2, "seq_len": 32},
+        {"zero": 2 if halves else 3, "recompute": "none" if halves else "full", "precision": "fp32", **WORKLOAD},
+    ]
 
-    def peaks(**workload: int) -> list[list[int]]:
+    def ranks_of(options: dict[str, Any]) -> list[Any]:
         report = memcalc.estimate(
-            config, engine="fsdp2", zero=2 if schedule == "zero-bubble" else 3, gpus=2 * ranks, pp=ranks, schedule=schedule,
-            virtual_stages=chunks, global_batch_size=2 * micro_batches * workload["micro_batch_size"], **workload,
+            config, engine="fsdp2", gpus=2 * ranks * options.get("tp", 1), pp=ranks, schedule=schedule, virtual_stages=chunks,
+            global_batch_size=2 * micro_batches * options["micro_batch_size"], **options,
         )  # fmt: skip
-        return [phases(one) for one in report.each_rank()]
+        return [(phases(one), components(one), one.collectives) for one in report.each_rank()]
 
-    for workload in (WORKLOAD, SHALLOW):
-        few = peaks(**workload)
-        with monkeypatch.context() as patch:
-            patch.setattr(fsdp2_pipeline, "enough_micro_batches", lambda *given: given[3])
-            assert peaks(**workload) == few
+    setups = setups if layers > 10 else setups[:1]
+    few = [ranks_of(setup) for setup in setups]
+    monkeypatch.setattr(fsdp2_pipeline, "enough_micro_batches", lambda *given: given[3])
+    monkeypatch.setattr(fsdp2_pipeline, "layers_left_out", lambda _: 0)
+    assert [ranks_of(setup) for setup in setups] == few
+
+
+def components(report: Report) -> dict[str, tuple[int, int]]:
+    """Of each, the most and what is alive at the peak. Losses are the graph's or the caller's."""
+    out: dict[str, tuple[int, int]] = {}
+    for item in report.items:
+        if "loss" not in item.name:
+            most, at_peak = out.get(item.component, (0, 0))
+            out[item.component] = most + item.nbytes, at_peak + item.at_peak
+    return out
 
 
 def test_a_backward_in_halves_gives_resharded_layers_no_gradient() -> None:
