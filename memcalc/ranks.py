@@ -175,8 +175,9 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
             continue
         held = engine.holdings_of(setup, staged)
         choices = Choices(
-            setup.compute_dtype, setup.attention, setup.recompute == "full", False, kernels=kernels, hooks=held.hooks
-        )
+            setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=held.hooks,
+            policy=per_op if setup.recompute == "op" else None,
+        )  # fmt: skip
         own, program = staged.model, staged.program
         branch = program.stages[0].own.branch(setup.micro_batch_size, setup.rows)
         key = ("profile", *choices, engine.key_of(setup, staged), branch)

@@ -213,8 +213,6 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
         refuse("padded", "on", f"with sequence parallelism {_MASK_OF_SHARD}; allowed: off")
     if attention == "eager":
         refuse("attention", attention, f"with sequence parallelism {_MASK_OF_SHARD}; allowed: sdpa")
-    if options.recompute == "op":
-        refuse("recompute", "op", f"with sequence parallelism and engine fsdp2 {NOT_YET}none, full")
     if masks(program, attention, seq_len):
         why = f"with sequence parallelism and the sliding window of {model.name}, {_MASK_OF_SHARD}"
         refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --no-sequence-parallel")

@@ -24,6 +24,8 @@ PRODUCT: Final = "mm"
 """Of two matrices."""
 ATTENTION: Final = "scaled_dot_product_attention"
 """As one kernel."""
+REDUCE_SCATTER: Final = "reduce_scatter"
+"""Between tensor-parallel ranks."""
 MAXIMUM: Final = "max"
 """Of a whole tensor."""
 
@@ -31,8 +33,8 @@ MAXIMUM: Final = "max"
 def per_op(op: str, call: int) -> bool:
     """torchtitan 0.2.2, torchtitan/distributed/activation_checkpoint.py, _apply_op_sac, with the ops of its Llama 3: fused
     attention is kept, and every second product of two matrices, the first one included. A linear layer with a bias is
-    another op (addmm), and so are batched and grouped products."""
-    return op in (ATTENTION, MAXIMUM) or (op == PRODUCT and call % 2 == 0)
+    another op (addmm), and so are batched and grouped products. What ranks have reduced and scattered is kept."""
+    return op in (ATTENTION, REDUCE_SCATTER, MAXIMUM) or (op == PRODUCT and call % 2 == 0)
 
 
 def selected(memory: Memory, op: str, run: Callable[[], Results]) -> Results:

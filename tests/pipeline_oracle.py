@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from fsdp2_oracle import PLANS, POLICIES, RankMode, Sent, Split, _layers, resizing
 from oracle import build, cuda_kernels, not_traced
+from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -109,7 +110,7 @@ def pipeline_step(
     policy: torch.dtype | None = torch.bfloat16,
     reduced: torch.dtype | None = None,
     reshards: bool | None = None,
-    recompute: bool = False,
+    recompute: bool | str = False,
     implementation: str = "fused",
     tensor_parallel: int = 1,
     plan: str = "transformers",
@@ -150,7 +151,7 @@ def pipeline_step(
                 if over_tp is not None:
                     PLANS[plan](whole, over_tp)
                 if recompute:
-                    whole.gradient_checkpointing_enable({"use_reentrant": False})
+                    whole.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
                 module = StageModule(
                     whole, start, count, first=index == 0, last=index == total - 1, positions=positions
                 )

@@ -163,6 +163,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     for stage in (stage.of_fewer(more) for stage in rank.program.stages):
         run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole)
         run.tensor_parallel = parallel
+        run.policy = choices.policy
         for weight in stage.weights():
             run.add_weight(weight)
         hooks = StageStep(choices.hooks, run)

@@ -21,6 +21,7 @@ from memcalc.families.module import Input, Run
 from memcalc.families.tensor_parallel import TensorParallel, group_dim, part_of_sum
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
+from memcalc.selective import REDUCE_SCATTER, selected
 from memcalc.tensor import Memory, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
@@ -125,8 +126,14 @@ class SequenceParallel(TensorParallel):
         """The parts are put one behind the other in a copy, which is reduced."""
         batch, whole, *rest = partial.shape
         _ordered = like(partial, f"{name}, put in order")
-        self.send(partial.memory, "reduce_scatter", name, partial.shape, partial.dtype)
-        return new_tensor(partial.memory, (batch, _part(whole, self.ranks), *rest), partial.dtype, f"{name}, scattered")
+        shape = batch, _part(whole, self.ranks), *rest
+
+        def reduce_scatter() -> tuple[Tensor]:
+            self.send(partial.memory, "reduce_scatter", name, partial.shape, partial.dtype)
+            return (new_tensor(partial.memory, shape, partial.dtype, f"{name}, scattered"),)
+
+        (out,) = selected(partial.memory, REDUCE_SCATTER, reduce_scatter)
+        return out
 
 
 def masks(program: Any, attention: str, seq_len: int) -> bool:

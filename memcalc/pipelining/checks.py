@@ -31,8 +31,6 @@ def check_stages(options: Options, micro_batches: int, model: Model | None) -> N
         refuse("kernels", options.kernels, f"{_WITH}{NOT_YET}hf")
     if options.tp == 1 and options.cross_entropy not in (None, "eager"):
         refuse("cross_entropy", options.cross_entropy, f"{_WITH}{NOT_YET}eager")
-    if options.recompute == "op":
-        refuse("recompute", "op", f"{_WITH}{NOT_YET}none, full")
     _check_model(options, model)
     _check_schedule(options, micro_batches, model)
 

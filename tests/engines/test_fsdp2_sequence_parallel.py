@@ -28,6 +28,8 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "zero 3": ({}, {}, {}),
     "a batch of one": (BIASED, {"micro_batch_size": 1}, {"micro_batch_size": 1}),
     "recompute, biases": (BIASED, {"recompute": "full"}, {"recompute": True}),
+    "recompute op": ({"num_hidden_layers": 3}, {"recompute": "op"}, {"recompute": "op"}),
+    "recompute op, biases": (BIASED, {"recompute": "op"}, {"recompute": "op"}),
     "zero 2, tied, a large vocabulary": (
         {"tie_word_embeddings": True, "vocab_size": 301},
         {"zero": 2},

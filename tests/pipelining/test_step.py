@@ -29,6 +29,10 @@ CASES: dict[str, Case] = {
     "bf16": Case("1f1b", 2, 0, 3, options={"precision": "bf16"}, real={"policy": None, "dtype": torch.bfloat16}),
     "reduced in bf16": Case("1f1b", 2, 1, 3, options={"grad_dtype": "bf16"}, real={"reduced": torch.bfloat16}),
     "recompute": Case("1f1b", 2, 0, 3, options={"recompute": "full"}, real={"recompute": True}),
+    "recompute op": Case("1f1b", 2, 0, 3, options={"recompute": "op"}, real={"recompute": "op"}),
+    "recompute op, interleaved": Case(
+        "interleaved", 2, 1, 2, dp=1, chunks=2, options={"recompute": "op"}, real={"recompute": "op"}
+    ),
     "eager": Case("1f1b", 2, 1, 3, options={"attention": "eager"}, real={"attention": "eager"}),
     "hybrid": Case("1f1b", 2, 1, 2, dp=4, options={"shard_group": 2}, real={"replicas": 2}, workload=SHALLOW),
     "few tokens": Case("1f1b", 2, 0, 2, workload=SHALLOW),
@@ -189,7 +193,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "--schedule interleaved: 7 micro-batches do not make 3 equal rounds; allowed: another --global-batch-size",
     ),
     ({"precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2 and pp above 1 is not modelled"),
-    ({"recompute": "op"}, "--recompute op: with engine fsdp2 and pp above 1 is not modelled"),
     ({"padded": True}, "--padded on: with engine fsdp2 and pp above 1 is not modelled"),
     ({"kernels": "fused"}, "--kernels fused: with engine fsdp2 and pp above 1 is not modelled"),
     ({"cross_entropy": "chunked"}, "--cross-entropy chunked: with engine fsdp2 and pp above 1 is not modelled"),

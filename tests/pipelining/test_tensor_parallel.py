@@ -36,6 +36,7 @@ CASES: dict[str, Case] = {
     "zero 2, fp32, first": Case("1f1b", 2, 0, 3, dp=1, options={**ZERO_2, **FP32}, real={**KEPT, **NO_POLICY}),
     "reduced in bf16": Case("1f1b", 2, 0, 3, options={"grad_dtype": "bf16"}, real={"reduced": torch.bfloat16}),
     "recompute": Case("1f1b", 2, 1, 3, options=RECOMPUTE, real=RECOMPUTED),
+    "recompute op": Case("1f1b", 2, 1, 3, options={"recompute": "op"}, real={"recompute": "op"}),
     "hybrid": Case("1f1b", 2, 0, 2, dp=4, options={"shard_group": 2}, real={"replicas": 2}, workload=SHALLOW),
     "interleaved": Case("interleaved", 2, 0, 4, chunks=2),
     "zero-bubble, first": Case("zero-bubble", 2, 0, 3, options=ZERO_2, real=KEPT),
