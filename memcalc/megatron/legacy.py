@@ -153,6 +153,17 @@ class LegacyGPTModel(GPTModel):
             forward(m, hidden_states, *rest) if run.hooks is None else run.hooks.layer(forward, m, hidden_states, *rest)
         )
 
+    @module
+    def layer(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+        """ParallelTransformerLayer.forward, which binds one name to what both norms make."""
+        layernorm_output = self.norm(m / "input_layernorm", hidden_states)
+        residual = hidden_states
+        attention_output = self.self_attention(m / "self_attention", layernorm_output, tp, angles)
+        layernorm_input = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
+        layernorm_output = self.norm(m / "pre_mlp_layernorm", layernorm_input)
+        mlp_output = self.mlp(m / "mlp", layernorm_output, tp, self.ffn)
+        return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, layernorm_input)
+
     def rotary(self, run: Run, tp: TensorParallel) -> None:
         """The angles are one of the batch's buffers."""
 
