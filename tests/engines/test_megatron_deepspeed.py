@@ -92,10 +92,19 @@ def test_a_step_of_a_slice(config: dict[str, Any], zero: int, how: dict[str, Any
     assert report.phases == highest
 
 
-def test_stage_3_gathers_a_slice_over_the_ranks_that_have_it() -> None:
-    names = {name: f"stage3_{name}" for name in SOME_KEPT}
-    ranked = real(LLAMA, 4, 3, zero=3, **BUCKET, **{names[name]: n for name, n in SOME_KEPT.items()})
-    report = ours(LLAMA, 4, 3, zero=3, **BUCKET, **SOME_KEPT)
+SMALL_STAY = {**SOME_KEPT, "param_persistence_threshold": 1000, "max_live_parameters": 60_000,
+              "max_reuse_distance": 50_000, "prefetch_bucket_size": 20_000}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "kept"), [(LLAMA, 4, SOME_KEPT), (GPT2, 2, SMALL_STAY)], ids=["untied", "tied"]
+)
+def test_stage_3_gathers_a_slice_over_the_ranks_that_have_it(
+    config: dict[str, Any], tp: int, kept: dict[str, int]
+) -> None:
+    """A tied head is the whole model's: its weight is gathered with the model, not where it is used."""
+    ranked = real(config, tp, 3, zero=3, **BUCKET, **{f"stage3_{name}": n for name, n in kept.items()})
+    report = ours(config, tp, 3, zero=3, **BUCKET, **kept)
     assert estimated(report) == totals(ranked.calls)
     assert report.phases == ranked.phases
 
