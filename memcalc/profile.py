@@ -118,6 +118,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     program = copy.copy(program)
     program.layers = depth
     run.tensor_parallel = program.tensor_parallel
+    run.external = program.external
     for weight in program.weights():
         run.add_weight(weight)
     if choices.hooks is not None:

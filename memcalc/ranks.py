@@ -248,7 +248,8 @@ def _sums(holdings: Holdings) -> Sums:
 
 def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
     key = (
-        "held", setup.engine, setup.zero, setup.shards, setup.dp // setup.shards, setup.precision, setup.grad_dtype,
+        "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.dp // setup.shards, setup.precision,
+        setup.grad_dtype,
         setup.optimizer, setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
         setup.max_reuse_distance, setup.prefetch_bucket_size,

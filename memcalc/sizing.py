@@ -50,6 +50,10 @@ class SizeOnly:
             refuse("optimizer", setup.optimizer, "its states depend on the shapes of the weights; allowed with --params: "
                    "adamw, adam, sgd, sgd-momentum, lion, adamw-8bit")  # fmt: skip
         zero, ranks, total = setup.zero, setup.shards, self.num_parameters
+        if setup.engine == "deepspeed":
+            total = -(-total // (setup.tp * setup.pp))  # the slice that ZeRO partitions
+        if setup.engine == "deepspeed" and setup.pp > 1:
+            ranks = setup.dp  # BF16_Optimizer shards its states with --zero 0 too
         dtype = setup.compute_dtype
         if setup.engine == "megatron":
             return self._megatron(setup)
@@ -57,12 +61,14 @@ class SizeOnly:
             return self._fully_sharded(setup, fp32 if setup.has_master_weights else dtype)
         always = [
             _part("parameters", "weights", dtype, total, ranks if zero == 3 else 1),
-            *self._states(setup, dtype, -(-total // ranks)),
+            *self._states(setup, dtype, -(-total // ranks), total, ranks),
         ]
         if setup.engine == "ddp":
             always.append(_part("buffers", "DDP buckets (gradient_as_bucket_view=False)", dtype, total, 1))
-        gradients = _part("gradients", "gradients", DTYPES[setup.grad_dtype], total, ranks if zero >= 2 else 1)
-        return Holdings(tuple(always), backward=(gradients,), step=(gradients,), keeps_gradients=False)
+        gradients = (_part("gradients", "gradients", DTYPES[setup.grad_dtype], total, ranks if zero >= 2 else 1),)
+        if setup.engine == "deepspeed" and setup.pp > 1:  # what backward makes is added to them, and stays to the step
+            gradients = (*gradients, _part("gradients", "gradients of a micro-batch", dtype, total, 1))
+        return Holdings(tuple(always), backward=gradients, step=gradients, keeps_gradients=False)
 
     def _megatron(self, setup: Setup) -> Holdings:
         """16-bit weights, fp32 main gradients, fp32 weights and moments (core/optimizer/distrib_optimizer.py)."""
@@ -86,14 +92,17 @@ class SizeOnly:
         always = (_part("parameters", "weights", dtype, total, ranks), *states)
         return Holdings(always, backward=(gradients,), step=(gradients,), keeps_gradients=False)
 
-    def _states(self, setup: Setup, dtype: DType, elements: int, total: int | None = None) -> list[Row]:
+    def _states(
+        self, setup: Setup, dtype: DType, elements: int, total: int | None = None, ranks: int | None = None
+    ) -> list[Row]:
+        shards = ranks or setup.shards
         rows: list[Row] = []
         updated = dtype
         if setup.has_master_weights:
             updated = fp32
-            rows.append(_part("optimizer_states", "fp32 master", fp32, total or self.num_parameters, setup.shards))
-        name = "weights" if setup.shards == 1 else "weights of the shard"
-        dim = "parameters" if setup.shards == 1 else "⌈parameters/dp⌉"
+            rows.append(_part("optimizer_states", "fp32 master", fp32, total or self.num_parameters, shards))
+        name = "weights" if shards == 1 else "weights of the shard"
+        dim = "parameters" if shards == 1 else "⌈parameters/dp⌉"
         states = state_rows(setup, [Parameter(name, (Dim(dim, elements),), 1, False)], updated)
         return rows + [row for row in states if row.shape]  # step counters are no matter of size
 

@@ -290,6 +290,7 @@ class Head(nn.Module):
 def rank_of(count: int, rank: int, tp: int, pp: int) -> Iterator[None]:
     """This process is one of `count` ranks, on a device like CUDA, with Megatron's groups."""
     import megatron.core.parallel_state as state
+    from deepspeed.utils import groups
 
     with (
         deepspeed_oracle.ranks(count, rank),
@@ -306,6 +307,7 @@ def rank_of(count: int, rank: int, tp: int, pp: int) -> Iterator[None]:
             yield
         finally:
             state.destroy_model_parallel()
+            groups.mpu = None
 
 
 class ModelParallelUnit:

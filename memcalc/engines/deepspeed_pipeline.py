@@ -79,7 +79,7 @@ def holdings_of(setup: Setup, rank: StageRank) -> Holdings:
     always += _buffers(setup, rank)
     gradients = weight_rows(model, dtype, "gradients", "first backward to step")
     sent: tuple[Row, ...] = ()
-    if setup.dp > 1 and accumulated is not dtype:
+    if accumulated is not dtype:  # alone, a rank casts them too
         cast = _block("temporaries", "gradients cast to what they are reduced in", "parameters", elements, dtype)
         sent = (cast._replace(life="end of backward", source="deepspeed/runtime/engine.py"),)
     last = rank.number == setup.pp - 1

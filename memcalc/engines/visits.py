@@ -46,6 +46,8 @@ class Visits:
         own: dict[tuple[str, int | None], list[int]] = {}
         for (name, layer), i in self.places.items():
             own.setdefault((name.rpartition(".")[0], layer), []).append(i)
+        for module, weight in run.external:
+            own.setdefault((module, None), []).append(self.places[weight, None])
         self.own = {where: frozenset(parameters) for where, parameters in own.items()}
         self.running: list[Visit] = []
         self.over: list[Visit] = []

@@ -98,6 +98,8 @@ class Run:
     buffer_dtype: DType | None = None
     """Of floating-point buffers, where it is not that of the run."""
     hooks: Hooks | None = None
+    external: tuple[tuple[str, str], ...] = ()
+    """The program's."""
     tensor_parallel: TensorParallel | None = None
     positions: Tensor | None = None
     """position_ids, where the caller gives them."""

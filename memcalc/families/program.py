@@ -58,6 +58,8 @@ class Program:
     """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is another one."""
+    external: tuple[tuple[str, str], ...] = ()
+    """Modules and weights that are another module's and used in theirs (DeepSpeed's external parameters)."""
     weights_source: str = "shapes of transformers' modelling code"
     """Where the shapes of its weights were read."""
     source: str = ""

@@ -52,8 +52,13 @@ def _short(m: Module) -> str:
     return m.path.split("*.")[-1]
 
 
-def column_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """ColumnParallelLinear: weight (out/tp, in). `bias` is added by a kernel of its own, unless a later one takes it."""
+def column_parallel(
+    m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bias: Tensor | None = None, name: str = ""
+) -> Tensor:
+    """ColumnParallelLinear: weight (out/tp, in). `bias` is added by a kernel of its own, unless a later one takes it.
+
+    `name`: of a product that is no module of its own, but `m`'s.
+    """
     batch, _, width = x.shape
     if tp.sequence_parallel:
         tp.send(x.memory, "all_gather", f"input of {_short(m)}", (batch, tp.whole, width), x.dtype)
@@ -63,7 +68,7 @@ def column_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bi
             out = like(out, "with its bias")
         inputs = (x, weight) if bias is None else (x, weight, bias)
         if recording(*inputs):
-            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, _short(m)))
+            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, name or _short(m)))
     return out
 
 

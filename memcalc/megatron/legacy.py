@@ -69,6 +69,11 @@ class LegacyGPTModel(GPTModel):
                 yield Weight("output_layer.weight", (self.vocab, self.hidden), "head")
 
     @property
+    def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        """The model itself makes the logits with the embedding's weight."""
+        return (("", "embedding.word_embeddings.weight"),) if self.a.tied else ()
+
+    @property
     def untrained(self) -> Collection[str]:
         """Positions are added by the first stage alone."""
         return () if self.layout.first or self.a.positions is None else ("embedding.position_embeddings.weight",)
@@ -128,9 +133,11 @@ class LegacyGPTModel(GPTModel):
     def logits(self, run: Run, hidden_states: Tensor) -> Tensor:
         """parallel_lm_logits"""
         root, tp = Module(run, ""), self.layout.group(run.seq)
-        tied = root / "embedding.word_embeddings"
-        weight = (tied if self.a.tied else root / "output_layer").weight()
-        return column_parallel(root / "output_layer", tp, hidden_states, weight)
+        if self.a.tied:
+            words = root / "embedding.word_embeddings"
+            return column_parallel(root, tp, hidden_states, words.weight(), name="output_layer")
+        head = root / "output_layer"
+        return column_parallel(head, tp, hidden_states, head.weight())
 
     def loss_of(
         self, run: Run, tp: TensorParallel, held: Tensor, logits: Tensor, labels: Tensor, loss_mask: Tensor
@@ -152,6 +159,17 @@ class LegacyGPTModel(GPTModel):
         return (
             forward(m, hidden_states, *rest) if run.hooks is None else run.hooks.layer(forward, m, hidden_states, *rest)
         )
+
+    @module
+    def layer(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+        """ParallelTransformerLayer.forward, which binds one name to what both norms make."""
+        layernorm_output = self.norm(m / "input_layernorm", hidden_states)
+        residual = hidden_states
+        attention_output = self.self_attention(m / "self_attention", layernorm_output, tp, angles)
+        layernorm_input = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
+        layernorm_output = self.norm(m / "pre_mlp_layernorm", layernorm_input)
+        mlp_output = self.mlp(m / "mlp", layernorm_output, tp, self.ffn)
+        return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, layernorm_input)
 
     def rotary(self, run: Run, tp: TensorParallel) -> None:
         """The angles are one of the batch's buffers."""

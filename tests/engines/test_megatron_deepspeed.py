@@ -92,10 +92,19 @@ def test_a_step_of_a_slice(config: dict[str, Any], zero: int, how: dict[str, Any
     assert report.phases == highest
 
 
-def test_stage_3_gathers_a_slice_over_the_ranks_that_have_it() -> None:
-    names = {name: f"stage3_{name}" for name in SOME_KEPT}
-    ranked = real(LLAMA, 4, 3, zero=3, **BUCKET, **{names[name]: n for name, n in SOME_KEPT.items()})
-    report = ours(LLAMA, 4, 3, zero=3, **BUCKET, **SOME_KEPT)
+SMALL_STAY = {**SOME_KEPT, "param_persistence_threshold": 1000, "max_live_parameters": 60_000,
+              "max_reuse_distance": 50_000, "prefetch_bucket_size": 20_000}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "kept"), [(LLAMA, 4, SOME_KEPT), (GPT2, 2, SMALL_STAY)], ids=["untied", "tied"]
+)
+def test_stage_3_gathers_a_slice_over_the_ranks_that_have_it(
+    config: dict[str, Any], tp: int, kept: dict[str, int]
+) -> None:
+    """A tied head is the whole model's: its weight is gathered with the model, not where it is used."""
+    ranked = real(config, tp, 3, zero=3, **BUCKET, **{f"stage3_{name}": n for name, n in kept.items()})
+    report = ours(config, tp, 3, zero=3, **BUCKET, **kept)
     assert estimated(report) == totals(ranked.calls)
     assert report.phases == ranked.phases
 
@@ -115,20 +124,29 @@ TIED_LLAMA = {**LLAMA, "num_hidden_layers": 5, "tie_word_embeddings": True, "voc
         (LLAMA, (2, 2, 3), (1,), {"micro_batches": 8}),
         (TIED_LLAMA, (4, 1, 4), (0, 3), {"micro_batches": 2}),
         (GPT2, (2, 2, 2), (1,), {"micro_batches": 2, "zero": 0}),
+        (LLAMA, (1, 1, 2), (0,), {"micro_batches": 2, "recompute": True}),
     ],
-    ids=["middle of a step", "whole tensors", "one micro-batch", "a stage between two", "uneven stages", "zero 0"],
+    ids=[
+        "middle of a step",
+        "whole tensors",
+        "one micro-batch",
+        "a stage between two",
+        "uneven stages",
+        "zero 0",
+        "recomputed",
+    ],
 )
 def test_a_step_of_a_stage(
     config: dict[str, Any], layout: tuple[int, int, int], stages: tuple[int, ...], how: dict[str, Any]
 ) -> None:
     """PipelineEngine with BF16_Optimizer: every collective and send, and the peak of each phase, to the byte."""
     (tp, dp, pp), a = layout, architecture(config)
-    zero = how.pop("zero", 1)
-    reports = ours(config, tp, dp, pp, zero=zero, **how).each_rank()
+    zero, recompute = how.pop("zero", 1), how.pop("recompute", False)
+    reports = ours(config, tp, dp, pp, zero=zero, recompute="full" if recompute else "none", **how).each_rank()
     for stage in stages:
         ranked = pipeline_step(
             a, tp=tp, dp=dp, pp=pp, stage=stage, vocab=padded_vocab(a.vocab, tp), zero=zero,
-            accumulates_in="fp32" if zero else None, **how,
+            accumulates_in="fp32" if zero else None, recompute=recompute, **how,
         )  # fmt: skip
         assert between_two(estimated(reports[stage]), pp) == totals(ranked.calls)
         assert reports[stage].phases == ranked.phases
@@ -202,3 +220,18 @@ def test_a_published_layout() -> None:
     assert report.peak == max(rank.peak for rank in ranks)
     document = report.to_dict()
     assert document["memory"]["peak"] == sum(document["memory"]["at_peak"].values())
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"tp": 2, "gpus": 16, "zero": 1}, (8, 8, 6)),
+        ({"tp": 2, "gpus": 16, "zero": 3}, (1, 1, 6)),
+        ({"tp": 2, "pp": 2, "gpus": 32, "zero": 1}, (4, 8 + 4, 3)),
+        ({"pp": 4, "gpus": 8, "zero": 0}, (4, 4 + 4, 12)),
+    ],
+)
+def test_a_number_of_parameters(options: dict[str, int], sizes: tuple[int, int, int]) -> None:
+    """In GB, of 8 billion: a slice's weights, its gradients with those of a micro-batch, and its part of the states."""
+    report = memcalc.estimate(params="8B", engine="deepspeed", **options)
+    assert tuple(report.total(c) // 10**9 for c in ("parameters", "gradients", "optimizer_states")) == sizes
