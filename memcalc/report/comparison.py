@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -32,16 +32,35 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
         console.print("every row of memory is exact")
     if any(row.difference for row in comparison.communication):
         console.print("communication differs")
+    if measured.history is not None:
+        console.print(_history(measured.history["phases"]))
     seconds = "" if measured.seconds is None else f" · {measured.seconds:.3f} s a step"
     console.print(" · ".join(f"{key} {value}" for key, value in measured.environment.items() if value) + seconds)
 
 
+def _history(phases: Sequence[Mapping[str, Any]]) -> Table:
+    """What the allocator did, phase by phase."""
+    table = _empty(
+        "the allocator's history of a step", ("peak", "end", "allocations", "frees", "new segments", "taken")
+    )
+    for phase in phases:
+        counts = (str(phase[name]) for name in ("allocations", "frees", "segments"))
+        sizes = (show_bytes(phase["peak"]), show_bytes(phase["end"]))
+        table.add_row(phase["phase"], *sizes, *counts, show_bytes(phase["segment_bytes"]))
+    return table
+
+
 def _table(title: str, rows: Sequence[Compared]) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.add_column("row", min_width=12)
-    for column in ("predicted", "measured", "difference", "error"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = _empty(title, ("predicted", "measured", "difference", "error"))
     for row in rows:
         show = str if row.name.endswith(": calls") else show_bytes
         table.add_row(row.name, show(row.predicted), show(row.measured), show(row.difference), f"{row.error:+.2%}")
+    return table
+
+
+def _empty(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table.add_column("row", min_width=12)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 import memcalc
+from memcalc.report.comparison import print_comparison
 from memcalc.tracing.realism import collected_by_hand
 from memcalc.validate import cuda, place
 from memcalc.validate.comparison import Comparison
@@ -125,6 +127,10 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     phases = [phase["phase"] for phase in measured.history["phases"]]
     if report.setup.pp == 1:
         assert phases == ["forward", "backward"] * report.setup.micro_batches + ["step"]
+    text = io.StringIO()
+    print_comparison(comparison, text)
+    assert "the allocator's history of a step" in text.getvalue()
+    assert "saved_activations" in text.getvalue() or report.setup.gpus > 1
     assert measured.seconds is not None
     assert 0 < measured.seconds < 30
     assert not torch.distributed.is_initialized()
