@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.megatron.schedules import (
-    _order,
+    actions,
     bubble,
     layers_of_chunks,
     spans_of,
@@ -46,7 +46,7 @@ def test_every_forward_has_its_backward_after_it(schedule: str, ranks: int, grou
     for rank in range(ranks):
         live: Counter[int] = Counter()
         done: Counter[str] = Counter()
-        for kind, chunk in _order(schedule, rank, ranks, groups * ranks, chunks):
+        for kind, chunk in actions(schedule, rank, ranks, groups * ranks, chunks):
             live[chunk] += 1 if kind == "forward" else -1
             assert live[chunk] >= 0
             done[kind] += 1
