@@ -62,7 +62,7 @@ def actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: in
 def few_actions(
     schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1
 ) -> tuple[tuple[Kind, int], ...]:
-    """Those of a step with as many micro-batches as it takes for a larger number to only repeat them."""
+    """Those of a step with as many micro-batches as it takes for a larger number to have no more in flight."""
     if schedule == "gpipe":
         few = micro_batches
     elif chunks == 1:
