@@ -77,8 +77,8 @@ class Workspaces(NamedTuple):
 
 def transformer_engine_workspace(compute_capability: str) -> int:
     """Of one stream (get_cublas_workspace_size_bytes in transformer_engine/pytorch/cpp_extensions/gemm.py)."""
-    major = int(compute_capability.split(".")[0] or 0) if compute_capability else 0
-    return _TE_HOPPER_WORKSPACE if major >= 9 else _TE_WORKSPACE
+    major = compute_capability.split(".")[0]
+    return _TE_HOPPER_WORKSPACE if major.isdigit() and int(major) >= 9 else _TE_WORKSPACE
 
 
 def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:

@@ -53,7 +53,7 @@ class Rank(NamedTuple):
     """What it sends in one optimizer step, as the engine really does it."""
     textbook: Callable[[], list[Collective]]
     """The same step as the papers count it; empty where the engine does just that."""
-    actions: tuple[Turn, ...] = ()
+    turns: tuple[Turn, ...] = ()
     """Forwards and backwards of its chunks in their order; none where they are those of one micro-batch after the other."""
     between: Row | None = None
     """What a state and a turn have `between` stages, one of it."""
@@ -130,7 +130,7 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.engines import megatron
     from memcalc.engines.megatron_order import order_of
-    from memcalc.megatron.schedules import few_actions, states
+    from memcalc.megatron.schedules import few_turns, states
 
     assert setup.attention is not None
     kernels = Kernels((), megatron.SOURCE, "modelled")
@@ -155,7 +155,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         total = sum(size for _, size in sizes)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],
-            few_actions(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks)),
+            few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks)),
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
         )  # fmt: skip
         out.append(rank)

@@ -190,8 +190,8 @@ class _Process:
 def _actions(rank: Rank, order: Order, setup: Setup) -> list[_Action]:
     """Forwards and backwards in their order."""
     chunks = [_micro_batch(profile.run, order, setup) for profile in rank.profiles]
-    if rank.actions:
-        return [_Action(turn.kind, turn.chunk, chunks[turn.chunk], turn.between) for turn in rank.actions]
+    if rank.turns:
+        return [_Action(turn.kind, turn.chunk, chunks[turn.chunk], turn.between) for turn in rank.turns]
     micro_batches = chunks * min(setup.micro_batches, _MOST_MICRO_BATCHES)
     if rank.first is not None:
         micro_batches[0] = _micro_batch(rank.first().run, order, setup)

@@ -22,7 +22,7 @@ from memcalc.device import (
     reserved_items,
     transformer_engine_workspace,
 )
-from memcalc.inputs.gpu import load_gpu
+from memcalc.inputs.gpu import GPU, all_gpus, load_gpu
 from memcalc.rows import Item
 
 MIB = 2**20
@@ -142,3 +142,11 @@ def test_workspaces_of_transformer_engine(kernels: Kernels, count: int) -> None:
     """One, and one for each of the four streams of grouped products."""
     rows = [item for item in allocator_items([], load_gpu("h100-80gb"), kernels) if item.name.startswith("Transformer")]
     assert sum(item.nbytes for item in rows) == count * (32 * MIB + 1024)
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
+def test_every_gpu_has_workspaces(gpu: GPU) -> None:
+    """AMD's capability is a name: gfx942."""
+    (own,) = (i for i in allocator_items([], gpu, Kernels(transformer_engine=True)) if i.name.startswith("Transformer"))
+    newer = gpu.compute_capability.split(".")[0] in ("9", "10", "12")
+    assert own.nbytes == (32 * MIB + 1024 if newer else 4 * MIB)

@@ -80,17 +80,22 @@ class Turn(NamedTuple):
     between: int = 0
 
 
-def few_actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
-    """Those of a step with as many micro-batches as it takes for a larger number to only repeat them."""
+def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
+    """A rank's step."""
+    order = list(actions(schedule, rank, ranks, micro_batches, chunks))
+    kept = between(order, warmup_of(schedule, rank, ranks, micro_batches, chunks), rank, ranks, chunks)
+    return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
+
+
+def few_turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
+    """That with as many micro-batches as it takes for a larger number to have no more in flight."""
     if schedule == "gpipe":
         few = micro_batches
     elif chunks == 1:
         few = min(micro_batches, ranks - rank + 2)
     else:
         few = min(micro_batches, ranks * (chunks + 3))
-    order = list(actions(schedule, rank, ranks, few, chunks))
-    kept = between(order, warmup_of(schedule, rank, ranks, few, chunks), rank, ranks, chunks)
-    return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
+    return turns(schedule, rank, ranks, few, chunks)
 
 
 def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Part]:

@@ -179,7 +179,8 @@ def _memory_table(report: Report, narrow: bool) -> Table:
             bar = "█" * round(_BAR * at_peak / report.peak)
             add(_LABELS[component], most, at_peak, bar, _largest(items), "" if at_peak else "dim")
     add("peak", None, report.peak, "", f"in {report.peak_phase}", "bold")
-    add("allocated", None, report.allocated, "", "+ whole blocks, cuBLAS workspaces")
+    blocks = "rounding to 512 B" if report.played is None else "blocks as they are split"
+    add("allocated", None, report.allocated, "", f"+ {blocks}, cuBLAS workspaces")
     add("reserved", None, report.reserved, "", _reserved_note(report))
     nccl = ", NCCL" if report.setup.gpus > 1 else ""
     add("device", None, report.device, "", f"+ CUDA context{nccl} (assumed)")
