@@ -375,8 +375,8 @@ class Report:
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """What this rank sends in one optimizer step, as the engine really does it; phase by phase."""
-        return sorted(self.rank.collectives(), key=lambda collective: PHASES.index(collective.phase))
+        """What this rank sends in one optimizer step, as the engine really does it."""
+        return self.rank.collectives()
 
     @cached_property
     def textbook(self) -> list[Collective]:

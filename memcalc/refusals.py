@@ -99,6 +99,9 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         refuse("precision", options.precision, f"{split} {NOT_YET}bf16-mixed, fp16-mixed")
     if options.optimizer not in ("adamw", "adam"):
         refuse("optimizer", options.optimizer, f"{split} {NOT_YET}adamw, adam")
+    if options.pp > 1 and options.optimizer_implementation not in (None, "fused"):
+        given = options.optimizer_implementation
+        refuse("optimizer_implementation", given, f"with engine deepspeed and pp {options.pp} {NOT_YET}fused")
     if options.padded:
         refuse("padded", "on", f"{split} {NOT_YET}off")
     if options.recompute == "selective" and options.attention in (None, "flash"):

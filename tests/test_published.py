@@ -211,7 +211,7 @@ def test_narayanan(billions: str, hidden: int, layers: int) -> None:
 def test_measured_elsewhere(run: PublishedRun) -> None:
     """Reserved memory is too low by what NCCL's streams hold, but always nearer than without fragmentation."""
     report = run.estimate()
-    assert report.allocated / GIB == pytest.approx(run.allocated, rel=0.0025)
+    assert report.allocated / GIB == pytest.approx(run.allocated, rel=0.001)
     assert run.reserved is not None
     assert -MEGATRON_ERROR / 100 < report.reserved / GIB / run.reserved - 1 < 0
     assert report.reserved > report.allocated

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc.cost import Unknown, step_time
+from memcalc.estimation import PHASES
 from memcalc.megatron.schedules import bubble, layers_of_chunks
 from memcalc.pipelining import orders
 from memcalc.pipelining.programs import divided
@@ -231,7 +232,8 @@ def _communication_table(report: Report, narrow: bool, timed: bool) -> Table:
         cells = [words[2] or words[0], *shown] if narrow else [*words, *counts, *shown, *([time] if timed else [])]
         table.add_row(*cells, style="" if words[1] else "bold")
 
-    for c, cost in zip_longest(report.collectives, report.costs):
+    both = zip_longest(report.collectives, report.costs)
+    for c, cost in sorted(both, key=lambda pair: PHASES.index(pair[0].phase)):
         time = "?" if cost is None or isinstance(cost, Unknown) else show_seconds(cost.seconds)
         time = time if c.overlap == "exposed" else f"({time})"
         add((c.phase, c.collective, c.name), (str(c.group_size), str(c.calls)), (c.payload, c.wire), time)
