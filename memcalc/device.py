@@ -120,7 +120,12 @@ def whole_blocks_item(counted: int, played: Played) -> Item:
     """A block that leaves up to 1 MiB is not split, and counts as a whole. `counted`: all that is known without that."""
     name, formula = "blocks that are not split", f"allocated in {played.steps} steps, played - {counted} B"
     return _item(
-        "allocator", name, played.allocated - counted, formula, "modelled", "CUDACachingAllocator.cpp, should_split"
+        "allocator",
+        name,
+        max(0, played.allocated - counted),
+        formula,
+        "modelled",
+        "CUDACachingAllocator.cpp, should_split",
     )
 
 

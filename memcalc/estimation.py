@@ -321,7 +321,7 @@ class Report:
         allocated = self.peak + sum(item.nbytes for item in allocator)
         if self.played is not None:
             allocator.append(devices.whole_blocks_item(allocated, self.played))
-            allocated = self.played.allocated
+            allocated += allocator[-1].nbytes
         return [*allocator, *devices.reserved_items(allocated, self.played), *devices.device_items(self.setup.gpus)]
 
     def _with(self, *components: str) -> int:
@@ -362,6 +362,14 @@ class Report:
         """Whether so many bytes and their margin are within the GPU's memory."""
         return self.gpu is not None and device + self._margin_of(device) <= self.gpu.capacity
 
+    @cached_property
+    def decides(self) -> Report:
+        """The pipeline rank that the verdict is for: of this one, the first and the last the one with the largest `device`,
+        which is not always the one with the highest peak."""
+        ends = (found for found in self._found if found.rank.number in (0, self.setup.pp - 1))
+        others = [Report(self.model, self.setup, found) for found in ends if found.rank is not self.rank]
+        return max((self, *others), key=lambda one: one.device)
+
     @property
     def fits(self) -> bool | None:
         """Whether `device` and its margin are within the GPU's memory; None without a GPU."""
@@ -369,7 +377,7 @@ class Report:
             return None
         if self.peak + sum(item.nbytes for item in self._counted) > self.gpu.capacity:
             return False  # whatever is reserved for it
-        return self.within(self.device)
+        return self.decides.within(self.decides.device)
 
     # --- communication
 

@@ -146,7 +146,8 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
                 model.profiles[key] = profile(chunk, choices, setup.micro_batch_size, setup.rows)
             profiles.append(model.profiles[key])
         held = megatron.holdings_of(setup, stage)
-        held = held._replace(order=order_of(setup, stage, held))
+        played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        held = held._replace(order=order_of(setup, stage, held) if played else None)
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sizes = [(w, numel(w.shape)[0] * n) for w, n in megatron.weights_of(stage).items()]
         layers = sum(chunk.layers for chunk in stage.chunks)
@@ -155,7 +156,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         total = sum(size for _, size in sizes)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],
-            few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks)),
+            played,
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
         )  # fmt: skip
         out.append(rank)

@@ -86,7 +86,7 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         refuse("schedule", options.schedule, "DeepSpeed's pipeline has one order (TrainSchedule); allowed: 1f1b")
     if options.pp > 1 and options.zero > 1:
         why = f"DeepSpeed's PipelineEngine (pp {options.pp}) refuses ZeRO-2 and ZeRO-3"
-        refuse("zero", options.zero, f"{why}; allowed: 1, or --pp 1 with ZeRO 2 and 3")
+        refuse("zero", options.zero, f"{why}; allowed: 0, 1, or --pp 1 with ZeRO 2 and 3")
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(options, name) is not None:
             refuse(name, getattr(options, name), "DeepSpeed balances its stages itself; allowed: leave it out")
@@ -164,7 +164,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         )
     if model is not None and options.tp > 1:
         _check_tensor_parallel(options, model)
-    if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
+    if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel and options.pp == 1:
         why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and what tp leaves whole is on another"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
     if options.clip_grad_norm and options.pp > 1:

@@ -257,7 +257,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             engine = "deepspeed" if options.zero else "ddp"
     if engine == "none" and options.gpus > 1:
         if parallel:
-            engines = "fsdp2" if options.zero > 1 else "megatron"
+            engines = "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
             refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
@@ -485,6 +485,8 @@ def _cross_entropy(options: Options, kernels: str, precision: str, engine: str, 
         engine == "fsdp2" and options.tp > 1
     ):  # logits of DTensors are gathered, or split with the sequence between layers
         allowed = ("eager", "vocab-parallel") if options.sequence_parallel else ("eager",)
+    if runs_gpt_model(options, engine):
+        allowed = ("vocab-parallel",)
     if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
         refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {NOT_YET}{allowed[0]}")
     if options.cross_entropy not in allowed:

@@ -68,7 +68,7 @@ COLLECTIVE = {
     "axis", "collective", "name", "phase", "layer", "dtype", "group_size", "calls", "payload", "wire", "formula",
     "basis", "source",
 }  # fmt: skip
-FIT = {"gpu", "capacity", "fits", "headroom", "margin"}
+FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
 RANK = {"pp", "peak"}
 ADDED = {
@@ -79,6 +79,7 @@ ADDED = {
         "peak_phase", "device", "communication",
     },
     "per_step": {"seconds"},
+    "fit": {"margin", "rank"},
     "collectives": {"overlap", "link", "seconds", "seconds_formula"},
 }  # fmt: skip
 """What came after the first version."""

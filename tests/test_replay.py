@@ -255,6 +255,26 @@ def test_where_the_order_is_not_known_the_row_says_so(options: dict[str, Any]) -
     assert report.margin == report.device * RATIO_ERROR // 100
 
 
+def test_the_verdict_is_that_of_the_fullest_rank() -> None:
+    """The last rank's logits leave more behind than the first one's higher peak."""
+    options = {"gpus": 8, "pp": 4, "zero": 1, "global_batch_size": 96, "micro_batch_size": 12, "seq_len": 8192}
+    report = memcalc.estimate("llama-3.2-1b", **options, gpu="h200")
+    last = memcalc.estimate("llama-3.2-1b", **options, gpu="h200", pp_rank=3)
+    assert report.rank.number == 0
+    assert report.peak > last.peak
+    assert report.device < last.device
+    assert not report.fits
+    fit = report.to_dict()["fit"]
+    assert fit["rank"] == 3
+    assert fit["headroom"] == last.gpu.capacity - last.device  # type: ignore[union-attr]
+
+
+def test_gpipe_of_many_micro_batches_is_not_played() -> None:
+    options = {"gpus": 2, "pp": 2, "schedule": "gpipe", "seq_len": 128}
+    assert memcalc.estimate("llama-3.2-1b", **options, global_batch_size=64).played is not None
+    assert memcalc.estimate("llama-3.2-1b", **options, global_batch_size=65).played is None
+
+
 def test_a_size_alone_has_no_run() -> None:
     report = memcalc.estimate(params="1B", gpu="h100-80gb")
     assert report.played is None

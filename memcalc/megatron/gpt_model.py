@@ -31,7 +31,7 @@ from memcalc.ops.shape import split, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from memcalc.families.module import Run
     from memcalc.megatron.architecture import Architecture
@@ -207,11 +207,11 @@ class GPTModel(Program):
     def forward(self, run: Run, ids: Tensor) -> Tensor:
         root = Module(run, "")
         tp = self.layout.group(run.seq)
-        _mask = self.attention_mask(run, tp)
+        mask = self.attention_mask(run, tp)
         labels = Tensor(ids.storage, (run.batch, tp.whole), (tp.whole.size, 1), ids.dtype)
         hidden_states = self.embed(root / "embedding", tp, labels) if self.layout.first else self.received(run, tp)
         angles = self.rotary(run, tp)
-        hidden_states = self.decoder(root / "decoder", tp, hidden_states, angles)
+        hidden_states = self.decoder(root / "decoder", tp, hidden_states, angles, mask)
         if not self.layout.last:
             return hidden_states
         run.memory.scope = "output_layer"
@@ -222,7 +222,7 @@ class GPTModel(Program):
 
     def attention_mask(self, run: Run, tp: TensorParallel) -> Tensor | None:
         """What get_batch of the first and the last stage moves to the GPU, and a context-parallel rank takes its rows of
-        (megatron/training/utils.py). It is there until forward is over; fused attention does not look at it."""
+        (megatron/training/utils.py). It is there until forward is over, and for backward where a checkpoint keeps it."""
         layout, ranks = self.layout, self.layout.context_parallel
         if not layout.mask_in_batch or not (layout.first or layout.last):
             return None
@@ -262,11 +262,13 @@ class GPTModel(Program):
         return new_tensor(run.memory, (tp.whole, self.head_dim), fp32, "rotary angles")
 
     @module
-    def decoder(self, m: Module, tp: TensorParallel, hidden_states: Tensor, angles: Tensor | None) -> Tensor:
+    def decoder(
+        self, m: Module, tp: TensorParallel, hidden_states: Tensor, angles: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
         run = m.run
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)
-            hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, tp, angles)
+            hidden_states = self.call_layer(Module(run, f"{m.path}.layers.*", i), hidden_states, tp, angles, mask)
         run.memory.enter(run.memory.phase, None)
         return self.norm(m / "final_layernorm", hidden_states) if self.layout.last else hidden_states
 
@@ -277,14 +279,17 @@ class GPTModel(Program):
         return self.layer(m, hidden_states, *rest)
 
     @module
-    def layer(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+    def layer(
+        self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
         residual = hidden_states
         input_layernorm_output = self.norm(m / "input_layernorm", hidden_states)
         attention = m / "self_attention"
         if self.latent is None:
-            attention_output = self.self_attention(attention, input_layernorm_output, tp, angles)
+            attention_output = self.self_attention(attention, input_layernorm_output, tp, angles, mask)
         else:
-            attention_output = self.latent.forward(attention, input_layernorm_output, tp, self.core_attention)
+            core = partial(self.core_attention, mask=mask)
+            attention_output = self.latent.forward(attention, input_layernorm_output, tp, core)
         hidden_states = self.bias_dropout_add(m / "self_attention.linear_proj", attention_output, residual)
         residual = hidden_states
         pre_mlp_layernorm_output = self.norm(m / "pre_mlp_layernorm", hidden_states)
@@ -304,7 +309,9 @@ class GPTModel(Program):
             return kernels.layer_norm(x, m.weight(), m.weight("bias"))
 
     @module
-    def self_attention(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+    def self_attention(
+        self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
         qkv = m / "linear_qkv"
         mixed_qkv = column_parallel(qkv, tp, hidden_states, qkv.weight(), qkv.optional("bias"))
         batch, seq, _ = mixed_qkv.shape
@@ -328,22 +335,23 @@ class GPTModel(Program):
             query, key = kernels.rotated(query, angles), kernels.rotated(key, angles)
             value = _copy(value, "value")  # out of the joined projection
         del mixed_qkv
-        core_attn_out = self.core_attention(m, query, key, value)
+        core_attn_out = self.core_attention(m, query, key, value, mask)
         core_attn_out = view(core_attn_out, batch, seq, self.q)
         del query, key, value
         return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
 
-    def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Fused attention does not look at the mask; what recomputes it keeps it (_checkpointed_attention_forward)."""
         memory, p = m.run.memory, self.a.attention_dropout
         with m / "core_attention":
             if m.run.attention == "eager":
                 if self.layout.selective:
-                    return checkpoint(memory, kernels.dot_product_attention, q, k, v, p)
+                    return checkpoint(memory, _unmasked(kernels.dot_product_attention), mask, q, k, v, p)
                 return kernels.dot_product_attention(q, k, v, p)
             kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
             if self.layout.cp_comm_type is not None:
                 kernel = partial(ATTENTION[self.layout.cp_comm_type], ranks=self.layout.context_parallel)
-            return checkpoint(memory, kernel, q, k, v) if self.layout.selective else kernel(q, k, v)
+            return checkpoint(memory, _unmasked(kernel), mask, q, k, v) if self.layout.selective else kernel(q, k, v)
 
     @module
     def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:
@@ -379,6 +387,15 @@ class GPTModel(Program):
         three = (*tokens, Dim("3·tp", 3 * tp.ranks))
         tp.send(run.memory, "all_gather", "softmax statistics", three, fp32)
         return kernels.fused_cross_entropy(run, logits, labels)
+
+
+def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A kernel that is given a mask, and does not look at it."""
+
+    def unmasked(_mask: Tensor | None, *inputs: Any) -> Tensor:
+        return kernel(*inputs)
+
+    return unmasked
 
 
 def _sent_back(node: Node, grads: list[Tensor]) -> list[Tensor]:

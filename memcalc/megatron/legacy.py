@@ -161,7 +161,9 @@ class LegacyGPTModel(GPTModel):
         )
 
     @module
-    def layer(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+    def layer(
+        self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
         """ParallelTransformerLayer.forward, which binds one name to what both norms make."""
         layernorm_output = self.norm(m / "input_layernorm", hidden_states)
         residual = hidden_states
@@ -175,7 +177,9 @@ class LegacyGPTModel(GPTModel):
         """The angles are one of the batch's buffers."""
 
     @module
-    def self_attention(self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None) -> Tensor:
+    def self_attention(
+        self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
         """ParallelAttention.forward; queries, keys and values are thirds of the joined projection."""
         qkv = m / "linear_qkv"
         mixed_x_layer = column_parallel(qkv, tp, hidden_states, qkv.weight(), qkv.optional("bias"))
@@ -207,7 +211,7 @@ class LegacyGPTModel(GPTModel):
         whole = expand(unsqueeze(x, 3), batch, seq, kv_heads, groups, width)
         return reshape(whole, batch, seq, self.heads, width)
 
-    def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """FlashSelfAttention or CoreAttention over (batch, seq, heads, head_dim); recomputed with `--recompute selective`."""
         memory, p = m.run.memory, self.a.attention_dropout
         q, k, v = transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)

@@ -45,6 +45,7 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
 
 
 _ENOUGH: Final = 4
+_MOST_AT_ONCE: Final = 64
 
 
 def warmup_of(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> int:
@@ -88,7 +89,10 @@ def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int 
 
 
 def few_turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
-    """That with as many micro-batches as it takes for a larger number to have no more in flight."""
+    """That with as many micro-batches as it takes for a larger number to have no more in flight; nothing where they are too
+    many."""
+    if schedule == "gpipe" and micro_batches > _MOST_AT_ONCE:
+        return ()
     if schedule == "gpipe":
         few = micro_batches
     elif chunks == 1:

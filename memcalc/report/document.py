@@ -134,6 +134,7 @@ def _fit(report: Report) -> dict[str, Any] | None:
         "gpu": report.gpu.name,
         "capacity": capacity,
         "fits": bool(report.fits),
-        "headroom": capacity - report.device,
-        "margin": report.margin,
+        "headroom": capacity - report.decides.device,
+        "margin": report.decides.margin,
+        "rank": report.decides.rank.number,
     }

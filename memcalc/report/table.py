@@ -12,7 +12,7 @@ from rich.text import Text
 from memcalc.cost import Unknown, step_time
 from memcalc.estimation import PHASES
 from memcalc.megatron.schedules import bubble, layers_of_chunks
-from memcalc.pipelining import orders
+from memcalc.pipelining import deepspeed, orders
 from memcalc.pipelining.programs import divided
 from memcalc.report.all_ranks import all_ranks_table
 from memcalc.report.per_layer import per_layer_table
@@ -125,6 +125,10 @@ def _pipeline_lines(report: Report) -> list[Text]:
     if s.engine == "fsdp2":
         counts = divided(report.model.layers, *division)
         share = orders.bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
+        spread = f"layers of each stage: {', '.join(map(str, counts))}"
+    elif s.engine == "deepspeed":
+        counts = [span.layers for span in deepspeed.spans(report.model.layers, s.pp)]
+        share = bubble(s.schedule, s.pp, s.micro_batches)
         spread = f"layers of each stage: {', '.join(map(str, counts))}"
     else:
         counts = layers_of_chunks(report.model.layers, *division)
@@ -287,24 +291,35 @@ def _rows_table(report: Report) -> Table:
 def _verdict(report: Report) -> Text | None:
     if report.gpu is None:
         return None
-    room = report.gpu.capacity - report.device
+    decides = report.decides
+    room = report.gpu.capacity - decides.device
     size = f"{report.gpu.full_name} ({show_bytes(report.gpu.capacity)})"
-    error = f"{show_bytes(report.margin)} that the estimate may be too low by"
+    error = f"{show_bytes(decides.margin)} that the estimate may be too low by"
     if report.fits:
         verdict = Text(f"fits {size}: {show_bytes(room)} to spare", style="bold green")
         verdict.append(f"\nof which {error}", "not bold")
-        if report.played is not None and report.played.retries:
+        _name_other(verdict, report)
+        if decides.played is not None and decides.played.retries:
             verdict.append("\nthe GPU is full: the allocator gives cached segments back, which takes time", "not bold")
         return verdict
     if room < 0:
         verdict = Text(f"does not fit {size}: {show_bytes(-room)} too much", style="bold red")
     else:
         verdict = Text(f"may not fit {size}: {show_bytes(room)} to spare, less than the {error}", style="bold red")
-    smaller = report.device_if_expandable
-    if smaller is not None and report.within(smaller):
+    _name_other(verdict, report)
+    smaller = decides.device_if_expandable
+    if smaller is not None and decides.within(smaller):
         setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         verdict.append(f"\nit fits with {setting}: {show_bytes(smaller)}", "not bold")
     return verdict
+
+
+def _name_other(verdict: Text, report: Report) -> None:
+    other = report.decides
+    if other is not report:
+        verdict.append(
+            f"\non pipeline rank {other.rank.number}, whose device has {show_bytes(other.device)}", "not bold"
+        )
 
 
 def _advice_lines(report: Report) -> list[Text]:

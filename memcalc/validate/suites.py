@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.files import read_json_object
 from memcalc.inputs.model import load_model
+from memcalc.inputs.options import Options
 
 Case = Mapping[str, Any]
 
@@ -42,6 +43,10 @@ def read_suite(name: str) -> list[Case]:
             raise InputError(f"{named}: field `model` is {quoted(case.get('model'))}; it should be a name or an object")
         if "backend" in case:
             raise InputError(f"{named}: field `backend` is the suite's; allowed: --backend")
+        for option in case.keys() - {"model", "layers"} - set(Options._fields):
+            close = nearest(option, Options._fields)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise InputError(f"{named}: field {quoted(option)} is no option of a setup{hint}")
     return cases
 
 

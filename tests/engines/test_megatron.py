@@ -516,7 +516,12 @@ def test_recomputation_of_the_first_layers() -> None:
     """`--recompute-method block`: those keep their input alone, the others everything."""
 
     def saved(**options: Any) -> int:
-        return memcalc.estimate("llama-7b", engine="megatron", seq_len=256, **options).total("saved_activations")
+        how = {
+            "engine": "megatron",
+            "seq_len": 256,
+            "attention_mask_in_dataloader": False,
+        }  # a checkpoint would keep it
+        return memcalc.estimate("llama-7b", **how, **options).total("saved_activations")
 
     nothing, everything = saved(), saved(recompute="full")
     each = (nothing - everything) // 32
@@ -557,6 +562,22 @@ def test_the_batch_brings_a_mask() -> None:
     layout = {"gpus": 2, "cp": 2, "engine": "megatron", "seq_len": 1024}
     on, off = (memcalc.estimate("llama-7b", **layout, attention_mask_in_dataloader=given) for given in (True, False))
     assert on.phases["forward"] - off.phases["forward"] == 1024 * 1024 // 2
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_a_checkpoint_keeps_the_mask(recompute: str) -> None:
+    """It is among the arguments that CheckpointFunction saves (core/tensor_parallel/random.py): once for each micro-batch in
+    flight, whichever and however many layers keep it."""
+    layout = {"gpus": 4, "pp": 4, "seq_len": 4096, "global_batch_size": 8, "recompute": recompute}
+    for rank, masks in ((0, 4), (1, 0), (3, 1)):
+        on, off = (
+            memcalc.estimate("llama-3.2-1b", **layout, pp_rank=rank, attention_mask_in_dataloader=given)
+            for given in (True, False)
+        )
+        more = {phase: (on.phases[phase] - off.phases[phase]) / 4096**2 for phase in ("forward", "backward")}
+        assert more["forward"] == masks
+        # a peak at the end of a backward is behind its own
+        assert more["backward"] in ({masks - 1, masks} if masks else {0})
 
 
 def test_a_shape_has_one_dummy_whichever_chunk_it_is_of() -> None:

@@ -163,8 +163,8 @@ def between_two(sent: Totals, pp: int) -> Totals:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"pp": 2, "zero": 2}, "--zero 2: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 1"),
-        ({"pp": 2, "zero": 3}, "--zero 3: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 1"),
+        ({"pp": 2, "zero": 2}, "--zero 2: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 0, 1"),
+        ({"pp": 2, "zero": 3}, "--zero 3: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 0, 1"),
         ({"pp": 2, "zero": 1, "schedule": "gpipe"}, "--schedule gpipe: DeepSpeed's pipeline has one order"),
         ({"pp": 2, "zero": 1, "virtual_stages": 2}, "--virtual-stages 2: DeepSpeed's pipeline has one stage of a rank"),
         ({"pp": 4, "zero": 1}, "--pp 4: llama has 3 layers; allowed: 1 to 3"),

@@ -113,3 +113,10 @@ def test_a_file_and_unknown_names(tmp_path: Path) -> None:
         read_suite("no.json")
     with pytest.raises(memcalc.InputError, match="--suite x: unknown"):
         read_suite("x")
+
+
+def test_a_misspelt_option_of_a_case_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_text('{"cases": [{"model": "gpt2", "zeros": 1}]}')
+    with pytest.raises(memcalc.InputError, match=r"case 1: field 'zeros' is no option of a setup; did you mean zero"):
+        read_suite(str(file))
