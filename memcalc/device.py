@@ -84,9 +84,9 @@ def transformer_engine_workspace(compute_capability: str) -> int:
 def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
     """Without a GPU those of Ampere and Ada."""
     capability = "" if gpu is None else gpu.compute_capability
-    own = kernels.transformer_engine * (1 + kernels.grouped * _TE_STREAMS)
-    each = cublas_workspace(capability)
-    return Workspaces((each, *[transformer_engine_workspace(capability)] * own), (each,) * (HANDLES - 1))
+    each, streams = cublas_workspace(capability), 1 + _TE_STREAMS if kernels.grouped else 1
+    own = [transformer_engine_workspace(capability)] * streams if kernels.transformer_engine else []
+    return Workspaces((each, *own), (each,) * (HANDLES - 1))
 
 
 def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = TORCH) -> list[Item]:
@@ -117,7 +117,10 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = T
 
 
 def whole_blocks_item(counted: int, played: Played) -> Item:
-    """A block that leaves up to 1 MiB is not split, and counts as a whole. `counted`: all that is known without that."""
+    """A block that leaves up to 1 MiB is not split, and counts as a whole. `counted`: all that is known without that.
+
+    Its rounding is that of the peak's mean block, which tiny runs can be below by a few kilobytes: then there is none.
+    """
     name, formula = "blocks that are not split", f"allocated in {played.steps} steps, played - {counted} B"
     return _item(
         "allocator",

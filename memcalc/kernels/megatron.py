@@ -213,11 +213,11 @@ def _mean_loss(run: Run, losses: Tensor) -> Tensor:
     weighted = losses * mask
     loss = new_tensor(run.memory, (), fp32, "loss")
     if recording(weighted):
-        loss.node = Node(run.memory, _sum_backward, (weighted,), (), weighted.shape)
+        loss.node = Node(run.memory, sum_backward, (weighted,), (), weighted.shape)
     return loss
 
 
-def _sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [Tensor(grads[0].storage, node.context, (0,) * len(node.context), grads[0].dtype)]
 
 
@@ -245,11 +245,11 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     losses = each_token(fp32, "loss of each token")
     del logarithms, sums, predicted, maximum
     if recording(logits):
-        losses.node = Node(memory, _cross_entropy_backward, (logits,), (alias(softmax), outside, target_1d))
+        losses.node = Node(memory, cross_entropy_backward, (logits,), (alias(softmax), outside, target_1d))
     return losses
 
 
-def _cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     softmax, outside, target_1d = node.unpack()
     _rows = like(target_1d, "rows")
     inside = like(outside, "inside the vocabulary", fp32)

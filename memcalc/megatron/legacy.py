@@ -16,7 +16,6 @@ from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.families.module import Buffer, Input, Module, Weight, module
 from memcalc.kernels import megatron as kernels
-from memcalc.kernels.liger import alias
 from memcalc.megatron.gpt_model import GPTModel
 from memcalc.megatron.layers import TensorParallel, column_parallel, row_parallel, vocab_parallel_embedding
 from memcalc.ops.elementwise import activation, cast, dropout, like, recording
@@ -274,29 +273,15 @@ def vocab_parallel_cross_entropy(tp: TensorParallel, logits: Tensor, target: Ten
     losses = each_token(fp32, "loss of each token")
     del logits_max, vocab_parallel_logits, rows, predicted, sums, logarithms
     if recording(logits):
-        losses.node = Node(memory, _cross_entropy_backward, (logits,), (exp_logits, target_mask, masked_target))
+        losses.node = Node(memory, kernels.cross_entropy_backward, (logits,), (exp_logits, target_mask, masked_target))
     return losses
-
-
-def _cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    softmax, target_mask, masked_target = node.unpack()
-    _rows = like(masked_target, "rows")
-    inside = like(target_mask, "inside the vocabulary", fp32)
-    _updates = like(inside, "updates")
-    del inside
-    _of_targets = like(target_mask, "softmax of the targets", fp32)
-    return [alias(softmax)]
 
 
 def _summed(weighted: Tensor) -> Tensor:
     out = new_tensor(weighted.memory, (), fp32, "sum of the losses")
     if recording(weighted):
-        out.node = Node(weighted.memory, _sum_backward, (weighted,), (), weighted.shape)
+        out.node = Node(weighted.memory, kernels.sum_backward, (weighted,), (), weighted.shape)
     return out
-
-
-def _sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    return [Tensor(grads[0].storage, node.context, (0,) * len(node.context), grads[0].dtype)]
 
 
 def _over(total: Tensor, loss_mask: Tensor) -> Tensor:

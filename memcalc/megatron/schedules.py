@@ -45,7 +45,9 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
 
 
 _ENOUGH: Final = 4
+"""Micro-batches a rank after which the states of a schedule repeat: tests/megatron/test_between_stages.py looks further."""
 _MOST_AT_ONCE: Final = 64
+"""Micro-batches of gpipe, all in flight, that are played: the time grows faster than their number."""
 
 
 def warmup_of(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> int:
