@@ -88,9 +88,8 @@ def distance(collective: Collective, setup: Setup) -> int:
     if collective.axis == "pp":  # a tied embedding is summed over the first and the last stage
         return stage * (setup.pp - 1 if collective.collective == "all_reduce" else 1)
     if collective.axis == "dp":  # the outermost axis of a stage; a hybrid shard group is inside its replicas
-        whole = setup.dp * setup.cp
-        inside = collective.collective != "all_reduce" and collective.group_size == setup.shards < whole
-        return stage // (whole if inside else collective.group_size)
+        inside = setup.zero and collective.collective != "all_reduce"
+        return stage // (collective.group_size * (setup.dp * setup.cp // setup.shards if inside else 1))
     if collective.axis == "ep":  # counts of tokens go to all ranks that share the experts
         return setup.etp if collective.group_size == setup.ep else 1
     return {"tp": 1, "cp": setup.tp}[collective.axis]

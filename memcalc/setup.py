@@ -362,8 +362,12 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
     if ranks % group:
         divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
         refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
-    if engine != "fsdp2":
-        refuse("shard_group", group, f"with engine {engine} {NOT_YET}{ranks} (all of dp·cp)")
+    if engine == "megatron" and not options.zero:
+        refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")
+    if engine == "deepspeed":
+        refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
+    if engine in ("none", "ddp"):
+        refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
     return group
 
 

@@ -50,7 +50,12 @@ Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. (def
 PpRank = Annotated[int | None, _option("Report this pipeline rank. (default: the worst)", _PARALLEL, "--pp-rank")]
 Zero = Annotated[int | None, _option("ZeRO stage 0, 1, 2 or 3. (default: 0)", _PARALLEL, "--zero")]
 ShardGroup = Annotated[
-    int | None, _option("GPUs that one shard spans. (default: all of dp·cp)", _PARALLEL, "--shard-group")
+    int | None,
+    _option(
+        "GPUs that one shard spans (fsdp2's hybrid sharding, megatron's optimizer instances). (default: all of dp·cp)",
+        _PARALLEL,
+        "--shard-group",
+    ),
 ]
 SequenceParallel = Annotated[
     bool | None,

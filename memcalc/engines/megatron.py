@@ -101,11 +101,18 @@ class Buffer(NamedTuple):
     data_ranks: int
     """Ranks that have the same weights."""
     ranks: int
-    """Ranks that share their optimizer states."""
+    """Ranks that share their optimizer states: all of them, or those of one instance of the distributed optimizer."""
 
     @property
     def elements(self) -> int:
         return sum(numel(w.shape)[0] * n for w, n in self.weights.items())
+
+    @property
+    def padded(self) -> int:
+        """Elements of the distributed optimizer's buffer: weights begin at multiples of 64, equal shards at such of 128."""
+        unit = lcm(self.ranks, 128)
+        aligned = sum(-(-numel(w.shape)[0] // 64) * 64 * n for w, n in self.weights.items())
+        return -(-aligned // unit) * unit
 
     def of_a_layer(self, layers: int) -> int:
         """Elements of one of so many layers, the mean."""
@@ -117,11 +124,13 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
     classes = weights_of(stage)
     dense = {w: n for w, n in classes.items() if w.component != "experts"}
     experts = {w: n for w, n in classes.items() if w.component == "experts"}
-    divisor = "dp" if setup.cp == 1 else "(dp·cp)"
+    instances = setup.zero and setup.shards < setup.dp * setup.cp
+    divisor = "shard group" if instances else "dp" if setup.cp == 1 else "(dp·cp)"
     out = [Buffer("weights", divisor, dense, setup.dp * setup.cp, setup.shards)]
     if experts:
         ranks = setup.expert_dp
-        out.append(Buffer("experts", "expert dp", experts, ranks, ranks if setup.zero else 1))
+        of_instance = ranks // (setup.dp * setup.cp // setup.shards) if setup.zero else 1
+        out.append(Buffer("experts", "expert shard group" if instances else "expert dp", experts, ranks, of_instance))
     return out
 
 
@@ -136,6 +145,7 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     ]
     step: list[Row] = []
     for buffer in buffers_of(setup, stage):
+        always += _padding(setup, buffer)
         parameters = _of_one_rank(setup, buffer)
         always += [_row("optimizer_states", p, "fp32 main weight", "always", setup) for p in parameters]
         always += [row for row in state_rows(setup, parameters, fp32) if row.shape]
@@ -151,9 +161,20 @@ def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
     """What one rank updates: its weights, or its shard of all of them."""
     if not setup.zero:
         return [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
-    unit = lcm(buffer.ranks, 128)  # equal shards, and aligned for cuBLAS (param_and_grad_buffer.py)
-    part = -(-buffer.elements // unit) * unit // buffer.ranks
-    return [Parameter(f"flat {buffer.name} of the shard", (Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", part),), 1, False)]
+    part = Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", buffer.padded // buffer.ranks)
+    return [Parameter(f"flat {buffer.name} of the shard", (part,), 1, False)]
+
+
+def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
+    """What the distributed optimizer's two buffers have between weights that are no multiples of 64, and at the end."""
+    padding = buffer.padded - buffer.elements if setup.zero else 0
+    of = (("weights", setup.compute_dtype), ("main gradients", DTYPES[setup.grad_dtype]))
+    shape = (Dim("padding", padding),)
+    return [
+        Row("buffers", f"padding of {buffer.name}: {what}", shape, dtype, 1, "always", "modelled", _BUFFER)
+        for what, dtype in of
+        if padding
+    ]
 
 
 def _row(component: Component, p: Parameter, what: str, life: str, setup: Setup) -> Row:
@@ -328,21 +349,31 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
     grad_dtype = DTYPES[setup.grad_dtype]
     layers = sum(chunk.layers for chunk in stage.chunks)
     for buffer in buffers_of(setup, stage):
-        ranks, total = buffer.data_ranks, buffer.elements
         dense = buffer.name == "weights"
         of = "parameters of the stage" if dense else "parameters of its experts"
         name = "main gradients" if dense else "main gradients of experts"
-        if ranks == 1:
-            continue
         if setup.zero:
-            scattered = _of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)
-            dtype, updated = setup.compute_dtype, f"updated {buffer.name}"
-            gathered = _of_parameters("all_gather", updated, "step", dtype, ranks, total, _DISTRIBUTED, of=of)
-            made = [scattered, gathered]
+            made = _of_distributed_optimizer(setup, buffer, name, of)
         else:
+            ranks, total = buffer.data_ranks, buffer.elements
             made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
-        out += [c._replace(by_layer=True, shares=(buffer.of_a_layer(layers), total)) for c in made]
+        share = buffer.of_a_layer(layers), buffer.elements
+        out += [c._replace(by_layer=True, shares=share) for c in made if c.group_size > 1]
     return out
+
+
+def _of_distributed_optimizer(setup: Setup, buffer: Buffer, name: str, of: str) -> list[Collective]:
+    """Within an instance, and the shards between instances (`--num-distributed-optimizer-instances`; start_grad_sync)."""
+    grad_dtype, ranks, total = DTYPES[setup.grad_dtype], buffer.ranks, buffer.padded
+    padded = of if total == buffer.elements else f"padded {of}"
+    scattered = _of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=padded)
+    updated = f"updated {buffer.name}"
+    gathered = _of_parameters("all_gather", updated, "step", setup.compute_dtype, ranks, total, _DISTRIBUTED, of=padded)
+    instances, shard = buffer.data_ranks // ranks, total // ranks
+    between = f"{name}, between instances of the optimizer"
+    shards = f"shard of the {padded}"
+    summed = _of_parameters("all_reduce", between, "backward", grad_dtype, instances, shard, _BUFFER, of=shards)
+    return [scattered, summed, gathered]
 
 
 def _of_parameters(

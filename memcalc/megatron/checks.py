@@ -147,8 +147,19 @@ def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> Non
         other = "" if etp == 1 else f", or with --etp 1 of {ranks}"
         allowed = f"a divisor of {ranks // etp or 1}{other}"
         refuse("ep", options.ep, f"{why} = {ranks}, the GPUs of a pipeline stage; allowed: {allowed}")
+    _check_expert_instances(options, dp * options.cp, ranks // (options.ep * etp))
     if options.tp > 1 and options.sequence_parallel is False:
         refuse("sequence_parallel", "off", "Megatron trains experts under tp > 1 with it only; allowed: on")
+
+
+def _check_expert_instances(options: Options, ranks: int, expert_ranks: int) -> None:
+    """parallel_state.py: the data-parallel ranks of the experts make as many instances of the optimizer as all others."""
+    group = options.shard_group
+    if not options.zero or group is None or ranks % group or expert_ranks % (ranks // group) == 0:
+        return
+    why = f"{ranks // group} instances of the optimizer do not divide the experts' {expert_ranks} data-parallel ranks"
+    fitting = [n for n in range(1, ranks + 1) if ranks % n == 0 and expert_ranks % (ranks // n) == 0]
+    refuse("shard_group", group, f"{why}; allowed: {', '.join(map(str, fitting))}")
 
 
 def _check_stages(options: Options, name: str, a: Architecture) -> None:
