@@ -282,8 +282,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
 
 def _precision(options: Options, engine: str, model: Model | None) -> str:
     precision = options.precision
-    if engine == "megatron" and precision not in ("bf16-mixed", "fp16-mixed"):
-        refuse("precision", precision, f"with engine megatron {NOT_YET}bf16-mixed, fp16-mixed")
+    if engine == "megatron" and precision not in ("fp32", "bf16-mixed", "fp16-mixed"):
+        refuse("precision", precision, f"with engine megatron {NOT_YET}fp32, bf16-mixed, fp16-mixed")
     if model is None:
         return precision
     allowed = "fp32, bf16-mixed, fp16-mixed"
@@ -414,22 +414,31 @@ def _expert_imbalance(options: Options, model: Model | None) -> float:
 
 
 def _attention(options: Options, engine: str, model: Model) -> str:
-    kinds = ("sdpa", "eager", "flash") if engine == "megatron" else model.program.attention_kinds
+    kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
     if runs_gpt_model(options, engine):
-        if options.attention == "sdpa":
-            refuse(
-                "attention", "sdpa", "Megatron-DeepSpeed's GPTModel has the flash-attn package; allowed: flash, eager"
-            )
+        if options.attention in ("sdpa", "unfused"):
+            why = "Megatron-DeepSpeed's GPTModel has the flash-attn package; allowed: flash, eager"
+            refuse("attention", options.attention, why)
         return options.attention or "flash"
-    if engine == "megatron" and options.attention != "eager" and _capability(options).startswith("7."):
+    if engine == "megatron" and options.precision == "fp32":
+        if options.attention not in (None, "unfused"):
+            refuse(
+                "attention",
+                options.attention,
+                "takes 16 bits with engine megatron, precision is fp32; allowed: unfused",
+            )
+        return "unfused"
+    if engine == "megatron" and options.attention not in ("eager", "unfused") and _capability(options).startswith("7."):
         why = "is older than what Transformer Engine's fused attention runs on"
-        refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager")
+        refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager, unfused")
     if options.attention is None:
         return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
     if options.attention not in kinds:
         why = (
             NOT_YET
             if options.attention == "flash"
+            else "is Transformer Engine's, with --engine megatron; allowed: "
+            if options.attention == "unfused"
             else f"transformers does not offer it for {model.model_type}; allowed: "
         )
         refuse("attention", options.attention, why + ", ".join(kinds))
@@ -473,7 +482,7 @@ def _kernels(options: Options, precision: str, engine: str, model: Model | None)
     if kernels == "megatron":
         if options.padded:
             refuse("kernels", kernels, f"with a padding mask {NOT_YET}hf, fused")
-        if precision == "fp32":
+        if precision == "fp32" and engine != "megatron":
             refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
         if options.attention == "eager":
             other = "flash" if runs_gpt_model(options, engine) else "sdpa"

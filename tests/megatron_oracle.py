@@ -74,7 +74,7 @@ class NoRandomStates:
 
 
 @contextlib.contextmanager
-def _one_rank(tensor_parallel: int) -> Iterator[None]:
+def one_rank(tensor_parallel: int) -> Iterator[None]:
     import megatron.core.parallel_state as state
     from megatron.core.tensor_parallel import random
 
@@ -146,7 +146,7 @@ def gpt_model(
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     mode = Mode()
-    with _one_rank(tensor_parallel), mock.patch.object(block, "LayerNormImpl", _Norm):
+    with one_rank(tensor_parallel), mock.patch.object(block, "LayerNormImpl", _Norm):
         spec = get_gpt_layer_local_spec(normalization="RMSNorm" if a.rms_norm else None, qk_layernorm=a.qk_norm)
         spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _Norm
         if a.qk_norm:

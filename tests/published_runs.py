@@ -84,6 +84,41 @@ MEGATRON_RUNS = (
 """The test sets CUBLAS_WORKSPACE_CONFIG=:4096:8, so torch's two workspaces are 32 MiB each on an A100 too."""
 
 
+_CASES = "Megatron-LM, tests/functional_tests/test_cases/gpt/{}, as recorded by its CI"
+_GPT3_SMALL = Architecture(
+    layers=12, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=2048, vocab=50257, gated=False, rms_norm=False,
+    qkv_bias=True, linear_bias=True, qk_norm=False, positions=1024, tied=True, hidden_dropout=0.1, attention_dropout=0.1,
+)  # fmt: skip
+_SMALL_SIZES: dict[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": 12, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "intermediate_size": 2048, "vocab_size": 50257, "max_position_embeddings": 1024,
+}  # fmt: skip
+_UNFUSED: dict[str, Any] = {
+    "gpus": 8, "engine": "megatron", "seq_len": 1024, "micro_batch_size": 4, "global_batch_size": 32,
+    "gradient_accumulation_fusion": False, "attention": "unfused", "sequence_parallel": False,
+}  # fmt: skip
+
+
+def _small(case: str, peak: int, gpu: str, **options: Any) -> PublishedRun:
+    given = {**_UNFUSED, "gpu": gpu, **options}
+    name = f"gpt3_345m, {case.removeprefix('gpt3_mcore_te_')}, {gpu}"
+    return PublishedRun(name, _SMALL_SIZES, given, peak / 2**30, _CASES.format(case), _GPT3_SMALL)
+
+
+INTERLEAVED_RUN = _small(
+    "gpt3_mcore_te_tp1_pp4_vp1", 4_148_525_568, "h100-80gb", pp=4, schedule="interleaved", virtual_stages=3, pp_rank=3
+)
+"""With expandable segments, so no block is larger than what was asked for; 759 681 536 B between steps."""
+UNFUSED_RUNS = (
+    (_small("gpt3_mcore_te_tp2_pp2", 1_900_158_464, "a100-80gb", tp=2, pp=2, pp_rank=1), 487_096_832),
+    (
+        _small("gpt3_mcore_te_tp4_pp1_dist_optimizer_overlap_grad_reduce", 1_515_628_032, "a100-80gb", tp=4, zero=1),
+        269_842_944,
+    ),
+)
+"""With the bytes between steps. CUBLAS_WORKSPACE_CONFIG is :4096:8 here too."""
+
+
 def _b200(what: str, model: dict[str, Any], allocated: float, reserved: float, **options: Any) -> PublishedRun:
     """Four micro-batches of one sequence each."""
     data_ranks = 8 // (options.get("tp", 1) * options.get("pp", 1) * options.get("cp", 1))
@@ -125,7 +160,7 @@ SIMUMAX_RUNS = (
 )
 """docs/b200/b200_release_v1.2_summary.json, its rows of four micro-batches; those of 8 and 32 have the same memory."""
 
-PUBLISHED_RUNS = (*SIMUMAX_RUNS, *(run.published for run in MEGATRON_RUNS))
+PUBLISHED_RUNS = (*SIMUMAX_RUNS, *(run.published for run in MEGATRON_RUNS), INTERLEAVED_RUN)
 
 
 class ReservedRun(NamedTuple):

@@ -2,7 +2,8 @@
 
 Weights are 16 bits, gradients are added up in a contiguous fp32 buffer that is there for good
 (core/distributed/param_and_grad_buffer.py), the optimizer keeps fp32 weights and two moments: 18 bytes per parameter,
-6 + 12/d with `--zero 1`, the distributed optimizer over d data-parallel ranks (core/optimizer/distrib_optimizer.py).
+6 + 12/d with `--zero 1`, the distributed optimizer over d data-parallel ranks (core/optimizer/distrib_optimizer.py). In fp32
+there are no second weights: 16 bytes, 8 + 8/d.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
     for buffer in buffers_of(setup, stage):
         always += _padding(setup, buffer)
         parameters = _of_one_rank(setup, buffer)
-        always += [_row("optimizer_states", p, "fp32 main weight", "always", setup) for p in parameters]
+        if setup.has_master_weights:
+            always += [_row("optimizer_states", p, "fp32 main weight", "always", setup) for p in parameters]
         always += [row for row in state_rows(setup, parameters, fp32) if row.shape]
         if grad_dtype is not fp32:
             step += [_row("gradients", p, "fp32 copy of the gradient", "within the step", setup) for p in parameters]
@@ -202,6 +204,12 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
             life, source = "until the next micro-batch", "megatron/core/transformer/moe/token_dispatcher.py"
             rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
     rows += _of_layers(setup, stage)
+    fuses = setup.compute_dtype is not fp32 and stage.chunks[0].fuses_softmax(setup.micro_batch_size, setup.rows)
+    if setup.attention == "unfused" and not fuses:
+        source = "transformer_engine/pytorch/attention/dot_product_attention/softmax.py"
+        rows.append(
+            Row("buffers", "causal mask of all layers", (whole, whole), boolean, source=source, basis="modelled")
+        )
     return rows
 
 

@@ -36,8 +36,12 @@ def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
         states = [row for row in held.always if row.component == "optimizer_states" and not _is_main(row)]
         return Order((*made, *gradients, *mains, *rest), tuple(states), casts, ())
     flat = [_flat("parameters", buffer, setup.compute_dtype) for buffer in buffers]
-    parts = [part for buffer in buffers for part in _parts(stage, buffer, held)]
-    mains = [Row("optimizer_states", "main weight", part.shape, fp32, source=_OPTIMIZER) for part in parts]
+    parts = [part for buffer in buffers for part in _parts(stage, buffer)]
+    mains = [
+        Row("optimizer_states", "main weight", part.shape, fp32, source=_OPTIMIZER)
+        for part in parts
+        if setup.has_master_weights
+    ]
     states = [row for row in state_rows(setup, parts, fp32) if row.shape]
     return Order((*mains, *rest), tuple(states), casts, (), moved=tuple(made), flat=(*flat, *gradients))
 
@@ -50,7 +54,7 @@ def _flat(component: Component, buffer: Buffer, dtype: DType) -> Row:
     return Row(component, f"flat {buffer.name}", (Dim("weights", buffer.elements),), dtype, source=_BUFFER)
 
 
-def _parts(stage: Stage, buffer: Buffer, held: Holdings) -> list[Parameter]:
+def _parts(stage: Stage, buffer: Buffer) -> list[Parameter]:
     """What the first rank updates of each weight. The padding of its shard counts as part of the last one."""
     experts = buffer.name == "experts"
     sizes = [
@@ -59,11 +63,7 @@ def _parts(stage: Stage, buffer: Buffer, held: Holdings) -> list[Parameter]:
         for weight in chunk.weights()
         if (weight.component == "experts") == experts
     ]
-    (shard,) = (
-        numel(row.shape)[0]
-        for row in held.always
-        if _is_main(row) and row.name.startswith(f"flat {buffer.name} of the shard")
-    )
+    shard = buffer.padded // buffer.ranks
     return [Parameter("part of a weight", (Dim("part", part),), 1, False) for part in _first(sizes, shard)]
 
 

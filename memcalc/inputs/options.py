@@ -70,7 +70,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "optimizer": ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"),
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
-    "attention": ("eager", "sdpa", "flash"),
+    "attention": ("eager", "sdpa", "flash", "unfused"),
     "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked"),
     "kernels": ("hf", "fused", "megatron"),
     "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),

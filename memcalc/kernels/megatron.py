@@ -138,12 +138,12 @@ def core_attention(
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
     key, value = blocks.repeat_kv(k, q.shape[1]), blocks.repeat_kv(v, q.shape[1])
-    scores = _product(q, transpose(key, 2, 3), "attention scores")  # a name of the real forward, to its end
-    probabilities = dropout(_masked_softmax(scores), p)
-    return contiguous(transpose(_product(probabilities, value, "attention output"), 1, 2))
+    scores = scaled_product(q, transpose(key, 2, 3), "attention scores")  # a name of the real forward, to its end
+    probabilities = dropout(masked_softmax(scores), p)
+    return contiguous(transpose(product(probabilities, value, "attention output"), 1, 2))
 
 
-def _product(a: Tensor, b: Tensor, name: str) -> Tensor:
+def product(a: Tensor, b: Tensor, name: str) -> Tensor:
     """A batched product that reads its factors where they lie: saves both, copies neither."""
     node = Node(a.memory, _product_backward, (a, b), (a, b)) if recording(a, b) else None
     out = new_tensor(a.memory, (*a.shape[:3], b.shape[3]), a.dtype, name)
@@ -157,6 +157,24 @@ def _product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [_gradient_of(a), grad_b]
 
 
+def scaled_product(a: Tensor, b: Tensor, name: str) -> Tensor:
+    """torch.baddbmm with a scale, which each factor's gradient is multiplied with in turn."""
+    node = Node(a.memory, _scaled_product_backward, (a, b), (a, b)) if recording(a, b) else None
+    out = new_tensor(a.memory, (*a.shape[:3], b.shape[3]), a.dtype, name)
+    out.node = node
+    return out
+
+
+def _scaled_product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    a, b = node.unpack()
+    unscaled = _gradient_of(a)
+    grad_a = _gradient_of(a)
+    del unscaled
+    _unscaled = _gradient_of(b)
+    grad_b = _gradient_of(b)
+    return [grad_a, grad_b]
+
+
 def _gradient_of(factor: Tensor) -> Tensor:
     """Laid out by token for queries, keys and values, as the views that lead to them need it."""
     if factor.strides[2] == 1:
@@ -165,7 +183,7 @@ def _gradient_of(factor: Tensor) -> Tensor:
     return new_tensor(factor.memory, factor.shape, factor.dtype, "attention gradient", strides)
 
 
-def _masked_softmax(scores: Tensor) -> Tensor:
+def masked_softmax(scores: Tensor) -> Tensor:
     """ScaledUpperTriangMaskedSoftmax: saves its result in 16 bits; backward writes over the incoming gradient."""
     out = new_tensor(scores.memory, scores.shape, scores.dtype, "softmax")
     if recording(scores):

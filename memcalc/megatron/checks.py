@@ -137,6 +137,8 @@ def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> Non
             if degree not in (None, 1) and not (field == "etp" and degree == options.tp):
                 refuse(field, degree, f"{name} has no experts; allowed: 1")
         return
+    if options.precision == "fp32":
+        refuse("precision", "fp32", f"with engine megatron and experts {NOT_YET}bf16-mixed, fp16-mixed")
     if experts.count % options.ep:
         refuse("ep", options.ep, f"{name} has {experts.count} experts; allowed: a divisor of {experts.count}")
     if experts.ffn % etp:
@@ -216,12 +218,13 @@ def _check_context_parallel(options: Options, name: str, a: Architecture) -> Non
 def _check_sequence(options: Options, seq_len: int) -> None:
     sequence_parallel = options.tp > 1 if options.sequence_parallel is None else options.sequence_parallel
     unit = (options.tp if sequence_parallel else 1) * options.cp
-    if options.cp > 1 and options.attention == "eager":
-        refuse(
-            "attention",
-            "eager",
-            f"Megatron's own attention has no context parallelism (cp {options.cp}); allowed: sdpa",
-        )
+    if options.cp > 1 and options.attention in ("eager", "unfused"):
+        whose = "Megatron's own" if options.attention == "eager" else "Transformer Engine's unfused"
+        why = f"{whose} attention has no context parallelism (cp {options.cp}); allowed: sdpa"
+        refuse("attention", options.attention, why)
+    if options.cp > 1 and options.precision == "fp32":
+        why = f"Transformer Engine's unfused attention, the one in fp32, has no context parallelism (cp {options.cp})"
+        refuse("precision", "fp32", f"{why}; allowed: bf16-mixed, fp16-mixed")
     if options.cp > 1 and options.attention == "flash":
         refuse("attention", "flash", f"under context parallelism (cp {options.cp}) {NOT_YET}sdpa")
     if options.cp > 1 and seq_len % (2 * options.cp):

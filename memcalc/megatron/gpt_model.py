@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import Node, checkpoint
 from memcalc.dims import ONE_DIM, Dim, Shape, merge
-from memcalc.dtypes import boolean, fp32
+from memcalc.dtypes import bf16, boolean, fp32
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.program import Program
 from memcalc.kernels import megatron as kernels
+from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
 from memcalc.megatron.context_parallel import ATTENTION
 from memcalc.megatron.latent import LatentAttention
 from memcalc.megatron.layers import (
@@ -200,7 +201,12 @@ class GPTModel(Program):
             yield Buffer("rotary_pos_emb.inv_freq", (Dim("head_dim/2", self.a.head_dim // 2),), fp32)
 
     def branch(self, batch: int, seq: int) -> Hashable:
-        return (batch == 1, seq == 1) if self.polynomial else (batch, seq)
+        return (batch == 1, seq == 1, self.fuses_softmax(batch, seq)) if self.polynomial else (batch, seq)
+
+    def fuses_softmax(self, batch: int, shard: int) -> bool:
+        """Whether Transformer Engine's unfused attention has a kernel for the softmax of its 16-bit scores."""
+        tokens = self.layout.group(Dim("seq", shard)).whole
+        return has_kernel(bf16, (Dim("batch", batch), self.heads, tokens, tokens))
 
     # --- forward
 
@@ -344,6 +350,13 @@ class GPTModel(Program):
         """Fused attention does not look at the mask; what recomputes it keeps it (_checkpointed_attention_forward)."""
         memory, p = m.run.memory, self.a.attention_dropout
         with m / "core_attention":
+            if m.run.attention == "unfused":
+                inputs = q, k, v, mask, p
+                return (
+                    checkpoint(memory, unfused_attention, *inputs)
+                    if self.layout.selective
+                    else unfused_attention(*inputs)
+                )
             if m.run.attention == "eager":
                 if self.layout.selective:
                     return checkpoint(memory, _unmasked(kernels.dot_product_attention), mask, q, k, v, p)

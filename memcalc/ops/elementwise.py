@@ -340,6 +340,20 @@ def masked_fill_(a: Tensor, mask: Tensor) -> Tensor:
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
 
+def masked_fill_view_(a: Tensor, mask: Tensor) -> Tensor:
+    """`masked_fill_` of a view of all of `a` (CopySlices)."""
+    node = Node(a.memory, _masked_fill_view_backward, (a,), (mask,)) if recording(a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _masked_fill_view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _mask = node.unpack()
+    result = like(grads[0], "gradient of the base")
+    of_the_view = like(grads[0], "gradient of the view")
+    _filled = like(of_the_view, "where gradient")
+    return [result]
+
+
 def where_of_two(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """torch.where(condition, a, b): saves the condition."""
     node = Node(a.memory, _where_of_two_backward, (a, b), (condition,)) if recording(a, b) else None

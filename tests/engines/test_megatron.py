@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from megatron_oracle import gpt_model
-from published_runs import MEGATRON_RUNS, MegatronRun
+from published_runs import INTERLEAVED_RUN, MEGATRON_RUNS, UNFUSED_RUNS, MegatronRun, PublishedRun
 
 import memcalc
 from memcalc.dims import numel
@@ -168,6 +168,22 @@ def test_megatrons_recorded_memory(run: MegatronRun) -> None:
     assert 0 <= run.between_steps - (report.phases["step"] + workspaces(report)) < 5_000_000
 
 
+def test_recorded_memory_without_a_fused_attention() -> None:
+    """An interleaved pipeline of a small model on an H100: to 100 kB of 4.1 GB."""
+    report = INTERLEAVED_RUN.estimate()
+    assert abs(4_148_525_568 - (report.peak + workspaces(report))) < 100_000
+    assert abs(759_681_536 - (report.phases["step"] + workspaces(report))) < 100_000
+
+
+@pytest.mark.parametrize(("run", "between_steps"), UNFUSED_RUNS, ids=["tp 2, pp 2", "tp 4, distributed optimizer"])
+def test_recorded_memory_of_unfused_attention_on_a100s(run: PublishedRun, between_steps: int) -> None:
+    """To 0.1 %: with 1 to 2 GB, blocks that the allocator does not split are as much as that."""
+    report = run.estimate()
+    (blocks,) = (i.nbytes for i in report.overheads if i.name == "blocks that are not split")
+    assert report.peak + workspaces(report) + blocks == pytest.approx(run.allocated * GIB, rel=1e-3)
+    assert 0 < between_steps - (report.phases["step"] + workspaces(report)) < blocks
+
+
 def workspaces(report: memcalc.Report) -> int:
     """Transformer Engine's, and torch's two as CUBLAS_WORKSPACE_CONFIG makes them on any GPU."""
     (own,) = (i.nbytes for i in report.overheads if i.name == "Transformer Engine's cuBLAS workspaces")
@@ -279,6 +295,21 @@ def test_bytes_per_parameter() -> None:
     assert memcalc.estimate(params=2**30, engine="megatron", gpus=8).peak == 18 * 2**30
 
 
+def test_bytes_per_parameter_in_fp32() -> None:
+    """16, distributed 8 + 8/d: no second weights; gradients are added up in fp32 as ever."""
+    for ranks in (1, 2, 64):
+        report = memcalc.estimate(params=2**30, engine="megatron", precision="fp32", zero=1, gpus=ranks)
+        assert report.peak == (8 + 8 / ranks) * 2**30
+    assert memcalc.estimate(params=2**30, engine="megatron", precision="fp32", gpus=8).peak == 16 * 2**30
+    model: dict[str, Any] = {"engine": "megatron", "precision": "fp32", "tp": 2, "seq_len": 64}
+    for options, each in (({"gpus": 2}, 16), ({"gpus": 16, "zero": 1}, 8 + 8 / 8)):
+        ours = memcalc.estimate("llama-7b", **model, **options)
+        states = sum(ours.total(c) for c in ("parameters", "gradients", "optimizer_states"))
+        assert states == pytest.approx(each * ours.total("parameters") // 4, rel=1e-6)
+        assert {i.dtype for i in ours.items if i.component != "buffers" or "tokens" not in i.name} >= {"fp32"}
+        assert "bf16" not in {i.dtype for i in ours.items} | {c.dtype for c in ours.collectives}
+
+
 def test_bytes_per_parameter_with_16_bit_gradients() -> None:
     """fp16: 20, distributed 4 + 16/d: main gradients are fp16 too, and the step has an fp32 copy of what it updates."""
     half: dict[str, Any] = {"params": 2**30, "engine": "megatron", "precision": "fp16-mixed"}
@@ -316,7 +347,14 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
         ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved"),
         ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: Megatron-Core has none"),
         ({"tp": 2, "gpus": 2, "kernels": "hf"}, "--kernels hf: engine megatron has its own; allowed: megatron"),
-        ({"tp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: with engine megatron is not modelled"),
+        ({"tp": 2, "gpus": 2, "precision": "bf16"}, "--precision bf16: with engine megatron is not modelled"),
+        ({"cp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: Transformer Engine's unfused attention, the one in fp32"),
+        ({"cp": 2, "gpus": 2, "attention": "unfused"}, "--attention unfused: Transformer Engine's unfused attention has no"),
+        (
+            {"tp": 2, "gpus": 2, "precision": "fp32", "attention": "sdpa"},
+            "--attention sdpa: takes 16 bits with engine megatron, precision is fp32; allowed: unfused",
+        ),
+        ({"attention": "unfused"}, "--attention unfused: is Transformer Engine's, with --engine megatron; allowed: sdpa, eager"),
         ({"tp": 2, "gpus": 2, "optimizer": "sgd"}, "--optimizer sgd: with engine megatron"),
         ({"pp": 2, "gpus": 2, "pp_rank": 2}, "--pp-rank 2: allowed: 0 to 1 (pp is 2)"),
         ({"sequence_parallel": True}, "--sequence-parallel on: needs tp > 1"),

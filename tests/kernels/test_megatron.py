@@ -45,7 +45,7 @@ KERNELS: dict[str, Kernel] = {
     "gelu": Kernel(lambda x: megatron.act(x, "gelu"), stand_ins.GeLU.apply, (X,)),
     "gated": Kernel(megatron._gated, stand_ins.SwiGLU.apply, (X, X)),
     "rotary": Kernel(lambda x, a: megatron.rotated(x, a, a), stand_ins.Rotated.apply, (HEADS, ANGLES)),
-    "softmax": Kernel(megatron._masked_softmax, stand_ins.MaskedSoftmax.apply, (SCORES,)),
+    "softmax": Kernel(megatron.masked_softmax, stand_ins.MaskedSoftmax.apply, (SCORES,)),
     "cross_entropy": Kernel(
         megatron._cross_entropy, stand_ins.VocabParallelCrossEntropy.apply, (LOGITS, TARGET)
     ),

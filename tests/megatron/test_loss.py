@@ -1,0 +1,34 @@
+"""The loss over a vocabulary that tensor-parallel ranks share, against Megatron-Core's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_bytes import Arg, Kernel, in_torch, on_paper
+from megatron_oracle import one_rank
+
+from memcalc.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.kernels.megatron import _cross_entropy  # pyright: ignore[reportPrivateUsage]
+from memcalc.ops.elementwise import scale
+from memcalc.tensor import Tensor, new_tensor
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("dtype", [bf16, fp16, fp32], ids=lambda dtype: dtype.name)
+def test_it_saves_and_allocates_what_the_real_one_does(dtype: DType, ranks: int) -> None:
+    """fp32 logits are not copied: the softmax is written over them."""
+
+    def ours(logits: Tensor) -> Tensor:
+        made = scale(logits, "mul")
+        return _cross_entropy(made, new_tensor(logits.memory, logits.shape[:2], int64, "targets"))
+
+    def theirs(logits: torch.Tensor) -> torch.Tensor:
+        from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+
+        targets = torch.zeros(logits.shape[:2], dtype=torch.int64)
+        return vocab_parallel_cross_entropy(logits * 1.0, targets).view(-1)
+
+    kernel = Kernel(ours, theirs, (Arg((12, 3, 40), dtype),))
+    with one_rank(ranks):
+        real = in_torch(kernel)
+    assert on_paper(kernel) == real
