@@ -236,6 +236,8 @@ class Step:
         """The unit whose forward was done last."""
         self.copied_out: Tensor | None = None
         """The last all-gather's result, kept in forward so that the next one does not overwrite it."""
+        self.recomputed: Unit | None = None
+        """The experts in a recomputed layer: FSDP2 takes their forward for one of a whole model (iter_forward_root)."""
         self.reduce_scatter_inputs: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.reduced: set[Unit] = set()
@@ -262,6 +264,8 @@ class Step:
             if self.sharding.reshards:
                 unit.whole = None
             self._forward_is_done(unit)
+        elif self.recomputed is unit:
+            self.recomputed = self.copied_out = None
         return self._before_backward_begins(unit, outputs)
 
     def after_forward(self, loss: Tensor) -> Tensor:
@@ -295,6 +299,8 @@ class Step:
     def _before_forward(self, unit: Unit) -> None:
         if unit.whole is not None:
             return
+        if self.run.memory.phase == "backward":
+            self.recomputed = unit
         unit.unshard()
         _prev_all_gather_state = self.copied_out  # a variable of wait_for_unshard, until that returns
         self.copied_out = unit.wait_for_unshard()
