@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
+from weakref import ref
 
 from memcalc.dims import ONE_DIM, Shape, numel
 from memcalc.dtypes import DType
@@ -280,9 +281,9 @@ class _StopRecomputation(Exception):
 
 
 class _Holder:
-    """What a checkpointed node keeps in place of a saved tensor."""
+    """What a checkpointed node keeps in place of a saved tensor. It goes with the node, and nobody asks for the tensor then."""
 
-    __slots__ = ("frame", "tensor")
+    __slots__ = ("__weakref__", "frame", "tensor")
 
     def __init__(self, frame: Checkpoint) -> None:
         self.frame = frame
@@ -333,12 +334,12 @@ class Checkpoint:
             args if outer is None else tuple(_Argument(outer, arg) if isinstance(arg, Tensor) else arg for arg in args)
         )
         self.autocast = None if memory.autocast is None else memory.autocast.dtype
-        self.holders: list[_Holder] = []
+        self.holders: list[ref[_Holder]] = []
         self.done = False
 
     def pack(self, tensor: Tensor) -> _Holder:
         holder = _Holder(self)
-        self.holders.append(holder)
+        self.holders.append(ref(holder))
         return holder
 
     def recompute(self) -> None:
@@ -373,8 +374,9 @@ class _Recomputation:
         self.count = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
-        holder = self.frame.holders[self.count]
-        holder.tensor = Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
+        holder = self.frame.holders[self.count]()
+        if holder is not None:
+            holder.tensor = Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
         self.count += 1
         if self.frame.early_stop and self.count == len(self.frame.holders):
             raise _StopRecomputation

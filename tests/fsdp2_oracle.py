@@ -4,8 +4,8 @@ of a `fake` process group of any size.
 FSDP2 frees gathered parameters by resizing their storages, which a dispatch mode does not see; so its two functions for
 that are wrapped. CPU tensors have no streams, so nothing waits for another stream's event: lives are those of the objects.
 
-With tensor parallelism transformers' own plan is applied first, as `from_pretrained(distributed_config=...)` does it; and
-tensors are real, because the waits of functional collectives give fake tensors storages that they do not have.
+With tensor or expert parallelism transformers' own plan is applied first, as `from_pretrained(distributed_config=...)` does
+it; and tensors are real, because the waits of functional collectives give fake tensors storages that they do not have.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dtensor_plans import column_and_row_parallel, sequence_and_loss_parallel, sequence_parallel
+from expert_parallel_oracle import even_routing, experts_apart
 from oracle import LiveBytes, build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,7 +37,7 @@ Sent = tuple[str, int, int]
 
 
 Split = tuple[str, str, int]
-"""Of a collective over the tensor-parallel group: the phase, its name, the bytes of the full tensor."""
+"""Of a collective over the tensor- or expert-parallel group: the phase, its name, the bytes of the full tensor."""
 
 
 class RankMode(LiveBytes):
@@ -48,6 +49,7 @@ class RankMode(LiveBytes):
         self.split: list[Split] = []
         self.phase = ""
         self.tensor_parallel_group = ""
+        self.expert_parallel_group = ""
         self.loss: Any = None
         """Of the last micro-batch: the caller holds it until the next one has its own."""
 
@@ -74,6 +76,8 @@ class RankMode(LiveBytes):
             name = func._schema.name.removeprefix("c10d::")
             if name == "allreduce_" and _group(args).group_name == self.tensor_parallel_group:
                 self.split.append((self.phase, "all_reduce", sum(t.nbytes for t in args[0])))
+            elif name == "alltoall_base_":
+                self.split.append((self.phase, "all_to_all", args[1].nbytes))
             elif name == "_allgather_base_":
                 self.sent.append(("all_gather", args[0].nbytes, _ranks(args)))
             elif name == "_reduce_scatter_base_":
@@ -86,6 +90,10 @@ class RankMode(LiveBytes):
 
     def _functional(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("wait_tensor", "_wrap_tensor_autograd"):
+            return
+        if name == "all_to_all_single":
+            assert args[-1] == self.expert_parallel_group
+            self.split.append((self.phase, "all_to_all", args[0].nbytes))
             return
         if self.phase == "step":  # norms, over all axes in turn
             assert name == "all_reduce"
@@ -180,6 +188,7 @@ def sharded_step(
     micro_batches: int = 1,
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
+    expert_parallel: int = 1,
     plan: str = "transformers",
     clips: bool = False,
     log: bool = False,
@@ -196,7 +205,7 @@ def sharded_step(
         else:
             whole = init_device_mesh("cpu", (*mesh, tensor_parallel), mesh_dim_names=(*names, "tp"))
         how: dict[str, Any] = {"mesh": whole if tensor_parallel == 1 else whole[names], "mp_policy": chosen}
-        if tensor_parallel == 1:
+        if tensor_parallel == 1 and expert_parallel == 1:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         for context in (not_traced(), cuda_kernels(), resizing(mode)):
             stack.enter_context(context)
@@ -204,6 +213,10 @@ def sharded_step(
         if tensor_parallel > 1:
             PLANS[plan](model, whole["tp"])
             mode.tensor_parallel_group = whole["tp"].get_group().group_name
+        if expert_parallel > 1:
+            stack.enter_context(even_routing())
+            group = experts_apart(model, mesh, expert_parallel, **how | {"reshard_after_forward": reshards})
+            mode.expert_parallel_group = group.get_group().group_name
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
         for layer in _layers(model):

@@ -4,6 +4,9 @@ Every parameter is cut along its first dim, which is padded to a multiple of the
 `reshard_after_forward=True`, `--zero 2` is False; the root never reshards after forward (_fsdp_state.py, _lazy_init). With
 `bf16-mixed` the shards are fp32, the policy gathers in bf16 and reduces in fp32 (MixedPrecisionPolicy); with one dtype for
 all there is no policy. `--shard-group` smaller than dp is hybrid sharding: gradients are besides all-reduced over replicas.
+
+Under `--ep` each layer's experts are a unit of their own over the ranks that have the same experts: edp = shard group / ep
+(transformers/distributed/fsdp.py).
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.clipping import norms
-from memcalc.engines.fsdp2_step import STREAMS, Sharding, padded_elements
+from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding, padded_elements
 from memcalc.engines.holdings import Holdings, Order, Update, input_rows, state_rows, step_temporaries
+from memcalc.families.expert_parallel import expert_path
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 from memcalc.setup import DTYPES
@@ -44,7 +48,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) -> Order:
     """`before`: what is there before the first step."""
     sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
-    updates = tuple(Update(tuple(group), sharded) for group in _by_mesh(model, parameters))
+    updates = tuple(Update(tuple(group), sharded) for group in _by_mesh(model, setup, parameters))
     states = state_rows(setup, parameters, sharded)
     first = sharding._replace(accumulating=False) if sharding.accumulating else None
     streams = STREAMS
@@ -59,7 +63,9 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
     gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
     always = _rows(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
-    step = max((step_temporaries(setup, group, sharded, sharded) for group in _by_mesh(model, parameters)), key=_nbytes)
+    step = max(
+        (step_temporaries(setup, group, sharded, sharded) for group in _by_mesh(model, setup, parameters)), key=_nbytes
+    )
     sharding = Sharding(
         setup.shards,
         setup.zero == 3,
@@ -67,28 +73,44 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
         DTYPES[setup.grad_dtype],
         setup.micro_batches > 1,
         setup.dp // setup.shards,
+        _expert_units(model, setup),
     )
     return always, [*gradients, *step], sharding
+
+
+def _expert_units(model: Model, setup: Setup) -> ExpertUnits | None:
+    path = expert_path(model.program) if setup.ep > 1 else None
+    return None if path is None else ExpertUnits(path, setup.shards // setup.ep)
+
+
+def _spread(setup: Setup, weight: Weight) -> tuple[str, int]:
+    """The axis that a weight is sharded over, and its ranks."""
+    return ("edp", setup.shards // setup.ep) if _is_apart(setup, weight) else ("dp", setup.shards)
+
+
+def _is_apart(setup: Setup, weight: Weight) -> bool:
+    return setup.ep > 1 and weight.component == "experts"
 
 
 def _parameters(model: Model, setup: Setup) -> list[Parameter]:
     """What one rank updates."""
     return [
-        Parameter(w.name, _shard(w.shape, setup.shards), count, w.layer is not None and len(w.shape) == 2)
+        Parameter(w.name, _shard(w.shape, *_spread(setup, w)), count, w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
         if (count := model.trained(w))
     ]
 
 
-def _by_mesh(model: Model, parameters: list[Parameter]) -> list[list[Parameter]]:
+def _by_mesh(model: Model, setup: Setup, parameters: list[Parameter]) -> list[list[Parameter]]:
     """The optimizer's groups: parameters on different meshes share no kernel (transformers' Trainer.create_optimizer)."""
-    parallel = model.program.tensor_parallel
-    if parallel is None:
+    parallel, experts = model.program.tensor_parallel, _expert_units(model, setup)
+    if parallel is None and experts is None:
         return [parameters]
     groups: dict[bool, list[Parameter]] = {True: [], False: []}
     for parameter in parameters:
-        groups[parallel.is_split(parameter.name)].append(parameter)
-    return list(groups.values())
+        apart = experts is not None and parameter.name.startswith(f"{experts.path}.")
+        groups[apart or (parallel is not None and parallel.is_split(parameter.name))].append(parameter)
+    return [group for group in groups.values() if group]
 
 
 def _nbytes(rows: list[Row]) -> int:
@@ -101,41 +123,47 @@ def sharded_dtype(setup: Setup) -> DType:
 
 def _rows(model: Model, setup: Setup, component: str, life: str, copies: Callable[[Weight], int]) -> list[Row]:
     return [
-        Row(component, w.name, _shard(w.shape, setup.shards), sharded_dtype(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
+        Row(component, w.name, _shard(w.shape, *_spread(setup, w)), sharded_dtype(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
         for w in model.weight_classes
         if (n := copies(w))
     ]
 
 
 @lru_cache(maxsize=1024)
-def _shard(shape: Shape, ranks: int) -> Shape:
+def _shard(shape: Shape, axis: str, ranks: int) -> Shape:
     """The rows of a parameter that one rank holds, its padding included."""
     first, *rest = shape
     if ranks == 1:
         return shape
-    return (Dim(f"⌈{first.name}/dp⌉", -(-first.size // ranks)), *rest)
+    return (Dim(f"⌈{first.name}/{axis}⌉", -(-first.size // ranks)), *rest)
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
     clipping = norms(model, setup, sharded_dtype(setup))
     if setup.dp == 1:
         return clipping
-    layers = [w for w in model.weight_classes if w.layer is not None]
     root = [w for w in model.weight_classes if w.layer is None]
+    experts = [w for w in model.weight_classes if _is_apart(setup, w)]
+    layers = [w for w in model.weight_classes if w.layer is not None and not _is_apart(setup, w)]
+    stack = f"{layers[0].name.split('*')[0]}*" if layers else None
     return [
-        *_of_unit(model, setup, layers, f"{layers[0].name.split('*')[0]}*" if layers else None, model.layers),
-        *_of_unit(model, setup, root, None, 1),
+        *_of_unit(model, setup, layers, stack, model.layers, "layers"),
+        *_of_unit(model, setup, experts, stack, max(map(model.copies, experts), default=0), "experts"),
+        *_of_unit(model, setup, root, None, 1, "outside the layers"),
         *clipping,
     ]
 
 
-def _of_unit(model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int) -> list[Collective]:
-    ranks, replicas, micro = setup.shards, setup.dp // setup.shards, setup.micro_batches
+def _of_unit(
+    model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int, where: str
+) -> list[Collective]:
+    """Of equal units, one of them in each of `units` layers."""
+    replicas, micro = setup.dp // setup.shards, setup.micro_batches
+    ranks = _spread(setup, weights[0])[1] if weights else 1
     elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
     reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)
     if not elements:
         return []
-    where = "layers" if layer else "outside the layers"
     again = setup.zero == 3 and layer is not None
     gathered, sums = setup.compute_dtype, DTYPES[setup.grad_dtype]
 

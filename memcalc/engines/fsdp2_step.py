@@ -1,7 +1,8 @@
 """FSDP2 while a step runs: units are gathered before they are used, and reduced when their backward is done.
 
-A unit is a layer, or everything outside the layers (the root): `fully_shard` over each layer, then over the model. Sources,
-all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the hooks), _fsdp_param_group.py (unshard, wait_for_unshard,
+A unit is a layer, or everything outside the layers (the root): `fully_shard` over each layer, then over the model. Under
+expert parallelism a layer's experts are one too, on the ranks that have the same experts (`fully_shard` over them first,
+transformers/distributed/fsdp.py). Sources, all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the hooks), _fsdp_param_group.py (unshard, wait_for_unshard,
 post_backward, _backward_prefetch), _fsdp_collectives.py (foreach_all_gather, foreach_reduce).
 """
 
@@ -26,6 +27,15 @@ STREAMS: Final = {
 """What is allocated on a stream of FSDP2's own, by its name in the run (foreach_all_gather, foreach_reduce)."""
 
 
+class ExpertUnits(NamedTuple):
+    """The experts of a rank, which are units of their own."""
+
+    path: str
+    """Of their module in a layer."""
+    ranks: int
+    """GPUs that one shard of them spans."""
+
+
 class Sharding(NamedTuple):
     """How a model is sharded: what a run under FSDP2 depends on."""
 
@@ -41,12 +51,20 @@ class Sharding(NamedTuple):
     """Whether an earlier micro-batch left gradients."""
     replicas: int = 1
     """Groups of such ranks whose shards of gradients are all-reduced (hybrid sharding)."""
+    experts: ExpertUnits | None = None
+    """None where experts are in their layers' units."""
 
     def start(self, run: Run) -> Step:
         return Step(self, run)
 
     def prepared(self, record: object) -> None:
         """All layers are alike."""
+
+    def unit_at(self, path: str, layer: int | None) -> tuple[str, int | None]:
+        """The unit that a module or a weight at `path` is in: the path of its stack or of experts, and its layer."""
+        if self.experts is not None and f"{path}.".startswith(f"{self.experts.path}."):
+            return self.experts.path, layer
+        return _stack_and_layer(path, layer)
 
 
 def padded_elements(shape: Shape, ranks: int) -> int:
@@ -65,6 +83,8 @@ def _stack_and_layer(path: str, layer: int | None) -> tuple[str, int | None]:
 
 class Unit:
     """Parameters that are gathered, and whose gradients are reduced, together (FSDPParamGroup)."""
+
+    axis = "dp"
 
     __slots__ = (
         "all_reduced",
@@ -140,13 +160,18 @@ class Unit:
         component = "gathered" if self.sharding.accumulating else "gradients"
         if self.sharding.reduced is self.sharding.sharded:
             reduced = output = self._shard("sharded gradients", self.sharding.sharded, component)
+            self.divide()
         else:
             reduced = self._shard("reduced gradients", self.sharding.reduced)
+            self.divide()
             output = self._shard("sharded gradients", self.sharding.sharded, component)
         if self.sharding.replicas > 1:
             self.all_reduced = reduced
         del unsharded_grad
         return output
+
+    def divide(self) -> None:
+        """The mean of the ranks' gradients, of which the reduction itself makes it."""
 
     def take_gradients(self) -> list[Tensor]:
         """The gradients that are there, which the parameters let go."""
@@ -162,7 +187,8 @@ class Unit:
         return self._allocate(Dim("unit", self.elements), name, dtype, component)
 
     def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
-        return self._allocate(Dim("unit/dp", self.elements // self.sharding.ranks), name, dtype, component)
+        part = Dim(f"unit/{self.axis}", self.elements // self.sharding.ranks)
+        return self._allocate(part, name, dtype, component)
 
     def _allocate(self, dim: Dim, name: str, dtype: DType, component: str) -> Tensor:
         memory = self.run.memory
@@ -172,6 +198,24 @@ class Unit:
             return new_tensor(memory, (dim,), dtype, name, component=component)
         finally:
             memory.layer, memory.scope = layer, scope
+
+
+class ExpertUnit(Unit):
+    """The experts of a rank in one layer. Their gradients are divided by dp, which is not how many ranks have reduced them."""
+
+    axis = "edp"
+
+    __slots__ = ()
+
+    def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
+        assert sharding.experts is not None
+        super().__init__(sharding._replace(ranks=sharding.experts.ranks), run, layer, weights)
+        self.name = sharding.experts.path
+
+    def divide(self) -> None:
+        """Over one rank out of place (gradient_divide_factor in foreach_reduce)."""
+        if self.sharding.ranks == 1:
+            _quotient = self._block("gradients, divided", self.sharding.reduced)
 
 
 class Step:
@@ -185,16 +229,22 @@ class Step:
         run.buffer_dtype = sharding.sharded
         weights: dict[tuple[str, int | None], list[Tensor]] = {_ROOT: []}
         for (name, layer), weight in run.weights.items():
-            weights.setdefault(_stack_and_layer(name, layer), []).append(weight)
-        self.units = {key: self.Unit(sharding, run, key[1], own) for key, own in weights.items()}
+            weights.setdefault(sharding.unit_at(name, layer), []).append(weight)
+        self.units = {key: self._kind(key[0])(sharding, run, key[1], own) for key, own in weights.items()}
         self.root = self.units[_ROOT]
         self.last: Unit | None = None
         """The unit whose forward was done last."""
         self.copied_out: Tensor | None = None
         """The last all-gather's result, kept in forward so that the next one does not overwrite it."""
+        self.recomputed: Unit | None = None
+        """The experts in a recomputed layer: FSDP2 takes their forward for one of a whole model (iter_forward_root)."""
         self.reduce_scatter_inputs: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.reduced: set[Unit] = set()
+
+    def _kind(self, path: str) -> type[Unit]:
+        experts = self.sharding.experts
+        return ExpertUnit if experts is not None and path == experts.path else self.Unit
 
     # --- what a run calls
 
@@ -202,14 +252,20 @@ class Step:
         self._before_forward(self.root)
 
     def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
-        """A layer's forward between its hooks. It is what is recomputed, and finds its parameters gathered then."""
+        """A layer's or its experts' forward between its hooks.
+
+        The layer's is what is recomputed, and finds its parameters gathered then; the experts' hooks are in it.
+        """
         args = self._cast(args)
-        unit = self.units[_stack_and_layer(m.path, m.layer)]
+        unit = self.units[self.sharding.unit_at(m.path, m.layer)]
         self._before_forward(unit)
         outputs = forward(m, *self._before_backward_ends(unit, args))
-        if self.sharding.reshards:
-            unit.whole = None
-        self._forward_is_done(unit)
+        if self.run.memory.phase == "forward":  # FSDPParamGroup.post_forward
+            if self.sharding.reshards:
+                unit.whole = None
+            self._forward_is_done(unit)
+        elif self.recomputed is unit:
+            self.recomputed = self.copied_out = None
         return self._before_backward_begins(unit, outputs)
 
     def after_forward(self, loss: Tensor) -> Tensor:
@@ -241,6 +297,10 @@ class Step:
         return cast(given, self.run.dtype, "cast for the layer") if is_float else given
 
     def _before_forward(self, unit: Unit) -> None:
+        if unit.whole is not None:
+            return
+        if self.run.memory.phase == "backward":
+            self.recomputed = unit
         unit.unshard()
         _prev_all_gather_state = self.copied_out  # a variable of wait_for_unshard, until that returns
         self.copied_out = unit.wait_for_unshard()

@@ -58,12 +58,18 @@ def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group)
 # --- of transformers' modules under tensor parallelism
 
 _TRANSFORMERS: Final = "transformers/distributed/tensor_parallel.py"
+_EXPERTS: Final = "transformers/distributed/expert_parallel.py"
 _TORCH: Final = "torch/distributed/tensor/parallel/style.py"
 
 
 def tensor_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
     """By transformers' plan, or by torch's with sequence parallelism."""
     return collectives_of_run(profile, setup, layers, {"tp": _group(setup)})
+
+
+def expert_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
+    """What AllToAllEP exchanges."""
+    return collectives_of_run(profile, setup, layers, {"ep": Group("ep", setup.ep, _EXPERTS)})
 
 
 def tensor_parallel_of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:

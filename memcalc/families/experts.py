@@ -15,7 +15,7 @@ from memcalc.families.blocks import act
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.ops.elementwise import cast, like, sigmoid, softmax, sum_last
 from memcalc.ops.matmul import linear
-from memcalc.ops.routing import add_, div_, gather, grouped_mm, index, masked_fill, sort, sum_middle, topk
+from memcalc.ops.routing import add_, div_, gather, grouped_mm, index, masked_fill, masked_fill_, sort, sum_middle, topk
 from memcalc.ops.shape import chunk, expand, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
@@ -81,6 +81,8 @@ class Experts:
     activation: str
     is_transposed: bool = False
     has_bias: bool = False
+    is_expert_parallel: bool = False
+    """Whether other ranks have experts too: rows that are for none of these are masked."""
 
     @property
     def gate_up(self) -> Dim:
@@ -113,13 +115,20 @@ class Experts:
         _histc_input = like(expert_ids_g, "histogram input", int32)  # fp32 on CPU
         _tokens_per_expert = new_tensor(perm.memory, (self.count,), int32, "tokens per expert")
         offsets = new_tensor(perm.memory, (self.count,), int32, "offsets of the experts")
+        sentinel_mask = self.sentinels(expert_ids_g)
 
         first, _width = self.first
         selected_biases = self.biases(m, f"{first}_bias", expert_ids_g)
+        if sentinel_mask is not None:
+            selected_hidden_states_g = masked_fill_(selected_hidden_states_g, sentinel_mask)
         proj_out = self.linear(selected_hidden_states_g, m.weight(first), offsets, selected_biases)
+        if sentinel_mask is not None:
+            proj_out = masked_fill(proj_out, sentinel_mask)
         proj_out = self.apply_gate(proj_out)
         selected_biases = self.biases(m, "down_proj_bias", expert_ids_g)
         proj_out = self.linear(proj_out, m.weight("down_proj"), offsets, selected_biases)
+        if sentinel_mask is not None:
+            proj_out = masked_fill(proj_out, sentinel_mask)
         weighted_out = proj_out * unsqueeze(sample_weights_g, 1)
 
         inv_perm = like(perm, "inverse permutation")
@@ -128,6 +137,10 @@ class Experts:
         weighted_out = index(weighted_out, inv_perm, "rows by token")
         final_hidden_states = sum_middle(view(weighted_out, tokens, self.per_token, hidden))
         return cast(final_hidden_states, hidden_states.dtype)
+
+    def sentinels(self, expert_ids_g: Tensor) -> Tensor | None:
+        """Which rows are for another rank's experts, where ranks have different ones."""
+        return unsqueeze(like(expert_ids_g, "rows of other ranks", boolean), 1) if self.is_expert_parallel else None
 
     def biases(self, m: Module, name: str, expert_ids_g: Tensor) -> Tensor | None:
         """Each row's own expert's bias."""

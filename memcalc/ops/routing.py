@@ -135,6 +135,12 @@ def _masked_fill_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "masked gradient")]
 
 
+def masked_fill_(a: Tensor, mask: Tensor) -> Tensor:
+    """a.masked_fill_(mask, number): saves the mask; the result has a's storage."""
+    node = Node(a.memory, _masked_fill_backward, (a,), (mask,)) if recording(a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
 def sort(a: Tensor) -> tuple[Tensor, Tensor]:
     """torch.sort of integers: the sorted values and where they were."""
     return like(a, "sorted"), like(a, "permutation")
@@ -169,6 +175,17 @@ def index_two(a: Tensor, first: Tensor, second: Tensor) -> Tensor:
     out = new_tensor(a.memory, (*first.shape, *a.shape[2:]), a.dtype, name)
     out.node = node
     return out
+
+
+def index_put_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
+    """a[where] = source of an `a` without a gradient: saves the indices; the result has a's storage."""
+    node = Node(a.memory, _index_put_backward, (source,), (where,)) if recording(source) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _index_put_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _where = node.unpack()
+    return [new_tensor(node.memory, node.metadata[0][0], grads[0].dtype, "rows of the gradient")]
 
 
 def index_add_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
