@@ -10,7 +10,8 @@ from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine, megatron_deepspeed
 from memcalc.engines.holdings import Holdings, padding_row
-from memcalc.engines.sent import tensor_parallel
+from memcalc.engines.sent import Group, collectives_of_run, tensor_parallel
+from memcalc.families import auto_ep
 from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
 from memcalc.inputs.model import Model
@@ -81,6 +82,8 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         model = megatron_deepspeed.slice_of(model, setup)
     elif setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
+    elif setup.ep > 1 and setup.engine == "deepspeed":
+        model = _auto_ep_rank(model, setup)
     if setup.pp > 1:
         return _staged_ranks(model, setup)
     held, sums = _held(model, setup)
@@ -112,6 +115,15 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
     return model.profiles[key]
 
 
+def _auto_ep_rank(model: Model, setup: Setup) -> Model:
+    """The model of a rank that has its share of the experts, as DeepSpeed's AutoEP makes it."""
+    key = "AutoEP rank", setup.ep, setup.expert_imbalance
+    if key not in model.profiles:
+        own = auto_ep.on_rank(model.program, model.model_type, setup.ep, setup.expert_imbalance)
+        model.profiles[key] = Model(model.name, model.model_type, own)
+    return model.profiles[key]
+
+
 def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Collective]:
     if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
         from memcalc.engines.deepspeed_collectives import of_run
@@ -119,11 +131,14 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         own = of_run(model, setup, made.run.sent)
     else:
         own = engine.collectives(model, setup)
+    layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
+    if setup.ep > 1:
+        groups = {"ep": Group("ep", setup.ep, auto_ep.SOURCE)}
+        return [*collectives_of_run(made, setup, layers, groups), *own]
     if setup.tp == 1:
         return own
     if setup.engine == "deepspeed":
         return [*megatron_deepspeed.collectives_of(model, setup, made), *own]
-    layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
     return [*tensor_parallel(made, setup, layers), *own]
 
 
