@@ -172,6 +172,7 @@ def deepspeed_step(
         with mode:
             for tensor in [ids, *model.parameters(), *buffers]:
                 mode.register(tensor)
+            del buffers, tensor  # those of a block that AutoEP replaces go with it
             engine, *_ = deepspeed.initialize(
                 model=model,
                 model_parameters=model.parameters(),

@@ -236,31 +236,26 @@ def _retained(sizes: list[int], distance: int) -> int:
 
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:
-    """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once."""
-    if setup.dp == 1:
-        return []
-    dtype, dp, m, total = setup.compute_dtype, setup.dp, setup.micro_batches, model.num_parameters
-    source = "arXiv 1910.02054, section 7"
-    payload = total * dtype.itemsize
-    formula = f"parameters·{dtype.itemsize} B"
+    """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once; experts of
+    expert parallelism among the ranks that have the same ones."""
+    dtype, m = setup.compute_dtype, setup.micro_batches
 
-    def one(kind: Kind, name: str, phase: str, times: int) -> Collective:
-        return Collective(
-            "dp",
-            kind,
-            name,
-            phase,
-            dtype.name,
-            dp,
-            times,
-            times * payload,
-            f"{times}·{formula} = {times * payload} B",
-            source=source,
-        )  # type: ignore[arg-type]
+    def one(kind: Kind, name: str, phase: Literal["forward", "backward", "step"], times: int) -> list[Collective]:
+        return [
+            Collective(
+                "dp", kind, f"{name}{own.of}", phase, dtype.name, own.ranks, times, times * payload,
+                f"{times}·{own.name}·{dtype.itemsize} B = {times * payload} B",
+                source="arXiv 1910.02054, section 7",
+            )
+            for own in kinds_of(model, setup.dp)
+            if own.ranks > 1
+            for payload in (sum(own.sizes) * dtype.itemsize,)
+        ]  # fmt: skip
 
     if setup.zero == 0:
         return []
-    out = [one("reduce_scatter", "gradients", "backward", m if setup.zero > 1 else 1)]
+    out = one("reduce_scatter", "gradients", "backward", m if setup.zero > 1 else 1)
     if setup.zero < 3:
-        return [*out, one("all_gather", "updated weights", "step", 1)]
-    return [one("all_gather", "parameters", "forward", m), one("all_gather", "parameters", "backward", m), *out]
+        return [*out, *one("all_gather", "updated weights", "step", 1)]
+    gathers = [*one("all_gather", "parameters", "forward", m), *one("all_gather", "parameters", "backward", m)]
+    return [*gathers, *out]

@@ -87,17 +87,22 @@ def _padding(owned: Owned, setup: Setup) -> list[Row]:
 
 
 def _update(part: Partition, setup: Setup) -> list[Row]:
+    """Its gradients in one block, where they are not one slice already (flatten), and that in fp32."""
     dtype, name = setup.compute_dtype, "gradients of the partition"
-    rows = [block("temporaries", f"{name}, joined", _OF_ALL, part.size, dtype, _IN_STEP, STAGE_12)]
+    rows = [block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)]
+    if part.slices + (part.padding > 0) > 1:
+        rows.append(block("temporaries", f"{name}, joined", _OF_ALL, part.size, dtype, _IN_STEP, STAGE_12))
     if dtype is not fp32:
         rows.append(block("temporaries", f"{name} in fp32", _OF_ALL, part.size, fp32, _IN_STEP, STAGE_12))
-    return [*rows, block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)]
+    return rows
 
 
 def _norm(part: Partition, before: int) -> list[Row]:
     """While a group's norm is taken, after those of the groups `before` it."""
     rows = [
-        block("temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, _IN_STEP, STAGE_12),
+        block(
+            "temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, _IN_STEP, STAGE_12
+        ),
         block("temporaries", "norms of gradients", "numbers", part.before_largest + 1, fp64, _IN_STEP, STAGE_12),
     ]
     if before:
