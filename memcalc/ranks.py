@@ -10,7 +10,8 @@ from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine, megatron_deepspeed
 from memcalc.engines.holdings import Holdings, padding_row
-from memcalc.engines.sent import expert_parallel, tensor_parallel
+from memcalc.engines.sent import Group, collectives_of_run, expert_parallel, tensor_parallel
+from memcalc.families import auto_ep
 from memcalc.families.expert_parallel import share_experts
 from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
@@ -116,10 +117,13 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
 
 
 def _expert_parallel_rank(model: Model, setup: Setup) -> Model:
-    """The model of one expert-parallel rank, with its part of the experts."""
-    key = "expert-parallel rank", setup.ep, setup.expert_imbalance
+    """The model of one expert-parallel rank, with its part of the experts, as transformers or DeepSpeed's AutoEP makes it."""
+    key = "expert-parallel rank", setup.engine, setup.ep, setup.expert_imbalance
     if key not in model.profiles:
-        own = share_experts(model.program, setup.ep, setup.expert_imbalance)
+        if setup.engine == "deepspeed":
+            own = auto_ep.on_rank(model.program, model.model_type, setup.ep, setup.expert_imbalance)
+        else:
+            own = share_experts(model.program, setup.ep, setup.expert_imbalance)
         model.profiles[key] = Model(model.name, model.model_type, own)
     return model.profiles[key]
 
@@ -133,10 +137,15 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         own = engine.collectives(model, setup)
     if setup.tp == 1 and setup.ep == 1:
         return own
+    layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
+    if setup.ep > 1 and setup.engine == "deepspeed":
+        groups = {"ep": Group("ep", setup.ep, auto_ep.SOURCE)}
+        return [*collectives_of_run(made, setup, layers, groups), *own]
+    if setup.ep > 1:
+        return [*expert_parallel(made, setup, layers), *own]
     if setup.engine == "deepspeed":
         return [*megatron_deepspeed.collectives_of(model, setup, made), *own]
-    layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
-    return [*(expert_parallel if setup.ep > 1 else tensor_parallel)(made, setup, layers), *own]
+    return [*tensor_parallel(made, setup, layers), *own]
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:

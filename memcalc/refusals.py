@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": (),
     "fsdp2": ("cp", "etp"),
-    "deepspeed": ("cp", "ep"),
+    "deepspeed": ("cp",),
 }
 """The degrees that an engine leaves at one."""
 
@@ -81,6 +81,8 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         refuse("etp", options.etp, f"with engine deepspeed {NOT_YET}{options.tp}")
     if options.virtual_stages > 1:
         refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
+    if options.ep > 1:
+        check_auto_ep(options, model)
     if not runs_gpt_model(options, "deepspeed"):
         return
     if options.schedule != "1f1b":
@@ -117,6 +119,32 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         from memcalc.megatron.checks import check_legacy_model
 
         check_legacy_model(options, model.name or f"this {model.model_type}", model.model_type, model.program.config)
+
+
+def check_auto_ep(options: Options, model: Model | None) -> None:
+    """What DeepSpeed's AutoEP takes (module_inject/auto_ep_config.py), and what of it is modelled."""
+    from memcalc.families.auto_ep import PRESETS, check_experts
+
+    given, split = options.ep, "with engine deepspeed and ep above 1"
+    for name in ("tp", "pp", "cp"):
+        if getattr(options, name) > 1:
+            refuse(name, getattr(options, name), f"{split} {NOT_YET}1")
+    if options.gpus % given:
+        divisors = ", ".join(str(n) for n in range(1, options.gpus + 1) if options.gpus % n == 0)
+        refuse("ep", given, f"does not divide dp = {options.gpus}, whose ranks share the experts; allowed: {divisors}")
+    if model is None:
+        why = "which weights are experts' a number of parameters does not tell"
+        refuse("ep", given, f"{why}; allowed: 1, or --model")
+    if model.model_type not in PRESETS:
+        known = ", ".join(PRESETS)
+        refuse("ep", given, f"DeepSpeed's AutoEP has no preset for {model.model_type}; allowed: 1, or one of {known}")
+    if options.zero == 3:
+        refuse("zero", 3, f"{split} {NOT_YET}0, 1, 2")
+    if options.recompute == "op":
+        refuse("recompute", "op", f"{split} {NOT_YET}none, full")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"{split} {NOT_YET}hf")
+    check_experts(given, model.name, model.program)
 
 
 def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:

@@ -21,13 +21,18 @@ os.environ.setdefault("LOCAL_RANK", "0")
 
 import torch
 import torch.distributed as dist
-from oracle import LiveBytes, build
+from auto_ep_stand_ins import auto_ep_of_a_gpu
+from oracle import LiveBytes, balanced_routing, build
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcalc.validate.deepspeed import like_cuda
 
 Sent = Counter[tuple[str, str, int]]
 """(collective, dtype, elements of the full tensor) -> calls."""
+
+
+ByGroup = Counter[tuple[str, str, int, int]]
+"""The same with the ranks of the group."""
 
 
 class RankMode(LiveBytes):
@@ -37,6 +42,7 @@ class RankMode(LiveBytes):
         super().__init__()
         self.sent: Sent = Counter()
         self.group_sizes: set[int] = set()
+        self.by_group: ByGroup = Counter()
 
     def register(self, tensor: torch.Tensor) -> int:
         return 0 if tensor.device.type == "meta" else super().register(tensor)
@@ -54,12 +60,16 @@ class RankMode(LiveBytes):
             "_allgather_base_": ("all_gather", lambda: [args[0]]),
             "_reduce_scatter_base_": ("reduce_scatter", lambda: [args[1]]),
             "broadcast_": ("broadcast", lambda: args[0]),
+            "alltoall_base_": ("all_to_all", lambda: [args[1]]),
         }[name]
         tensors = whole()
         dtype = str(tensors[0].dtype).removeprefix("torch.")
-        self.sent[kind, dtype, sum(t.numel() for t in tensors)] += 1
+        elements = sum(t.numel() for t in tensors)
+        self.sent[kind, dtype, elements] += 1
         groups = [a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())]
-        self.group_sizes.add(dist.ProcessGroup.unbox(groups[0]).size())
+        size = dist.ProcessGroup.unbox(groups[0]).size()
+        self.group_sizes.add(size)
+        self.by_group[kind, dtype, elements, size] += 1
 
 
 @dataclass
@@ -74,6 +84,7 @@ class Ranked:
     sent: Sent
     group_sizes: set[int]
     log: list[tuple[str, int, tuple[int, ...]]]
+    by_group: ByGroup
 
 
 @contextlib.contextmanager
@@ -109,7 +120,7 @@ def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
 
 
 def configuration(
-    zero: int, precision: str, micro_batches: int, clipping: float, options: dict[str, int]
+    zero: int, precision: str, micro_batches: int, clipping: float, options: dict[str, int], ep: int = 1
 ) -> dict[str, Any]:
     """The ds_config. Of `options` the names are DeepSpeed's own, those of stage 3 with their prefix."""
     config: dict[str, Any] = {
@@ -120,6 +131,8 @@ def configuration(
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "steps_per_print": 10**9,
     }
+    if ep > 1:
+        config["expert_parallel"] = {"enabled": True, "autoep_size": ep}
     if precision == "bf16":
         config["bf16"] = {"enabled": True}
     if precision == "fp16":  # a loss scale of 2 overflows nothing, so no step is skipped
@@ -142,14 +155,15 @@ def deepspeed_step(
     steps: int = 3,
     store: str = "",
     log: bool = False,
+    ep: int = 1,
     **options: int,
 ) -> Ranked:
     """`engine(...)`, `engine.backward`, `engine.step`, `steps` times; the last is reported. ZeRO-3 records what is used in
-    what order in its second forward, so the third step is the first steady one."""
+    what order in its second forward, so the third step is the first steady one. `ep`: of AutoEP, with even routing."""
     import deepspeed
 
     mode = RankMode()
-    with ranks(gpus, rank, store):
+    with ranks(gpus, rank, store), _expert_parallel(ep):
         model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -158,10 +172,11 @@ def deepspeed_step(
         with mode:
             for tensor in [ids, *model.parameters(), *buffers]:
                 mode.register(tensor)
+            del buffers, tensor  # those of a block that AutoEP replaces go with it
             engine, *_ = deepspeed.initialize(
                 model=model,
                 model_parameters=model.parameters(),
-                config=configuration(zero, precision, micro_batches, clipping, options),
+                config=configuration(zero, precision, micro_batches, clipping, options, ep),
             )
             result = None
             for turn in range(steps):
@@ -172,9 +187,18 @@ def deepspeed_step(
     return result
 
 
+@contextlib.contextmanager
+def _expert_parallel(ep: int) -> Iterator[None]:
+    if ep == 1:
+        yield
+    else:
+        with auto_ep_of_a_gpu(), balanced_routing():
+            yield
+
+
 def _step(mode: RankMode, engine: Any, ids: torch.Tensor, micro_batches: int) -> Ranked:
     gc.collect()
-    mode.sent, mode.group_sizes = Counter(), set()
+    mode.sent, mode.by_group, mode.group_sizes = Counter(), Counter(), set()
     resident = mode.now
     forward = backward = step = end = 0
     for _ in range(micro_batches):
@@ -188,7 +212,7 @@ def _step(mode: RankMode, engine: Any, ids: torch.Tensor, micro_batches: int) ->
         mode.begin()
         engine.step()
         step = mode.highest  # of the last one, which is the step: the others do nothing
-    return Ranked(resident, end, forward, backward, step, mode.sent, mode.group_sizes, mode.log or [])
+    return Ranked(resident, end, forward, backward, step, mode.sent, mode.group_sizes, mode.log or [], mode.by_group)
 
 
 def gloo_rank(rank: int, folder: str, config: dict[str, Any], cases: list[dict[str, Any]], results: Any) -> None:

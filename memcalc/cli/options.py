@@ -200,7 +200,7 @@ RecomputeLayers = Annotated[
 Attention = Annotated[
     str | None,
     _option(
-        "eager, sdpa; flash and unfused: Megatron's, its defaults on Ampere and Ada, and in fp32. (default: sdpa where there is one)",
+        "eager, sdpa; flash, unfused: Megatron's, its defaults on Ampere and Ada and in fp32. (default: sdpa if there is one)",
         _METHOD,
         "--attention",
     ),

@@ -36,18 +36,29 @@ from memcalc.engines.zero_layout import (
     STAGE_0,
     STAGE_3,
     STAGE_12,
-    Partition,
     buckets_before_exceeding,
     copied,
     first_to_own,
     flat,
     flat_elements,
-    largest_group,
+    groups_of,
+    joined_after_exceeding,
+    kinds_of,
+    own_elements,
     partitions,
     sizes_of,
     straddling_elements,
     sub_groups,
     thresholds_of,
+    whole_of,
+)
+from memcalc.engines.zero_partitions import (
+    block,
+    flat_states,
+    nbytes_of,
+    owned_gradients,
+    partitioned_states,
+    step_of,
 )
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
@@ -59,10 +70,6 @@ if TYPE_CHECKING:
     from memcalc.setup import Setup
 
 __all__ = ["collectives", "holdings", "textbook"]
-
-
-def _block(component: str, name: str, dims: str, elements: int, dtype: DType, life: str, source: str) -> Row:
-    return Row(component, name, (Dim(dims, elements),), dtype, life=life, basis="modelled", source=source)  # type: ignore[arg-type]
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
@@ -79,19 +86,16 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     step = list(gradients)
     if setup.has_master_weights:
         flat = Parameter("flat fp32 weights", (Dim("parameters", total),), 1, False)
-        always.append(_block("optimizer_states", "fp32 master", "parameters", total, fp32, "always", STAGE_0))
+        always.append(block("optimizer_states", "fp32 master", "parameters", total, fp32, "always", STAGE_0))
         always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # it counts steps in Python
-        step += [
-            _block("temporaries", "gradients cast to fp32", "parameters", total, fp32, "within the step", STAGE_0),
-            _block("temporaries", "gradients flattened in fp32", "parameters", total, fp32, "within the step", STAGE_0),
-        ]
+        step = max(_casts(model, setup, step), key=nbytes_of)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)
     always += [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
     accumulated = gradients if setup.micro_batches > 1 else ()
-    reduced = largest_group(model)
-    copy = _block(
+    reduced = max(n for kind in kinds_of(model, setup.dp) for n in joined_after_exceeding(kind.sizes))
+    copy = block(
         "buffers",
         "all-reduce copy of gradients",
         "bucket",
@@ -107,9 +111,23 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     )  # fmt: skip
 
 
+def _casts(model: Model, setup: Setup, gradients: list[Row]) -> Iterator[list[Row]]:
+    """FP16_Optimizer.step: group by group gradients are cast, joined, and freed."""
+    dtype, life = setup.compute_dtype, "within the step"
+    sizes = [group.starts[-1] for group in groups_of(model, setup.dp)]
+    for i, own in enumerate(sizes):
+        left = [block("gradients", "gradients not cast yet", "parameters", sum(sizes[i:]), dtype, life, STAGE_0)]
+        flattened = sum(sizes[: i + 1])
+        yield [
+            *(left if i else gradients),
+            block("temporaries", "gradients cast to fp32", "parameters", own, fp32, life, STAGE_0),
+            block("temporaries", "gradients flattened in fp32", "parameters", flattened, fp32, life, STAGE_0),
+        ]
+
+
 def _numbers(count: int, what: str, life: str, source: str) -> Row:
     """Tensors of one number each, 4 bytes."""
-    return _block("buffers", what, "numbers", count, fp32, life, source)
+    return block("buffers", what, "numbers", count, fp32, life, source)
 
 
 def _kept_numbers(setup: Setup) -> list[Row]:
@@ -120,32 +138,30 @@ def _kept_numbers(setup: Setup) -> list[Row]:
     if setup.zero in (1, 2):
         out.append(_numbers(1, "the last norm", "always", STAGE_12))
     if setup.zero == 3:
-        out.append(_block("buffers", "the last norm", "numbers", 1, fp64, "always", STAGE_3))
-        out.append(_block("buffers", "whether a gradient overflowed", "numbers", 1, boolean, "always", STAGE_3))
+        out.append(block("buffers", "the last norm", "numbers", 1, fp64, "always", STAGE_3))
+        out.append(block("buffers", "whether a gradient overflowed", "numbers", 1, boolean, "always", STAGE_3))
     return out
 
 
 def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     dtype, ranks, total = setup.compute_dtype, setup.shards, model.num_parameters
-    partition = flat_elements(model, ranks) // ranks
     always = weight_rows(model, dtype, "parameters", "always")
     padding = flat_elements(model, ranks) - total
     if padding:
-        always.append(_block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
-    always += [*_partitioned_states(setup, partition), *_kept_numbers(setup)]
+        always.append(block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
+    always += [*partitioned_states(setup, model, ranks), *_kept_numbers(setup)]
     always += input_rows(model, fp32, setup.compute_dtype)
     size = setup.reduce_bucket_size
     assert size is not None
-    bucket = _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
-    step = max((_step_of(part, partition, setup) for part in partitions(model, ranks)), key=_nbytes)
+    bucket = block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
+    step = max((step_of(owned, setup) for owned in dict.fromkeys(partitions(model, ranks))), key=nbytes_of)
     if setup.zero == 1:
         return _stage_1(model, setup, always, bucket, step)
     if model.program.source:
         return _unvisited_2(model, setup, always, bucket, step)
-    part = first_to_own(model, ranks, size)
-    most = straddling_elements(model, ranks)
-    earlier = tuple(_owned_gradients(setup, part.whole, min(part.whole, partition)))
-    forward = tuple(_owned_gradients(setup, most, min(most, partition)))
+    own, partition = first_to_own(model, ranks, size), own_elements(model, ranks)
+    earlier = tuple(owned_gradients(setup, whole_of(own), partition))
+    forward = tuple(owned_gradients(setup, straddling_elements(model, ranks), partition))
     if setup.micro_batches == 1:
         earlier = forward = ()
     return Holdings(
@@ -154,7 +170,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
         backward=(*earlier, _scaled_loss(2)),
         step=tuple(step),
         keeps_gradients=False,
-        hooks=ZeRO2(dtype, size, flat(model, ranks), part),
+        hooks=ZeRO2(dtype, size, flat(model, ranks), own),
     )
 
 
@@ -162,7 +178,7 @@ def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, ste
     """For a traced module, whose gradients are not seen one by one: the last reduction, and any that may come before."""
     dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.num_parameters, setup.reduce_bucket_size
     assert size is not None
-    owned = _owned_gradients(setup, straddling_elements(model, ranks), flat(model, ranks).partition)
+    owned = owned_gradients(setup, straddling_elements(model, ranks), own_elements(model, ranks))
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
     copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
     scaled = _scaled_loss(2)
@@ -188,7 +204,7 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    reducing = _rows_of(setup, max(_reducing_in_stage_1(model, setup), key=sum), flat_elements(model, setup.shards))
+    reducing = _rows_of(setup, max(_reducing_in_stage_1(model, setup), key=sum), own_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
     comes_later = not earlier and not model.program.source
     held = (bucket,) if not comes_later else ()
@@ -220,32 +236,32 @@ def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[_Reducing]:
     """
     ranks, most = setup.shards, setup.reduce_bucket_size
     assert most is not None
-    sizes = sizes_of(model)
+    layout, sizes = flat(model, ranks), sizes_of(model)
+    sizes = [sizes[i] for group in layout.groups for i in group.places]
     buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
-    layout = flat(model, ranks)
     copies = [copied(layout.all_reduces(places, most)) or 0 for places in buckets]
     large = [sum(sizes[i] for i in places if sizes[i] > most) for places in buckets]
     small = [sum(sizes[i] for i in places) - n for places, n in zip(buckets, large, strict=True)]
-    for part in partitions(model, ranks):
+    for own in dict.fromkeys(partitions(model, ranks)):
         owned, waiting = 0, sum(sizes)
         for i, places in enumerate(buckets):
             waiting -= small[i]
             yield _Reducing(waiting, owned, copies[i])
-            if part.touches(places):
-                owned = part.whole
+            if any(part.touches(places) for part in own):
+                owned = whole_of(own)
                 yield _Reducing(waiting, owned, 0)
                 waiting -= large[i]
 
 
-def _rows_of(setup: Setup, most: _Reducing, elements: int) -> list[Row]:
-    dtype, partition = setup.compute_dtype, elements // setup.shards
-    owned = _owned_gradients(setup, most.owned, min(partition, most.owned)) if most.owned else []
+def _rows_of(setup: Setup, most: _Reducing, partition: int) -> list[Row]:
+    dtype = setup.compute_dtype
+    owned = owned_gradients(setup, most.owned, partition) if most.owned else []
     return [*_rest(most.waiting, dtype), *owned, *(_bucket_copy(most.copy, dtype) if most.copy else [])]
 
 
 def _rest(elements: int, dtype: DType) -> list[Row]:
     life, name = "backward", "gradients not reduced yet"
-    return [_block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
+    return [block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
 
 
 def _scaled_loss(count: int) -> Row:
@@ -253,56 +269,10 @@ def _scaled_loss(count: int) -> Row:
     return _numbers(count, "the loss, scaled", "backward", "deepspeed/runtime/engine.py")
 
 
-def _nbytes(rows: list[Row]) -> int:
-    return sum(row.nbytes for row in rows)
-
-
 def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
     """What is all-reduced is a copy of the bucket where it goes to several ranks (allreduce_bucket, flatten)."""
     name = "copy of the bucket that is reduced"
-    return [_block("buffers", name, "bucket", elements, dtype, "a flush in backward", STAGE_12)]
-
-
-def _owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
-    """Gradients that stay on the rank: whole ones of all parameters that touch its partition (copy_grads_in_partition).
-
-    In stage 1 the textbook's gradients are all of them, and these copies come on top when they are reduced.
-    """
-    dtype, life = setup.compute_dtype, "the first flush to the step"
-    component = "buffers" if setup.zero == 1 else "gradients"
-    name = "rest of the gradients that straddle the partition"
-    own = _block(component, "gradients of the partition", "parameters/dp", partition, dtype, life, STAGE_12)
-    if whole <= partition:
-        return [own]
-    return [own, _block("buffers", name, "straddling", whole - partition, dtype, life, STAGE_12)]
-
-
-def _step_of(part: Partition, partition: int, setup: Setup) -> list[Row]:
-    """The larger of the two peaks of one rank's step(): a slice in fp64 for the norm; the partition joined, and in fp32."""
-    dtype, life, dim = setup.compute_dtype, "within the step", "parameters/dp"
-    name = "gradients of the partition"
-    owned = _owned_gradients(setup, part.whole, min(part.whole, partition)) if part.whole else []
-    if part.padding:
-        zeros = "padding of the gradients"
-        owned.append(_block("temporaries", zeros, "padding", part.padding, dtype, life, STAGE_12))
-    joined = [_block("temporaries", f"{name}, joined", dim, partition, dtype, life, STAGE_12)]
-    if dtype is not fp32:
-        joined.append(_block("temporaries", f"{name} in fp32", dim, partition, fp32, life, STAGE_12))
-    norm = [
-        _block("temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, life, STAGE_12)
-    ]
-    norm.append(_block("temporaries", "norms of gradients", "numbers", part.before_largest + 1, fp64, life, STAGE_12))
-    numbers = _numbers(2, "the norm of the gradients", life, STAGE_12)
-    return [*owned, *max([[*joined, numbers], norm], key=_nbytes)]
-
-
-def _partitioned_states(setup: Setup, partition: int) -> list[Row]:
-    flat = Parameter("flat fp32 partition", (Dim("parameters/dp", partition),), 1, False)
-    source = STAGE_3 if setup.zero == 3 else STAGE_12
-    return [
-        _block("optimizer_states", "fp32 master", "parameters/dp", partition, fp32, "always", source),
-        *(row for row in state_rows(setup, [flat], fp32) if row.shape),  # DeepSpeed counts steps in Python
-    ]
+    return [block("buffers", name, "bucket", elements, dtype, "a flush in backward", STAGE_12)]
 
 
 def _stage_3(model: Model, setup: Setup) -> Holdings:
@@ -320,22 +290,20 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     assert size is not None
     always += [
         *gradients,
-        *_partitioned_states(setup, partition),
-        _block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3),
+        *flat_states(setup, partition, STAGE_3),
+        block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3),
         *_kept_numbers(setup),
         *input_rows(model, fp32, setup.compute_dtype),
     ]
     thresholds = thresholds_of(setup)
     small = sum(-(-n // ranks) * ranks for n in sizes_of(model) if n <= thresholds.persistence) if ranks > 1 else 0
     life = "from the end of a step to the next one"
-    kept = (
-        [_block("buffers", "small parameters kept whole", "persistent", small, dtype, life, STAGE_3)] if small else []
-    )
+    kept = [block("buffers", "small parameters kept whole", "persistent", small, dtype, life, STAGE_3)] if small else []
     held = Holdings(
         always=tuple(always),
         forward=tuple(kept),
         backward=(*kept, _scaled_loss(2)),
-        step=tuple(max(_steps_of_stage_3(model, setup, kept), key=_nbytes)),
+        step=tuple(max(_steps_of_stage_3(model, setup, kept), key=nbytes_of)),
         keeps_gradients=False,
     )
     if model.program.source:
@@ -353,15 +321,15 @@ def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[l
     before = len(sub_groups(parts[: last + 1], in_group)) - 1
     own = next(k for k in range(last + 1) if sum(parts[last - k : last]) == sum(parts[:last]) - sum(groups[:before]))
     yield [
-        _block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3),
-        _block("temporaries", "norms", "numbers", before + own + 1, fp64, life, STAGE_3),
+        block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3),
+        block("temporaries", "norms", "numbers", before + own + 1, fp64, life, STAGE_3),
     ]
-    numbers = _block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
+    numbers = block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
     group = max(groups)
-    cast = [_block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
+    cast = [block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
     if dtype is not fp32:
         name = "gradients of a sub-group in fp32"
-        cast.append(_block("temporaries", name, "sub_group", group, fp32, life, STAGE_3))
+        cast.append(block("temporaries", name, "sub_group", group, fp32, life, STAGE_3))
     yield [*cast, numbers]
     yield [*kept, numbers]
 
@@ -373,11 +341,9 @@ def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
     _, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
     live = min(large, most_live + largest)
     name, life = "gathered parameters (max_live and the last one)", "forward and backward"
-    gathered = (
-        [_block("buffers", name, "gathered", live, dtype, life, COORDINATOR)] if setup.shards > 1 and live else []
-    )
+    gathered = [block("buffers", name, "gathered", live, dtype, life, COORDINATOR)] if setup.shards > 1 and live else []
     flushed = min(model.num_parameters, size)
-    copy = _block("buffers", "copy of the bucket that is reduced", "bucket", flushed, dtype, "a flush", STAGE_3)
+    copy = block("buffers", "copy of the bucket that is reduced", "bucket", flushed, dtype, "a flush", STAGE_3)
     return held._replace(
         forward=(*held.forward, *gathered),
         backward=(*held.backward, *gathered),

@@ -7,18 +7,21 @@ it needs again soon, and reduce-scatters gradients. `overlap_comm` is off by def
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 from memcalc.collectives import Collective, Kind
 from memcalc.dims import numel
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.zero_layout import (
-    ALL_REDUCE_BUCKET,
     STAGE_3,
     STAGE_12,
+    AmongRanks,
     buckets_before_exceeding,
     flat,
-    flat_elements,
+    groups_of,
+    joined_after_exceeding,
+    kinds_of,
     ready_order,
     sizes_of,
     sub_groups,
@@ -38,72 +41,113 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         return []
     if setup.zero == 3:
         return _stage_3_collectives(model, setup)
-    dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
-    e = dtype.itemsize
-    total = model.num_parameters
     if setup.zero == 0:
-        calls = _groups_after_exceeding(model)
-        return [
-            _all_reduce("gradients", dtype, dp, calls, total * e, f"parameters·{e} B", "deepspeed/runtime/engine.py")
-        ]
-    reductions = m if setup.zero == 2 else 1
-    assert setup.reduce_bucket_size is not None
-    calls = _all_reduces_1_2(model, setup.zero, dp, setup.reduce_bucket_size)
-    padded = flat_elements(model, dp)
-    name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
-    formula = f"{reductions}·parameters·{e} B"
-    gathered = f"padded parameters·{e} B = {padded * e} B"
+        sent = [*_of_stage_0(model, setup), *_experts_norm(setup)]
+    else:
+        sent = [*_gradient_buckets(model, setup), *_scalars(setup, STAGE_12, model), *_gathers(model, setup)]
+    return [collective for collective in sent if collective.group_size > 1]
+
+
+def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
+    """buffered_allreduce_fallback: parameters of each group of ranks by themselves."""
+    dtype, source = setup.compute_dtype, "deepspeed/runtime/engine.py"
+    out: list[Collective] = []
+    for kind in kinds_of(model, setup.dp):
+        payload = sum(kind.sizes) * dtype.itemsize
+        calls, formula = len(joined_after_exceeding(kind.sizes)), f"{kind.name}·{dtype.itemsize} B"
+        out.append(_all_reduce(f"gradients{kind.of}", dtype, kind, calls, payload, formula, source))
+    return out
+
+
+def _experts_norm(setup: Setup) -> list[Collective]:
+    """FP16_Optimizer: whether another rank's experts overflowed (CheckOverflow), and their norm (get_norm_with_moe_layers)."""
+    if setup.ep == 1 or not setup.has_master_weights:
+        return []
+    source = "deepspeed/runtime/utils.py"
+    overflow = "overflow check of the experts"
     return [
-        _all_reduce(name, dtype, dp, reductions * calls, payload, formula, STAGE_12),
-        *_scalars(setup, STAGE_12),
-        Collective(
-            "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, padded * e, gathered,
-            by_layer=True, source=STAGE_12,
-        ),
+        Collective("ep", "all_reduce", overflow, "step", "uint8", setup.ep, 1, 1, "1·1 B", source=source),
+        Collective("ep", "all_reduce", "norm of the experts", "step", "fp32", setup.ep, 1, 4, "1·4 B", source=source),
+    ]
+
+
+def _gradient_buckets(model: Model, setup: Setup) -> list[Collective]:
+    dtype, m = setup.compute_dtype, setup.micro_batches if setup.zero == 2 else 1
+    assert setup.reduce_bucket_size is not None
+    calls = _all_reduces_1_2(model, setup.zero, setup.dp, setup.reduce_bucket_size)
+    return [
+        _all_reduce(
+            f"gradient buckets{kind.of} (whole, not reduced to their owners)",
+            dtype, kind, m * calls[kind.ranks], m * sum(kind.sizes) * dtype.itemsize,
+            f"{m}·{kind.name}·{dtype.itemsize} B", STAGE_12,
+        )
+        for kind in kinds_of(model, setup.dp)
     ]  # fmt: skip
 
 
-def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> int:
-    """Stage 1 reduces when backward is over, in definition order; stage 2 within it, as gradients are ready."""
-    order = ready_order(model) if zero == 2 else list(range(len(sizes_of(model))))
-    sizes = sizes_of(model)
+def _gathers(model: Model, setup: Setup) -> list[Collective]:
+    """all_gather_dp_groups: each group of parameters by a call of its own."""
+    dtype = setup.compute_dtype
+    out: list[Collective] = []
+    for kind in kinds_of(model, setup.dp):
+        groups = [group for group in groups_of(model, setup.dp) if group.ranks == kind.ranks]
+        payload = sum(group.partition * group.ranks for group in groups) * dtype.itemsize
+        gathered = f"padded {kind.name}·{dtype.itemsize} B = {payload} B"
+        out.append(
+            Collective(
+                "dp", "all_gather", f"updated weights{kind.of}", "step", dtype.name, kind.ranks, len(groups), payload,
+                gathered, by_layer=True, shares=kind.shares, source=STAGE_12,
+            )
+        )  # fmt: skip
+    return out
+
+
+def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> Counter[int]:
+    """Calls by their ranks. Stage 1 reduces when backward is over, group by group; stage 2 within it, as gradients are ready."""
+    layout, sizes = flat(model, dp), sizes_of(model)
+    order = ready_order(model) if zero == 2 else [i for group in layout.groups for i in group.places]
     buckets = buckets_before_exceeding([sizes[i] for i in order], most)
-    layout = flat(model, dp)
-    return sum(len(layout.all_reduces([order[k] for k in bucket], most)) for bucket in buckets)
+    calls: Counter[int] = Counter()
+    for bucket in buckets:
+        calls.update(call.ranks for call in layout.all_reduces([layout.order[order[k]] for k in bucket], most))
+    return calls
 
 
-def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, formula: str, source: str) -> Collective:
+def _all_reduce(
+    name: str, dtype: DType, kind: AmongRanks, calls: int, payload: int, formula: str, source: str
+) -> Collective:
     return Collective(
         "dp",
         "all_reduce",
         name,
         "backward",
         dtype.name,
-        dp,
+        kind.ranks,
         calls,
         payload,
         f"{formula} = {payload} B",
         by_layer=True,
+        shares=kind.shares,
         source=source,
     )
 
 
-def _scalars(setup: Setup, source: str) -> list[Collective]:
-    out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", setup.dp, 1, 4, "1·4 B", source=source)]
+def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
+    """Whether a step overflowed; the norm of each group, that of experts with those that have the same ones besides."""
+    groups = groups_of(model, setup.dp)
+    n = len(groups)
+    norm = f"{n}·4 B"
+    out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", setup.dp, n, 4 * n, norm, source=source)]
     if setup.compute_dtype is not fp32:
         out.insert(
             0, Collective("dp", "all_reduce", "overflow check", "step", "uint8", setup.dp, 1, 1, "1·1 B", source=source)
         )
+    if n > 1:
+        own, ranks, formula = "norm of the experts", groups[1].ranks, f"{n - 1}·4 B"
+        out.append(
+            Collective("dp", "all_reduce", own, "step", "fp32", ranks, n - 1, 4 * (n - 1), formula, source=source)
+        )
     return out
-
-
-def _groups_after_exceeding(model: Model) -> int:
-    calls = current = 0
-    for n in sizes_of(model):
-        current += n
-        if current > ALL_REDUCE_BUCKET:
-            calls, current = calls + 1, 0
-    return calls + (1 if current else 0)
 
 
 def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]:
@@ -192,31 +236,26 @@ def _retained(sizes: list[int], distance: int) -> int:
 
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:
-    """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once."""
-    if setup.dp == 1:
-        return []
-    dtype, dp, m, total = setup.compute_dtype, setup.dp, setup.micro_batches, model.num_parameters
-    source = "arXiv 1910.02054, section 7"
-    payload = total * dtype.itemsize
-    formula = f"parameters·{dtype.itemsize} B"
+    """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once; experts of
+    expert parallelism among the ranks that have the same ones."""
+    dtype, m = setup.compute_dtype, setup.micro_batches
 
-    def one(kind: Kind, name: str, phase: str, times: int) -> Collective:
-        return Collective(
-            "dp",
-            kind,
-            name,
-            phase,
-            dtype.name,
-            dp,
-            times,
-            times * payload,
-            f"{times}·{formula} = {times * payload} B",
-            source=source,
-        )  # type: ignore[arg-type]
+    def one(kind: Kind, name: str, phase: Literal["forward", "backward", "step"], times: int) -> list[Collective]:
+        return [
+            Collective(
+                "dp", kind, f"{name}{own.of}", phase, dtype.name, own.ranks, times, times * payload,
+                f"{times}·{own.name}·{dtype.itemsize} B = {times * payload} B",
+                source="arXiv 1910.02054, section 7",
+            )
+            for own in kinds_of(model, setup.dp)
+            if own.ranks > 1
+            for payload in (sum(own.sizes) * dtype.itemsize,)
+        ]  # fmt: skip
 
     if setup.zero == 0:
         return []
-    out = [one("reduce_scatter", "gradients", "backward", m if setup.zero > 1 else 1)]
+    out = one("reduce_scatter", "gradients", "backward", m if setup.zero > 1 else 1)
     if setup.zero < 3:
-        return [*out, one("all_gather", "updated weights", "step", 1)]
-    return [one("all_gather", "parameters", "forward", m), one("all_gather", "parameters", "backward", m), *out]
+        return [*out, *one("all_gather", "updated weights", "step", 1)]
+    gathers = [*one("all_gather", "parameters", "forward", m), *one("all_gather", "parameters", "backward", m)]
+    return [*gathers, *out]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from memcalc.autograd import Leaf
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType
-from memcalc.engines.zero_layout import Flat, Partition, copied
+from memcalc.engines.zero_layout import Flat, Owned, copied, whole_of
 from memcalc.families.module import Module, Run
 from memcalc.tensor import Tensor, new_tensor
 
@@ -38,7 +38,7 @@ class ZeRO2(NamedTuple):
     dtype: DType
     bucket: int
     flat: Flat
-    part: Partition
+    own: Owned
     """The rank's own."""
 
     def start(self, run: Run) -> Reduction:
@@ -102,6 +102,7 @@ class Reduction(BucketComes):
         self.how = how
         self.sizes = [numel(weight.shape)[0] for weight in run.weights.values()]
         self.waiting: list[int] = []
+        """Parameters by their place in the order of the groups."""
         self.large: Tensor | None = None
         """A gradient larger than the bucket, which stays where it is until it is reduced."""
         self.filled = 0
@@ -113,7 +114,7 @@ class Reduction(BucketComes):
         if self.filled + self.sizes[i] > self.size:
             self._flush()
         self.large = gradient if self.sizes[i] > self.size else None
-        self.waiting.append(i)
+        self.waiting.append(self.how.flat.order[i])
         self.filled += self.sizes[i]
 
     def backward_is_over(self) -> None:
@@ -125,10 +126,9 @@ class Reduction(BucketComes):
         elements = copied(self.how.flat.all_reduces(self.waiting, self.size))
         if elements:
             self.block("copy of the bucket that is reduced", "bucket", elements)
-        own = range(self.how.part.first, self.how.part.end)
-        if self.owned is None and any(i in own for i in self.waiting):
+        if self.owned is None and any(part.first <= i < part.end for part in self.how.own for i in self.waiting):
             name = "gradients of the partition, and of what straddles it"
-            self.owned = self.block(name, "whole gradients", self.how.part.whole)
+            self.owned = self.block(name, "whole gradients", whole_of(self.how.own))
         self.large = None
         self.waiting.clear()
         self.filled = 0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ALL_REDUCE_BUCKET: Final = 500_000_000  # elements; engine.py MEMORY_OPT_ALLREDUCE_SIZE, stage 0
 ALIGNMENT: Final = 2  # nccl_start_alignment_factor
+EXPERTS_OF_A_GROUP: Final = 178_956_971  # elements; moe/utils.py, max_group_size
 
 STAGE_0: Final = "deepspeed/runtime/fp16/fused_optimizer.py"
 STAGE_12: Final = "deepspeed/runtime/zero/stage_1_and_2.py"
@@ -33,10 +34,64 @@ def sizes_of(model: Model) -> list[int]:
     return model.profiles["sizes"]
 
 
+class Group(NamedTuple):
+    """One of the optimizer's groups of parameters, which has a flat buffer of its own."""
+
+    places: tuple[int, ...]
+    """Its parameters, by their place in definition order."""
+    starts: tuple[int, ...]
+    """Where each of them begins in the buffer, the end besides."""
+    first: int
+    """How many parameters the groups before it have."""
+    ranks: int
+    """Ranks that the buffer is cut for."""
+    alike: int
+    """How many neighbouring ranks have the same part, each of other experts."""
+
+    @property
+    def partition(self) -> int:
+        """Elements of a rank's part: the buffer is padded to a multiple of 2·ranks."""
+        unit = ALIGNMENT * self.ranks
+        return -(-self.starts[-1] // unit) * ALIGNMENT
+
+
+def groups_of(model: Model, ranks: int) -> tuple[Group, ...]:
+    """All parameters are one group; experts of expert parallelism are others (moe/utils.py,
+    split_params_into_different_moe_groups_for_optimizer), over the ranks that have the same ones."""
+    key = "parameter groups", ranks
+    if key not in model.profiles:
+        ep, sizes = model.program.expert_parallel, sizes_of(model)
+        experts = [i for i, w in enumerate(model.program.weights()) if ep > 1 and w.component == "experts"]
+        dense = sorted({*range(len(sizes))}.difference(experts))
+        chunks = _chunks([sizes[i] for i in experts], EXPERTS_OF_A_GROUP)
+        places = [tuple(dense), *(tuple(experts[k] for k in chunk) for chunk in chunks)]
+        firsts = accumulate((len(group) for group in places), initial=0)
+        model.profiles[key] = tuple(
+            Group(
+                group,
+                tuple(accumulate((sizes[i] for i in group), initial=0)),
+                first,
+                ranks if group is places[0] else ranks // ep,
+                1 if group is places[0] else ep,
+            )
+            for group, first in zip(places, firsts, strict=False)
+        )
+    return model.profiles[key]
+
+
+def _chunks(sizes: list[int], most: int) -> list[list[int]]:
+    """Places of what comes in this order, each chunk of at most so many elements."""
+    return buckets_before_exceeding(sizes, most)
+
+
 def flat_elements(model: Model, ranks: int) -> int:
-    """Elements of the flat 16-bit buffer: all parameters, padded to a multiple of 2·ranks."""
-    unit = ALIGNMENT * ranks
-    return -(-model.num_parameters // unit) * unit
+    """Elements of the flat 16-bit buffers, padded."""
+    return sum(group.partition * group.ranks for group in groups_of(model, ranks))
+
+
+def own_elements(model: Model, ranks: int) -> int:
+    """Elements of a rank's parts of them."""
+    return sum(group.partition for group in groups_of(model, ranks))
 
 
 def thresholds_of(setup: Setup) -> Thresholds:
@@ -58,10 +113,10 @@ def ready_order(model: Model) -> list[int]:
 
 
 class Partition(NamedTuple):
-    """What one rank has of the flat buffer of stages 1 and 2."""
+    """What one rank has of a group's flat buffer in stages 1 and 2."""
 
     first: int
-    """The parameters that touch it, by their place in definition order: from `first` up to `end`."""
+    """The parameters that touch it, by their place in the order of the groups: from `first` up to `end`."""
     end: int
     whole: int
     """Elements of these parameters, in the partition or not."""
@@ -69,48 +124,94 @@ class Partition(NamedTuple):
     """Elements of the largest slice of one parameter."""
     before_largest: int
     """How many slices come before it."""
+    slices: int
     padding: int
     """Elements of the buffer's padding."""
+    size: int
 
     def touches(self, parameters: range) -> bool:
         """Whether one of them is in it."""
         return self.first < parameters.stop and parameters.start < self.end
 
 
-def partitions(model: Model, ranks: int) -> list[Partition]:
-    """Every rank's part of the flat buffer (stage_1_and_2.py, get_partition_info)."""
-    size = flat_elements(model, ranks) // ranks
-    sizes = sizes_of(model)
-    starts = list(accumulate(sizes, initial=0))
+Owned = tuple[Partition, ...]
+"""What one rank has of each group's flat buffer."""
+
+
+def whole_of(owned: Owned) -> int:
+    """Elements of all parameters that touch a rank's partitions."""
+    return sum(part.whole for part in owned)
+
+
+def partitions(model: Model, ranks: int) -> list[Owned]:
+    """Every rank's parts of the flat buffers (stage_1_and_2.py, get_partition_info)."""
+    parts = [(group.alike, _partitions_of(group)) for group in groups_of(model, ranks)]
+    return [tuple(of_group[rank // alike] for alike, of_group in parts) for rank in range(ranks)]
+
+
+def _partitions_of(group: Group) -> list[Partition]:
+    size, starts = group.partition, group.starts
+    count = len(group.places)
     out: list[Partition] = []
-    for start in range(0, ranks * size, size):
+    for start in range(0, group.ranks * size, size):
         first = max(bisect_right(starts, start) - 1, 0)
-        end = min(bisect_left(starts, start + size), len(sizes))
+        end = min(bisect_left(starts, start + size), count)
         slices = [min(starts[i + 1], start + size) - max(starts[i], start) for i in range(first, end)]
         here = [i for i, n in zip(range(first, end), slices, strict=True) if n > 0]
-        first, end = (here[0], here[-1] + 1) if here else (len(sizes), len(sizes))
-        inside = sum(n for n in slices if n > 0)
+        first, end = (here[0], here[-1] + 1) if here else (count, count)
         slices = [n for n in slices if n > 0]
         largest = max(slices, default=0)
         last = max((i for i, n in enumerate(slices) if n == largest), default=0)
-        out.append(Partition(first, end, sum(sizes[first:end]), largest, last, size - inside))
+        whole, padding = starts[end] - starts[first], size - sum(slices)
+        out.append(Partition(group.first + first, group.first + end, whole, largest, last, len(slices), padding, size))
     return out
 
 
 def straddling_elements(model: Model, ranks: int) -> int:
-    """Elements of all parameters that touch the partition of the rank where that is most."""
-    return max(partition.whole for partition in partitions(model, ranks))
+    """Elements of all parameters that touch the partitions of the rank where that is most."""
+    return max(whole_of(owned) for owned in partitions(model, ranks))
 
 
-def largest_group(model: Model) -> int:
-    """Elements of the largest group that buffered_allreduce_fallback joins: it closes once it exceeds the bucket."""
-    largest = current = 0
-    for size in sizes_of(model):
+class AmongRanks(NamedTuple):
+    """Parameters that are reduced among the same ranks."""
+
+    name: str
+    of: str
+    """The same behind a noun."""
+    ranks: int
+    sizes: tuple[int, ...]
+    shares: tuple[int, int] | None
+    """Of one layer, and all; None where these are all that the rank has."""
+
+
+def kinds_of(model: Model, ranks: int) -> list[AmongRanks]:
+    """All parameters; with expert parallelism the experts' by themselves."""
+    groups, sizes = groups_of(model, ranks), sizes_of(model)
+    if len(groups) == 1:
+        return [AmongRanks("parameters", "", ranks, tuple(sizes), None)]
+    experts = [i for group in groups[1:] for i in group.places]
+    layers = [w.layer for w in model.program.weights()]
+    out: list[AmongRanks] = []
+    for name, of, over, places in (
+        ("parameters without experts", "", ranks, groups[0].places),
+        ("experts/ep", " of the experts", groups[1].ranks, experts),
+    ):
+        own = tuple(sizes[i] for i in places)
+        in_layers = sum(sizes[i] for i in places if layers[i] is not None)
+        out.append(AmongRanks(name, of, over, own, (in_layers // model.layers, sum(own))))
+    return out
+
+
+def joined_after_exceeding(sizes: Iterable[int]) -> list[int]:
+    """Elements of what buffered_allreduce_fallback joins, call by call: each closes once it exceeds the bucket."""
+    out: list[int] = []
+    current = 0
+    for size in sizes:
         current += size
-        largest = max(largest, current)
         if current > ALL_REDUCE_BUCKET:
+            out.append(current)
             current = 0
-    return largest
+    return [*out, current] if current else out
 
 
 def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
@@ -127,58 +228,76 @@ def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
 
 
 class Flat(NamedTuple):
-    """The flat buffer of stages 1 and 2: where each parameter begins, the end besides, and how much of it is one rank's."""
+    """The flat buffers of stages 1 and 2."""
 
-    starts: tuple[int, ...]
-    partition: int
+    groups: tuple[Group, ...]
+    order: tuple[int, ...]
+    """The place of each parameter in the order of the groups, by its place in definition order."""
 
-    def all_reduces(self, parameters: Iterable[int], most: int) -> list[list[int]]:
-        """Elements of the slices of each all-reduce of one bucket (average_tensor, allreduce_and_scatter).
+    def all_reduces(self, parameters: Iterable[int], most: int) -> list[AllReduce]:
+        """The all-reduces of one bucket of parameters, in the order of the groups (average_tensor, allreduce_and_scatter).
 
-        A slice is what goes to one rank. A gradient larger than the bucket goes in several calls: one ends with the slice
-        that exceeds `most`.
+        A gradient larger than the bucket goes in several calls: one ends with the slice that exceeds `most`.
         """
-        out: list[list[int]] = [[]]
-        for n in self._slices(parameters):
-            if sum(out[-1]) > most:
-                out.append([])
-            out[-1].append(n)
+        out: list[AllReduce] = []
+        slices = self._slices(parameters)
+        for ranks in dict.fromkeys(ranks for ranks, _ in slices):
+            out.append(AllReduce(ranks, []))
+            for n in (n for of, n in slices if of == ranks):
+                if sum(out[-1].slices) > most:
+                    out.append(AllReduce(ranks, []))
+                out[-1].slices.append(n)
         return out
 
-    def _slices(self, parameters: Iterable[int]) -> list[int]:
-        slices: list[int] = []
-        last = -1
+    def _slices(self, parameters: Iterable[int]) -> list[tuple[int, int]]:
+        """Ranks and elements of each slice: what goes to one rank in a row."""
+        slices: list[tuple[int, int]] = []
+        last = 0, -1
         for i in parameters:
-            start, end = self.starts[i], self.starts[i + 1]
+            group = self.groups[bisect_right(self.groups, i, key=lambda group: group.first) - 1]
+            start, end = group.starts[i - group.first], group.starts[i - group.first + 1]
             while start < end:
-                rank = start // self.partition
-                stop = min(end, (rank + 1) * self.partition)
-                if rank == last:
-                    slices[-1] += stop - start
+                rank = start // group.partition
+                stop = min(end, (rank + 1) * group.partition)
+                if (group.ranks, rank) == last:
+                    slices[-1] = group.ranks, slices[-1][1] + stop - start
                 else:
-                    slices.append(stop - start)
-                start, last = stop, rank
+                    slices.append((group.ranks, stop - start))
+                start, last = stop, (group.ranks, rank)
         return slices
+
+
+class AllReduce(NamedTuple):
+    """One call: among how many ranks, and the elements of its slices, each of which goes to one of them."""
+
+    ranks: int
+    slices: list[int]
 
 
 def flat(model: Model, ranks: int) -> Flat:
     """Where everything is."""
-    return Flat(tuple(accumulate(sizes_of(model), initial=0)), flat_elements(model, ranks) // ranks)
+    groups = groups_of(model, ranks)
+    places = [i for group in groups for i in group.places]
+    return Flat(groups, tuple(sorted(range(len(places)), key=places.__getitem__)))
 
 
-def copied(calls: list[list[int]]) -> int:
+def copied(calls: list[AllReduce]) -> int:
     """Elements of the largest copy that these all-reduces make: one slice alone is reduced where it is (flatten)."""
-    return max((sum(call) for call in calls if len(call) > 1), default=0)
+    return max((sum(call.slices) for call in calls if len(call.slices) > 1), default=0)
 
 
-def first_to_own(model: Model, ranks: int, most: int) -> Partition:
+def first_to_own(model: Model, ranks: int, most: int) -> Owned:
     """Of the ranks whose gradients are in the first bucket that is reduced, the one with the most to hold."""
     order = ready_order(model)
-    sizes = sizes_of(model)
+    sizes, places = sizes_of(model), flat(model, ranks).order
     first = buckets_before_exceeding([sizes[i] for i in order], most)[0]
-    in_first = {order[k] for k in first}
-    owners = [part for part in partitions(model, ranks) if not in_first.isdisjoint(range(part.first, part.end))]
-    return max(owners, key=lambda part: part.whole)
+    in_first = {places[order[k]] for k in first}
+    owners = [
+        owned
+        for owned in partitions(model, ranks)
+        if any(not in_first.isdisjoint(range(part.first, part.end)) for part in owned)
+    ]
+    return max(owners, key=whole_of)
 
 
 def sub_groups(partitions: list[int], size: int) -> list[int]:

@@ -56,6 +56,8 @@ class Program:
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
     tensor_parallel: TensorParallel | None = None
     """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
+    expert_parallel: int = 1
+    """Ranks that share the experts, of which it is one's program (`memcalc.families.auto_ep.on_rank`)."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is another one."""
     external: tuple[tuple[str, str], ...] = ()

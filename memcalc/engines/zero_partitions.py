@@ -1,0 +1,110 @@
+"""What a rank of DeepSpeed's ZeRO-1 and ZeRO-2 has of the flat buffers, in rows: states, gradients, and what its step makes.
+
+Source: deepspeed/runtime/zero/stage_1_and_2.py. Each of the optimizer's groups of parameters has a flat buffer of its own
+and is updated after the one before; the gradients of all of them are one block, which goes with the last group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from memcalc.dims import Dim
+from memcalc.dtypes import DType, fp32, fp64
+from memcalc.engines.holdings import state_rows
+from memcalc.engines.zero_layout import STAGE_12, Owned, Partition, groups_of, whole_of
+from memcalc.optimizers import Parameter
+from memcalc.rows import Row
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+_IN_STEP: Final = "within the step"
+
+
+def block(component: str, name: str, dims: str, elements: int, dtype: DType, life: str, source: str) -> Row:
+    """A block of one dim."""
+    return Row(component, name, (Dim(dims, elements),), dtype, life=life, basis="modelled", source=source)  # type: ignore[arg-type]
+
+
+def nbytes_of(rows: list[Row]) -> int:
+    """All of them together."""
+    return sum(row.nbytes for row in rows)
+
+
+def partitioned_states(setup: Setup, model: Model, ranks: int) -> list[Row]:
+    """The fp32 master and the optimizer's states of a rank's partitions."""
+    sizes = Counter((group.alike > 1, group.partition) for group in groups_of(model, ranks))
+    return [
+        row
+        for (experts, size), groups in sizes.items()
+        for row in flat_states(setup, size, STAGE_12, groups, "expert_parameters/(dp/ep)" if experts else _OF_ALL)
+    ]
+
+
+_OF_ALL: Final = "parameters/dp"
+
+
+def flat_states(setup: Setup, elements: int, source: str, count: int = 1, dim: str = _OF_ALL) -> list[Row]:
+    """The same of `count` partitions of so many elements."""
+    flat = Parameter("flat fp32 partition", (Dim(dim, elements),), count, False)
+    master = block("optimizer_states", "fp32 master", dim, elements, fp32, "always", source)._replace(copies=count)
+    return [master, *(row for row in state_rows(setup, [flat], fp32) if row.shape)]  # DeepSpeed counts steps in Python
+
+
+def owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
+    """Gradients that stay on the rank: whole ones of all parameters that touch its partition (copy_grads_in_partition).
+
+    In stage 1 the textbook's gradients are all of them, and these copies come on top when they are reduced.
+    """
+    dtype, life = setup.compute_dtype, "the first flush to the step"
+    component = "buffers" if setup.zero == 1 else "gradients"
+    name = "rest of the gradients that straddle the partition"
+    inside = min(whole, partition)
+    own = block(component, "gradients of the partition", _OF_ALL, inside, dtype, life, STAGE_12)
+    if whole <= partition:
+        return [own]
+    return [own, block("buffers", name, "straddling", whole - partition, dtype, life, STAGE_12)]
+
+
+def step_of(owned: Owned, setup: Setup) -> list[Row]:
+    """The largest of the peaks of one rank's step(): a slice in fp64 for a group's norm; a partition joined, and in fp32."""
+    whole = whole_of(owned)
+    gradients = owned_gradients(setup, whole, sum(part.size for part in owned)) if whole else []
+    norms = [[*_padding(owned, setup), *_norm(part, i)] for i, part in enumerate(owned)]
+    updates = [[*_padding(owned[i:], setup), *_update(part, setup)] for i, part in enumerate(owned)]
+    return [*gradients, *max([*updates, *norms], key=nbytes_of)]
+
+
+def _padding(owned: Owned, setup: Setup) -> list[Row]:
+    """Zeros behind the gradients of groups that are not updated yet."""
+    elements = sum(part.padding for part in owned)
+    name = "padding of the gradients"
+    return (
+        [block("temporaries", name, "padding", elements, setup.compute_dtype, _IN_STEP, STAGE_12)] if elements else []
+    )
+
+
+def _update(part: Partition, setup: Setup) -> list[Row]:
+    """Its gradients in one block, where they are not one slice already (flatten), and that in fp32."""
+    dtype, name = setup.compute_dtype, "gradients of the partition"
+    rows = [block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)]
+    if part.slices + (part.padding > 0) > 1:
+        rows.append(block("temporaries", f"{name}, joined", _OF_ALL, part.size, dtype, _IN_STEP, STAGE_12))
+    if dtype is not fp32:
+        rows.append(block("temporaries", f"{name} in fp32", _OF_ALL, part.size, fp32, _IN_STEP, STAGE_12))
+    return rows
+
+
+def _norm(part: Partition, before: int) -> list[Row]:
+    """While a group's norm is taken, after those of the groups `before` it."""
+    rows = [
+        block(
+            "temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, _IN_STEP, STAGE_12
+        ),
+        block("temporaries", "norms of gradients", "numbers", part.before_largest + 1, fp64, _IN_STEP, STAGE_12),
+    ]
+    if before:
+        rows.append(block("temporaries", "norms of groups", "numbers", before, fp32, _IN_STEP, STAGE_12))
+    return rows

@@ -1,0 +1,100 @@
+"""DeepSpeed's AutoEP on the CPU as it is on a GPU: its Triton kernels allocate what they do there and compute nothing.
+
+Rows are gathered into blocks for each expert by `permute_rows`, SwiGLU is one kernel, and what the other ranks say of their
+tokens is what this one says of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class FusedSwiGLU(torch.autograd.Function):
+    """deepspeed/ops/triton_ops/swiglu_triton.py, _SwiGLUFn: saves gate and up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        out = torch.empty_like(gate)
+        ctx.save_for_backward(gate, up)
+        return out.fill_(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: torch.Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        grad_out = grad_out.contiguous()
+        return torch.empty_like(gate).fill_(0), torch.empty_like(up).fill_(0)
+
+
+def _gathered(src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """moe/ep_kernels.py, gather_rows"""
+    return torch.empty((index.numel(), src.contiguous().shape[1]), dtype=src.dtype).fill_(0)
+
+
+def _filled(fill: Any) -> Any:
+    """fill_indices_wrapper: one block of int32, filled by a kernel."""
+
+    def indices(counts: Any, starts: Any, offsets: Any, experts: int, ranks: int, most: int) -> torch.Tensor:
+        out = torch.full((most,), -1, dtype=torch.int32)
+        with _disable_current_modes():
+            out.copy_(fill(counts, starts, offsets, experts, ranks, most))
+        return out
+
+    return indices
+
+
+def _exchanged(send: Any) -> Any:
+    """A fake group moves nothing: the counts received are those sent."""
+
+    def all_to_all(output: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = send(output, given, *args, **kwargs)
+        with _disable_current_modes():
+            if output.dtype is torch.int32:
+                output.copy_(given)
+            else:
+                output.zero_()
+        return out
+
+    return all_to_all
+
+
+class _PlainRegistry(dict[str, Any]):
+    """transformers' registry of what to record as DeepSpeed 0.19.8 asks it, a dict of names; 5.23 asks it by models."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key if isinstance(key, str) else str(key.__class__), value)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(key if isinstance(key, str) else str(key.__class__), {} if default is None else default)
+
+
+@contextlib.contextmanager
+def auto_ep_of_a_gpu() -> Iterator[None]:
+    """The branches of a GPU that has torch's grouped product (Hopper and newer)."""
+    import deepspeed.comm as comm
+    from deepspeed.moe import ep_experts, ep_kernels
+    from transformers.utils import output_capturing
+
+    swiglu = ep_experts.EXPERT_ACTIVATIONS["swiglu"]
+    fused = mock.patch.dict(
+        ep_experts.EXPERT_ACTIVATIONS,
+        swiglu=ep_experts.ExpertActivation(
+            swiglu.fn, lambda gate, up, *_: FusedSwiGLU.apply(gate, up), gate_fn=swiglu.gate_fn
+        ),
+    )
+    registry = _PlainRegistry(output_capturing._CAN_RECORD_REGISTRY)
+    with (
+        fused,
+        mock.patch.object(output_capturing, "_CAN_RECORD_REGISTRY", registry),
+        mock.patch.object(ep_kernels, "permute_rows_supported", lambda rows: True),
+        mock.patch.object(ep_kernels, "gather_rows", _gathered),
+        mock.patch.object(ep_kernels, "fill_indices_cpu", _filled(ep_kernels.fill_indices_cpu)),
+        mock.patch.object(comm, "all_to_all_single", _exchanged(comm.all_to_all_single)),
+    ):
+        yield
