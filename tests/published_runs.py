@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -89,6 +90,7 @@ _GPT3_SMALL = Architecture(
     layers=12, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=2048, vocab=50257, gated=False, rms_norm=False,
     qkv_bias=True, linear_bias=True, qk_norm=False, positions=1024, tied=True, hidden_dropout=0.1, attention_dropout=0.1,
 )  # fmt: skip
+_SWIGLU_SMALL = replace(_GPT3_SMALL, gated=True, ffn=1344)  # 4·hidden·2/3, down to a multiple of 64 (arguments.py)
 _SMALL_SIZES: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 12, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8,
     "intermediate_size": 2048, "vocab_size": 50257, "max_position_embeddings": 1024,
@@ -99,10 +101,10 @@ _UNFUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _small(case: str, peak: int, gpu: str, **options: Any) -> PublishedRun:
+def _small(case: str, peak: int, gpu: str, a: Architecture = _GPT3_SMALL, **options: Any) -> PublishedRun:
     given = {**_UNFUSED, "gpu": gpu, **options}
     name = f"gpt3_345m, {case.removeprefix('gpt3_mcore_te_')}, {gpu}"
-    return PublishedRun(name, _SMALL_SIZES, given, peak / 2**30, _CASES.format(case), _GPT3_SMALL)
+    return PublishedRun(name, _SMALL_SIZES, given, peak / 2**30, _CASES.format(case), a)
 
 
 INTERLEAVED_RUN = _small(
@@ -114,6 +116,10 @@ UNFUSED_RUNS = (
     (
         _small("gpt3_mcore_te_tp4_pp1_dist_optimizer_overlap_grad_reduce", 1_515_628_032, "a100-80gb", tp=4, zero=1),
         269_842_944,
+    ),
+    (
+        _small("gpt3_mcore_te_tp1_pp4_swiglu", 2_684_785_152, "a100-80gb", _SWIGLU_SMALL, pp=4, pp_rank=3),
+        717_420_032,
     ),
 )
 """With the bytes between steps. CUBLAS_WORKSPACE_CONFIG is :4096:8 here too."""

@@ -175,7 +175,9 @@ def test_recorded_memory_without_a_fused_attention() -> None:
     assert abs(759_681_536 - (report.phases["step"] + workspaces(report))) < 100_000
 
 
-@pytest.mark.parametrize(("run", "between_steps"), UNFUSED_RUNS, ids=["tp 2, pp 2", "tp 4, distributed optimizer"])
+@pytest.mark.parametrize(
+    ("run", "between_steps"), UNFUSED_RUNS, ids=["tp 2, pp 2", "tp 4, distributed optimizer", "pp 4, swiglu"]
+)
 def test_recorded_memory_of_unfused_attention_on_a100s(run: PublishedRun, between_steps: int) -> None:
     """To 0.1 %: with 1 to 2 GB, blocks that the allocator does not split are as much as that."""
     report = run.estimate()
