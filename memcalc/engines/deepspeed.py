@@ -28,6 +28,7 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
+from memcalc.engines.shared_sequences import NORM_RANGES, masked_norm
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
@@ -36,6 +37,7 @@ from memcalc.engines.zero_layout import (
     STAGE_0,
     STAGE_3,
     STAGE_12,
+    Copies,
     Partition,
     buckets_before_exceeding,
     copied,
@@ -44,6 +46,7 @@ from memcalc.engines.zero_layout import (
     flat_elements,
     largest_group,
     partitions,
+    sent_dtype,
     sizes_of,
     straddling_elements,
     sub_groups,
@@ -63,6 +66,11 @@ __all__ = ["collectives", "holdings", "textbook"]
 
 def _block(component: str, name: str, dims: str, elements: int, dtype: DType, life: str, source: str) -> Row:
     return Row(component, name, (Dim(dims, elements),), dtype, life=life, basis="modelled", source=source)  # type: ignore[arg-type]
+
+
+def over(setup: Setup) -> str:
+    """What the names of shards are divided by."""
+    return "dp" if setup.cp == 1 else "(dp·cp)"
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
@@ -85,6 +93,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
             _block("temporaries", "gradients cast to fp32", "parameters", total, fp32, "within the step", STAGE_0),
             _block("temporaries", "gradients flattened in fp32", "parameters", total, fp32, "within the step", STAGE_0),
         ]
+        if setup.cp > 1:
+            always.append(NORM_RANGES)
+            step = max(step, masked_norm(total), key=_nbytes)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)
@@ -154,7 +165,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
         backward=(*earlier, _scaled_loss(2)),
         step=tuple(step),
         keeps_gradients=False,
-        hooks=ZeRO2(dtype, size, flat(model, ranks), part),
+        hooks=ZeRO2(dtype, size, flat(model, ranks), part, sent_dtype(setup)),
     )
 
 
@@ -188,7 +199,9 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    reducing = _rows_of(setup, max(_reducing_in_stage_1(model, setup), key=sum), flat_elements(model, setup.shards))
+    dtype, sent = setup.compute_dtype, sent_dtype(setup)
+    most = max(_reducing_in_stage_1(model, setup), key=lambda one: one.nbytes(dtype, sent))
+    reducing = _rows_of(setup, most, flat_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
     comes_later = not earlier and not model.program.source
     held = (bucket,) if not comes_later else ()
@@ -209,7 +222,10 @@ class _Reducing(NamedTuple):
 
     waiting: int
     owned: int
-    copy: int
+    copies: Copies = Copies(0, 0)
+
+    def nbytes(self, dtype: DType, sent: DType) -> int:
+        return (self.waiting + self.owned) * dtype.itemsize + self.copies.nbytes(dtype, sent)
 
 
 def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[_Reducing]:
@@ -223,7 +239,8 @@ def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[_Reducing]:
     sizes = sizes_of(model)
     buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
     layout = flat(model, ranks)
-    copies = [copied(layout.all_reduces(places, most)) or 0 for places in buckets]
+    dtype, sent = setup.compute_dtype, sent_dtype(setup)
+    copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in buckets]
     large = [sum(sizes[i] for i in places if sizes[i] > most) for places in buckets]
     small = [sum(sizes[i] for i in places) - n for places, n in zip(buckets, large, strict=True)]
     for part in partitions(model, ranks):
@@ -233,14 +250,18 @@ def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[_Reducing]:
             yield _Reducing(waiting, owned, copies[i])
             if part.touches(places):
                 owned = part.whole
-                yield _Reducing(waiting, owned, 0)
+                yield _Reducing(waiting, owned)
                 waiting -= large[i]
 
 
 def _rows_of(setup: Setup, most: _Reducing, elements: int) -> list[Row]:
     dtype, partition = setup.compute_dtype, elements // setup.shards
     owned = _owned_gradients(setup, most.owned, min(partition, most.owned)) if most.owned else []
-    return [*_rest(most.waiting, dtype), *owned, *(_bucket_copy(most.copy, dtype) if most.copy else [])]
+    copy = _bucket_copy(most.copies.joined, dtype) if most.copies.joined else []
+    if most.copies.cast:
+        name, life = "the bucket in the dtype that is sent", "a flush in backward"
+        copy.append(_block("buffers", name, "bucket", most.copies.cast, sent_dtype(setup), life, STAGE_12))
+    return [*_rest(most.waiting, dtype), *owned, *copy]
 
 
 def _rest(elements: int, dtype: DType) -> list[Row]:
@@ -271,7 +292,7 @@ def _owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
     dtype, life = setup.compute_dtype, "the first flush to the step"
     component = "buffers" if setup.zero == 1 else "gradients"
     name = "rest of the gradients that straddle the partition"
-    own = _block(component, "gradients of the partition", "parameters/dp", partition, dtype, life, STAGE_12)
+    own = _block(component, "gradients of the partition", f"parameters/{over(setup)}", partition, dtype, life, STAGE_12)
     if whole <= partition:
         return [own]
     return [own, _block("buffers", name, "straddling", whole - partition, dtype, life, STAGE_12)]
@@ -279,7 +300,7 @@ def _owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
 
 def _step_of(part: Partition, partition: int, setup: Setup) -> list[Row]:
     """The larger of the two peaks of one rank's step(): a slice in fp64 for the norm; the partition joined, and in fp32."""
-    dtype, life, dim = setup.compute_dtype, "within the step", "parameters/dp"
+    dtype, life, dim = setup.compute_dtype, "within the step", f"parameters/{over(setup)}"
     name = "gradients of the partition"
     owned = _owned_gradients(setup, part.whole, min(part.whole, partition)) if part.whole else []
     if part.padding:
@@ -297,10 +318,10 @@ def _step_of(part: Partition, partition: int, setup: Setup) -> list[Row]:
 
 
 def _partitioned_states(setup: Setup, partition: int) -> list[Row]:
-    flat = Parameter("flat fp32 partition", (Dim("parameters/dp", partition),), 1, False)
+    flat = Parameter("flat fp32 partition", (Dim(f"parameters/{over(setup)}", partition),), 1, False)
     source = STAGE_3 if setup.zero == 3 else STAGE_12
     return [
-        _block("optimizer_states", "fp32 master", "parameters/dp", partition, fp32, "always", source),
+        _block("optimizer_states", "fp32 master", f"parameters/{over(setup)}", partition, fp32, "always", source),
         *(row for row in state_rows(setup, [flat], fp32) if row.shape),  # DeepSpeed counts steps in Python
     ]
 
@@ -308,11 +329,27 @@ def _partitioned_states(setup: Setup, partition: int) -> list[Row]:
 def _stage_3(model: Model, setup: Setup) -> Holdings:
     dtype, ranks = setup.compute_dtype, setup.shards
     always = [
-        Row("parameters", w.name, shard(w.shape, "dp", ranks), dtype, model.copies(w), basis="modelled", source=STAGE_3)
+        Row(
+            "parameters",
+            w.name,
+            shard(w.shape, over(setup), ranks),
+            dtype,
+            model.copies(w),
+            basis="modelled",
+            source=STAGE_3,
+        )
         for w in model.weight_classes
     ]
     gradients = [
-        Row("gradients", w.name, shard(w.shape, "dp", ranks), dtype, model.copies(w), basis="modelled", source=STAGE_3)
+        Row(
+            "gradients",
+            w.name,
+            shard(w.shape, over(setup), ranks),
+            dtype,
+            model.copies(w),
+            basis="modelled",
+            source=STAGE_3,
+        )
         for w in model.weight_classes
     ]
     partition = sum(numel(row.shape)[0] * row.copies for row in always)

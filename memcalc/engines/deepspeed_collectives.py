@@ -20,6 +20,7 @@ from memcalc.engines.zero_layout import (
     flat,
     flat_elements,
     ready_order,
+    sent_dtype,
     sizes_of,
     sub_groups,
     thresholds_of,
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
-    if setup.dp == 1:
+    if setup.averaging == 1:
         return []
     if setup.zero == 3:
         return _stage_3_collectives(model, setup)
-    dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
+    dtype, dp, m = setup.compute_dtype, setup.averaging, setup.micro_batches
     e = dtype.itemsize
     total = model.num_parameters
     if setup.zero == 0:
@@ -50,11 +51,12 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     assert setup.reduce_bucket_size is not None
     calls = _all_reduces_1_2(model, setup.zero, dp, setup.reduce_bucket_size)
     padded = flat_elements(model, dp)
-    name, payload = "gradient buckets (whole, not reduced to their owners)", reductions * total * e
-    formula = f"{reductions}·parameters·{e} B"
+    name = "gradient buckets (whole, not reduced to their owners)"
+    sent = sent_dtype(setup)
+    payload, formula = reductions * total * sent.itemsize, f"{reductions}·parameters·{sent.itemsize} B"
     gathered = f"padded parameters·{e} B = {padded * e} B"
     return [
-        _all_reduce(name, dtype, dp, reductions * calls, payload, formula, STAGE_12),
+        _all_reduce(name, sent, dp, reductions * calls, payload, formula, STAGE_12),
         *_scalars(setup, STAGE_12),
         Collective(
             "dp", "all_gather", "updated weights", "step", dtype.name, dp, 1, padded * e, gathered,
@@ -89,10 +91,15 @@ def _all_reduce(name: str, dtype: DType, dp: int, calls: int, payload: int, form
 
 
 def _scalars(setup: Setup, source: str) -> list[Collective]:
-    out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", setup.dp, 1, 4, "1·4 B", source=source)]
+    out = [
+        Collective("dp", "all_reduce", "gradient norm", "step", "fp32", setup.averaging, 1, 4, "1·4 B", source=source)
+    ]
     if setup.compute_dtype is not fp32:
         out.insert(
-            0, Collective("dp", "all_reduce", "overflow check", "step", "uint8", setup.dp, 1, 1, "1·1 B", source=source)
+            0,
+            Collective(
+                "dp", "all_reduce", "overflow check", "step", "uint8", setup.averaging, 1, 1, "1·1 B", source=source
+            ),
         )
     return out
 
@@ -108,7 +115,7 @@ def _groups_after_exceeding(model: Model) -> int:
 
 def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]:
     """What ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
-    if setup.dp == 1:
+    if setup.averaging == 1:
         return []
     dtype, m = setup.compute_dtype, setup.micro_batches
     out: list[Collective] = []
@@ -118,7 +125,7 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
             payload = m * sum(elements) * dtype.itemsize
             out.append(
                 Collective(
-                    "dp", kind, name, phase, dtype.name, setup.dp, m * len(elements), payload,
+                    "dp", kind, name, phase, dtype.name, setup.averaging, m * len(elements), payload,
                     f"{m}·{sum(elements)}·{dtype.itemsize} B", by_layer=True, source=STAGE_3, overlap=phase,
                 )
             )  # fmt: skip
@@ -134,7 +141,7 @@ _OF_RUN: Final[tuple[tuple[Kind, Literal["forward", "backward"], str], ...]] = (
 
 def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     """Of a traced module, whose modules are not seen: each parameter is gathered by a call of its own."""
-    dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
+    dtype, dp, m = setup.compute_dtype, setup.averaging, setup.micro_batches
     e = dtype.itemsize
     sizes = sizes_of(model)
     thresholds, bucket = thresholds_of(setup), setup.reduce_bucket_size
@@ -156,12 +163,12 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
 def norms_of_stage_3(model: Model, setup: Setup) -> int:
     """Sub-groups, each of which has a norm."""
     assert setup.sub_group_size is not None
-    return len(sub_groups([-(-n // setup.dp) for n in sizes_of(model)], setup.sub_group_size))
+    return len(sub_groups([-(-n // setup.averaging) for n in sizes_of(model)], setup.sub_group_size))
 
 
 def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     """The norm of each sub-group, whether an fp16 step overflowed, and the parameters that are kept whole, one by one."""
-    dtype, dp = setup.compute_dtype, setup.dp
+    dtype, dp = setup.compute_dtype, setup.averaging
     sizes = sizes_of(model)
     groups = norms_of_stage_3(model, setup)
     out: list[Collective] = []
@@ -193,9 +200,9 @@ def _retained(sizes: list[int], distance: int) -> int:
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:
     """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once."""
-    if setup.dp == 1:
+    if setup.averaging == 1:
         return []
-    dtype, dp, m, total = setup.compute_dtype, setup.dp, setup.micro_batches, model.num_parameters
+    dtype, dp, m, total = setup.compute_dtype, setup.averaging, setup.micro_batches, model.num_parameters
     source = "arXiv 1910.02054, section 7"
     payload = total * dtype.itemsize
     formula = f"parameters·{dtype.itemsize} B"
