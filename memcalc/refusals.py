@@ -123,9 +123,9 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
 
 def _check_shared(options: Options) -> None:
     """What goes with sequences that DeepSpeed's ranks share."""
-    for name in ("tp", "pp"):
+    for name in ("tp", "pp", "ep"):
         if getattr(options, name) > 1:
-            refuse(name, getattr(options, name), f"with engine deepspeed and cp {options.cp} {NOT_YET}1")
+            refuse("cp", options.cp, f"with engine deepspeed and {name} {getattr(options, name)} {NOT_YET}1")
     if options.cp_comm_type not in (None, "a2a"):
         refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens; allowed: a2a")
     if options.kernels not in (None, "hf"):

@@ -14,7 +14,7 @@ block's bytes can be used again, not when they are freed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType, boolean, fp32, fp64
@@ -29,6 +29,7 @@ from memcalc.engines.holdings import (
     weight_rows,
 )
 from memcalc.engines.shared_sequences import NORM_RANGES, masked_norm
+from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
@@ -37,10 +38,7 @@ from memcalc.engines.zero_layout import (
     STAGE_0,
     STAGE_3,
     STAGE_12,
-    Copies,
     Partition,
-    buckets_before_exceeding,
-    copied,
     first_to_own,
     flat,
     flat_elements,
@@ -199,9 +197,7 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    dtype, sent = setup.compute_dtype, sent_dtype(setup)
-    most = max(_reducing_in_stage_1(model, setup), key=lambda one: one.nbytes(dtype, sent))
-    reducing = _rows_of(setup, most, flat_elements(model, setup.shards))
+    reducing = _rows_of(setup, most_while_reducing(model, setup), flat_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
     comes_later = not earlier and not model.program.source
     held = (bucket,) if not comes_later else ()
@@ -217,44 +213,7 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     )
 
 
-class _Reducing(NamedTuple):
-    """Elements that are alive besides the bucket while a bucket is reduced: integers, for there are ranks times buckets."""
-
-    waiting: int
-    owned: int
-    copies: Copies = Copies(0, 0)
-
-    def nbytes(self, dtype: DType, sent: DType) -> int:
-        return (self.waiting + self.owned) * dtype.itemsize + self.copies.nbytes(dtype, sent)
-
-
-def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[_Reducing]:
-    """While a bucket is reduced, and right after, on every rank.
-
-    A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
-    gradients are copied out or, on other ranks, until all is over.
-    """
-    ranks, most = setup.shards, setup.reduce_bucket_size
-    assert most is not None
-    sizes = sizes_of(model)
-    buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
-    layout = flat(model, ranks)
-    dtype, sent = setup.compute_dtype, sent_dtype(setup)
-    copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in buckets]
-    large = [sum(sizes[i] for i in places if sizes[i] > most) for places in buckets]
-    small = [sum(sizes[i] for i in places) - n for places, n in zip(buckets, large, strict=True)]
-    for part in partitions(model, ranks):
-        owned, waiting = 0, sum(sizes)
-        for i, places in enumerate(buckets):
-            waiting -= small[i]
-            yield _Reducing(waiting, owned, copies[i])
-            if part.touches(places):
-                owned = part.whole
-                yield _Reducing(waiting, owned)
-                waiting -= large[i]
-
-
-def _rows_of(setup: Setup, most: _Reducing, elements: int) -> list[Row]:
+def _rows_of(setup: Setup, most: Reducing, elements: int) -> list[Row]:
     dtype, partition = setup.compute_dtype, elements // setup.shards
     owned = _owned_gradients(setup, most.owned, min(partition, most.owned)) if most.owned else []
     copy = _bucket_copy(most.copies.joined, dtype) if most.copies.joined else []

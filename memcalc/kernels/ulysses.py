@@ -139,8 +139,10 @@ def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _sent(x: Tensor, name: str) -> Tensor:
-    """What comes back of an all-to-all has the shape of what was sent."""
-    _note(x, "all_to_all", name, x.shape)
+    """What comes back of an all-to-all has the shape of what was sent: a rank's tokens of each rank's heads, then each rank's
+    tokens of its own heads, or the other way round."""
+    by_rank, part, *rest = x.shape
+    _note(x, "all_to_all", name, (whole_of(part, by_rank.size, "/cp"), *rest))
     return new_tensor(x.memory, x.shape, x.dtype, f"{name}, received")
 
 

@@ -7,14 +7,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from cases import step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, SIZES, Ranked, deepspeed_step, sent
 from oracle import balanced_routing
 
 import memcalc
 from memcalc.engines import zero_layout
 from memcalc.engines.shared_sequences import NORM_RANGES
-from memcalc.families.context_parallel import SHARES
-from memcalc.families.tensor_parallel import PLANS
+from memcalc.families.context_parallel import SHARES, WANTS_HEAD_DIM
 
 PHASES = ("forward", "backward", "step")
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -202,7 +202,7 @@ def test_a_layers_share_and_its_link() -> None:
     exchanges = [c for c in report.collectives if c.collective == "all_to_all"]
     assert {c.layer for c in exchanges} == {"model.layers.*"}
     assert {c.name for c in exchanges if c.phase == "forward"} == {"queries", "keys", "values", "attention output"}
-    assert {c.each for c in exchanges if "keys" in c.name} == {"cp·seq/cp·batch·kv_heads/cp·head_dim·2 B"}
+    assert {c.each for c in exchanges if "keys" in c.name} == {"seq·batch·kv_heads/cp·head_dim·2 B"}
     assert all(c.calls == 3 for c in exchanges)
     assert all(cost.link == "nvlink" for cost in report.costs)  # type: ignore[union-attr]
 
@@ -210,8 +210,8 @@ def test_a_layers_share_and_its_link() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cp": 8, "gpus": 8, "seq_len": 60}, "--seq-len 60: does not divide by cp 8"),
     ({"cp": 16, "gpus": 16}, "--cp 16: does not divide the 8 attention heads"),
-    ({"cp": 2, "tp": 2}, "--tp 2: "),
-    ({"cp": 2, "pp": 2, "zero": 1}, "--pp 2: "),
+    ({"cp": 2, "tp": 2}, "--cp 2: with engine deepspeed and tp 2"),
+    ({"cp": 2, "pp": 2, "zero": 1}, "--cp 2: with engine deepspeed and pp 2"),
     ({"cp": 2, "attention": "eager"}, "--attention eager: "),
     ({"cp": 2, "padded": True}, "--padded on: "),
     ({"cp": 2, "kernels": "fused"}, "--kernels fused: "),
@@ -255,8 +255,13 @@ def test_bare_parameters_are_sharded_over_all_ranks() -> None:
     assert two.peak == one.peak
 
 
-def test_families_are_known() -> None:
-    from memcalc.families import FAMILIES
-
-    assert set(FAMILIES) >= SHARES
-    assert {"llama", "qwen3"} <= SHARES & set(PLANS)
+@pytest.mark.parametrize("model_type", sorted(SHARES))
+def test_every_family_that_shares_exchanges_heads(model_type: str) -> None:
+    """Of one key/value head as well as of several, and of the sizes that a type has by itself."""
+    fields = dict(step_cases(model_type)[-1].fields)
+    fields |= {"sliding_window": 4096} if "sliding_window" in fields else {}
+    fields |= {"head_dim": 16} if model_type in WANTS_HEAD_DIM and "head_dim" not in fields else {}
+    heads = memcalc.load_model(fields).program.heads.size  # type: ignore[attr-defined]
+    report = estimate(fields, cp=heads, gpus=heads, seq_len=heads)
+    names = {c.name for c in report.collectives if c.collective == "all_to_all" and c.phase == "forward"}
+    assert names == {"queries", "keys", "values", "attention output"}
