@@ -104,6 +104,12 @@ def divided(dim: Dim, divisor: int) -> Dim:
     return Dim(f"{dim.name}/{divisor}", dim.size // divisor, tuple(c // divisor for c in dim.poly))  # type: ignore[arg-type]
 
 
+@lru_cache(maxsize=1024)
+def whole_of(part: Dim, ranks: int, suffix: str) -> Dim:
+    """All of what `ranks` have an equal `part` of, whose name ends with `suffix`."""
+    return Dim(part.name.removesuffix(suffix), ranks * part.size, tuple(ranks * c for c in part.poly))  # type: ignore[arg-type]
+
+
 @lru_cache(maxsize=16384)
 def numel(shape: Shape) -> tuple[int, Poly]:
     """Elements of a tensor of `shape`, as a number and as a polynomial."""

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
-from memcalc.engines import Engine, load_engine, megatron_deepspeed
+from memcalc.engines import Engine, load_engine, megatron_deepspeed, shared_sequences
 from memcalc.engines.holdings import Holdings, padding_row
 from memcalc.engines.sent import Group, collectives_of_run, expert_parallel, tensor_parallel
 from memcalc.families import auto_ep
@@ -18,6 +18,7 @@ from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
+from memcalc.kernels.ulysses import over_ranks
 from memcalc.megatron.schedules import State, Turn
 from memcalc.profile import Choices, Profile, profile
 from memcalc.rows import Row
@@ -81,6 +82,8 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return _deepspeed_stages(model, setup)
     if megatron_deepspeed.runs_gpt_model(setup):
         model = megatron_deepspeed.slice_of(model, setup)
+    elif setup.cp > 1:
+        model = shared_sequences.rank_of(model, setup)
     elif setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
     elif setup.ep > 1:
@@ -135,6 +138,8 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         own = of_run(model, setup, made.run.sent)
     else:
         own = engine.collectives(model, setup)
+    if setup.cp > 1:
+        return [*shared_sequences.collectives_of(model, setup, made), *own]
     if setup.tp == 1 and setup.ep == 1:
         return own
     layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
@@ -295,7 +300,8 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
 def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
     if megatron_deepspeed.runs_gpt_model(setup):
         return megatron_deepspeed.KERNELS
-    return choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
+    kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
+    return kernels if setup.cp == 1 else over_ranks(kernels, setup.cp)
 
 
 def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:

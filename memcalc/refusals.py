@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import gcd
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from memcalc.families.context_parallel import SHARES, WANTS_HEAD_DIM
 from memcalc.families.expert_parallel import expert_path, runs_dispatched
 from memcalc.families.sequence_parallel import PLAIN, masks
 from memcalc.families.tensor_parallel import NOT_RUN, PLANS
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": (),
     "fsdp2": ("cp", "etp"),
-    "deepspeed": ("cp",),
+    "deepspeed": (),
 }
 """The degrees that an engine leaves at one."""
 
@@ -83,6 +84,8 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
     if options.ep > 1:
         check_auto_ep(options, model)
+    if options.cp > 1:
+        _check_shared(options)
     if not runs_gpt_model(options, "deepspeed"):
         return
     if options.schedule != "1f1b":
@@ -145,6 +148,19 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"{split} {NOT_YET}hf")
     check_experts(given, model.name, model.program)
+
+
+def _check_shared(options: Options) -> None:
+    """What goes with sequences that DeepSpeed's ranks share."""
+    for name in ("tp", "pp", "ep"):
+        if getattr(options, name) > 1:
+            refuse("cp", options.cp, f"with engine deepspeed and {name} {getattr(options, name)} {NOT_YET}1")
+    if options.cp_comm_type not in (None, "a2a"):
+        refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens; allowed: a2a")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"with engine deepspeed and cp {options.cp} {NOT_YET}hf")
+    if options.recompute == "op":
+        refuse("recompute", "op", f"with engine deepspeed and cp {options.cp} {NOT_YET}none, full")
 
 
 def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:
@@ -287,6 +303,37 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
     if masks(program, attention, seq_len):
         why = f"with sequence parallelism and the sliding window of {model.name}, {_MASK_OF_SHARD}"
         refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --no-sequence-parallel")
+
+
+def check_context_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
+    """DeepSpeed's attention over sequences that ranks share (UlyssesSPAttentionHF): what it takes, and what divides."""
+    ranks, program = options.cp, cast(Any, model.program)
+    if attention == "eager":
+        why = f"DeepSpeed shares no sequence (cp {ranks}) with it, whose mask has seq² entries"
+        refuse("attention", attention, f"{why}; allowed: {'sdpa' if 'sdpa' in program.attention_kinds else '--cp 1'}")
+    if model.model_type not in SHARES:
+        refuse("cp", ranks, f"with engine deepspeed for a {model.model_type} {NOT_YET}1")
+    if model.model_type in WANTS_HEAD_DIM and program.config.head_dim is None:
+        why = f"DeepSpeed reads head_dim, which the configuration of {model.name or model.model_type} leaves out"
+        refuse("cp", ranks, f"{why}; allowed: 1, or a config.json with it")
+    heads, kv_heads = program.heads.size, program.kv_heads.size
+    if heads % ranks:
+        why = f"does not divide the {heads} attention heads of {model.name or model.model_type}"
+        refuse("cp", ranks, f"{why}; allowed: a divisor of {heads}")
+    if kv_heads % ranks and ranks % kv_heads:
+        why = f"neither divides the {kv_heads} key/value heads of {model.name or model.model_type} nor is a multiple of them"
+        fit = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        refuse("cp", ranks, f"{why}; allowed: {', '.join(map(str, fit))}")
+    if seq_len % ranks:
+        why = f"does not divide by cp {ranks}, and each rank has an equal part"
+        refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {ranks}")
+    if options.padded:
+        refuse("padded", "on", "DeepSpeed drops the mask of a sequence that ranks share; allowed: off, or --cp 1")
+    if masks(program, attention, seq_len):
+        why = f"DeepSpeed drops the mask of a sequence that ranks share, here that of {model.name or model.model_type}'s window"
+        refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --cp 1")
+    if options.cross_entropy not in (None, "eager"):
+        refuse("cross_entropy", options.cross_entropy, f"with engine deepspeed and cp {ranks} {NOT_YET}eager")
 
 
 _MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"

@@ -9,6 +9,7 @@ from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 from memcalc.refusals import (
+    check_context_parallel,
     check_fsdp2,
     check_fused_softmax,
     check_megatron,
@@ -86,6 +87,11 @@ class Setup(NamedTuple):
         return (self.seq_len or 1) // (self.cp * (self.tp if self.sequence_parallel else 1))
 
     @property
+    def averaging(self) -> int:
+        """Ranks that average their gradients: those of a sequence too."""
+        return self.dp * self.cp
+
+    @property
     def expert_dp(self) -> int:
         """Ranks of a pipeline stage that have the same experts."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
@@ -130,6 +136,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     attention = None if model is None else _attention(options, engine, model)
     if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
         check_sequence_parallel(options, seq_len, str(attention), model)
+    if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
+        check_context_parallel(options, seq_len, str(attention), model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
     return Setup(
@@ -158,7 +166,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer_implementation=implementation,
         clip_grad_norm=options.clip_grad_norm,
         recompute=options.recompute,
-        cp_comm_type=(options.cp_comm_type or "p2p") if options.cp > 1 else None,
+        cp_comm_type=_cp_comm_type(options, engine),
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
@@ -237,6 +245,13 @@ def _sequence_parallel(options: Options, engine: str) -> bool:
     if options.sequence_parallel is None:
         return options.tp > 1 and engine == "megatron"
     return options.sequence_parallel
+
+
+def _cp_comm_type(options: Options, engine: str) -> str | None:
+    """How ranks share keys and values: a ring is Megatron's default."""
+    if options.cp == 1:
+        return None
+    return options.cp_comm_type or ("a2a" if engine == "deepspeed" else "p2p")
 
 
 def _pp_rank(options: Options) -> int | None:

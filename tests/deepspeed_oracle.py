@@ -12,7 +12,7 @@ import contextlib
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,34 @@ import torch.distributed as dist
 from auto_ep_stand_ins import auto_ep_of_a_gpu
 from oracle import LiveBytes, balanced_routing, build
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from ulysses_oracle import CONFIGURATION, part_of_batch, shared_loss, shared_sequences
 
 from memcalc.validate.deepspeed import like_cuda
 
 Sent = Counter[tuple[str, str, int]]
 """(collective, dtype, elements of the full tensor) -> calls."""
+Exchanged = Counter[tuple[str, str, str, int]]
+"""The same by phase, of the ranks that share a sequence."""
+
+
+OPTIONS = {
+    "reduce_bucket_size": "reduce_bucket_size",
+    "sub_group_size": "sub_group_size",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+}
+"""Ours, and DeepSpeed's own names."""
+PRECISIONS = {"fp32": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+SIZES = {
+    "bfloat16": ("bf16", 2),
+    "float16": ("fp16", 2),
+    "float32": ("fp32", 4),
+    "float64": ("fp64", 8),
+    "uint8": ("uint8", 1),
+    "int64": ("int64", 8),
+}
 
 
 ByGroup = Counter[tuple[str, str, int, int]]
@@ -43,6 +66,14 @@ class RankMode(LiveBytes):
         self.sent: Sent = Counter()
         self.group_sizes: set[int] = set()
         self.by_group: ByGroup = Counter()
+        self.sequence_group: Any = None
+        """The ranks that share a sequence."""
+        self.phase = ""
+        self.exchanged: Exchanged = Counter()
+
+    def begin(self, phase: str = "") -> None:
+        super().begin()
+        self.phase = phase
 
     def register(self, tensor: torch.Tensor) -> int:
         return 0 if tensor.device.type == "meta" else super().register(tensor)
@@ -50,6 +81,10 @@ class RankMode(LiveBytes):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             self._collective(func._schema.name.removeprefix("c10d::"), args)
+        if func.namespace == "deepspeed":  # an op with its collective inside
+            assert func._schema.name == "deepspeed::dim_zero_all_to_all"
+            assert args[1] == self.sequence_group.group_name
+            self._exchange("all_to_all", args[:1])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _collective(self, name: str, args: tuple[Any, ...]) -> None:
@@ -61,15 +96,25 @@ class RankMode(LiveBytes):
             "_reduce_scatter_base_": ("reduce_scatter", lambda: [args[1]]),
             "broadcast_": ("broadcast", lambda: args[0]),
             "alltoall_base_": ("all_to_all", lambda: [args[1]]),
+            "allgather_": ("all_gather", lambda: args[0][0]),
+            "reduce_scatter_": ("reduce_scatter", lambda: args[1][0]),
         }[name]
-        tensors = whole()
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
-        elements = sum(t.numel() for t in tensors)
-        self.sent[kind, dtype, elements] += 1
         groups = [a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())]
-        size = dist.ProcessGroup.unbox(groups[0]).size()
-        self.group_sizes.add(size)
-        self.by_group[kind, dtype, elements, size] += 1
+        group = dist.ProcessGroup.unbox(groups[0])
+        if self.sequence_group is not None and group.group_name == self.sequence_group.group_name:
+            self._exchange(kind, whole())
+            return
+        dtype, elements = _size(whole())
+        self.sent[kind, dtype, elements] += 1
+        self.group_sizes.add(group.size())
+        self.by_group[kind, dtype, elements, group.size()] += 1
+
+    def _exchange(self, kind: str, tensors: Sequence[torch.Tensor]) -> None:
+        self.exchanged[self.phase, kind, *_size(tensors)] += 1
+
+
+def _size(tensors: Sequence[torch.Tensor]) -> tuple[str, int]:
+    return str(tensors[0].dtype).removeprefix("torch."), sum(t.numel() for t in tensors)
 
 
 @dataclass
@@ -83,6 +128,7 @@ class Ranked:
     step: int
     sent: Sent
     group_sizes: set[int]
+    exchanged: Exchanged
     log: list[tuple[str, int, tuple[int, ...]]]
     by_group: ByGroup
 
@@ -145,6 +191,7 @@ def deepspeed_step(
     *,
     gpus: int,
     zero: int,
+    cp: int = 1,
     rank: int = 0,
     precision: str = "bf16",
     micro_batch_size: int = 1,
@@ -163,25 +210,37 @@ def deepspeed_step(
     import deepspeed
 
     mode = RankMode()
-    with ranks(gpus, rank, store), _expert_parallel(ep):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ranks(gpus, rank, store))
+        stack.enter_context(_expert_parallel(ep))
         model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        mpu = stack.enter_context(shared_sequences(model, cp, micro_batch_size))
+        mode.sequence_group = None if mpu is None else mpu.get_sequence_parallel_group()
         buffers = list(model.buffers())
         ids = torch.zeros((micro_batch_size, seq_len), dtype=torch.int64)
+        batch = {"input_ids": ids, "labels": ids}
+        if mpu is not None:
+            batch = part_of_batch(micro_batch_size, seq_len, cp, rank % cp)
+
+        def loss_of(engine: Any) -> torch.Tensor:
+            return engine(**batch).loss if mpu is None else shared_loss(engine, batch, cp)
+
         with mode:
-            for tensor in [ids, *model.parameters(), *buffers]:
+            for tensor in [*batch.values(), *model.parameters(), *buffers]:
                 mode.register(tensor)
             del buffers, tensor  # those of a block that AutoEP replaces go with it
             engine, *_ = deepspeed.initialize(
                 model=model,
                 model_parameters=model.parameters(),
-                config=configuration(zero, precision, micro_batches, clipping, options, ep),
+                config=configuration(zero, precision, micro_batches, clipping, options, ep) | CONFIGURATION,
+                mpu=mpu,
             )
             result = None
             for turn in range(steps):
                 mode.log = [] if log and turn == steps - 1 else None
-                result = _step(mode, engine, ids, micro_batches)
+                result = _step(mode, engine, loss_of, micro_batches)
         engine.destroy()
     assert result is not None
     return result
@@ -196,23 +255,45 @@ def _expert_parallel(ep: int) -> Iterator[None]:
             yield
 
 
-def _step(mode: RankMode, engine: Any, ids: torch.Tensor, micro_batches: int) -> Ranked:
+def sent(ranked: Ranked) -> dict[tuple[str, str], tuple[int, int]]:
+    """(collective, dtype) -> calls and bytes of the full tensors."""
+    calls: Counter[tuple[str, str]] = Counter()
+    payload: Counter[tuple[str, str]] = Counter()
+    for (collective, name, elements), count in ranked.sent.items():
+        dtype, itemsize = SIZES[name]
+        calls[collective, dtype] += count
+        payload[collective, dtype] += count * elements * itemsize
+    return {key: (calls[key], payload[key]) for key in calls}
+
+
+def _step(mode: RankMode, engine: Any, loss_of: Callable[[Any], torch.Tensor], micro_batches: int) -> Ranked:
     gc.collect()
-    mode.sent, mode.by_group, mode.group_sizes = Counter(), Counter(), set()
+    mode.sent, mode.by_group, mode.group_sizes, mode.exchanged = Counter(), Counter(), set(), Counter()
     resident = mode.now
     forward = backward = step = end = 0
     for _ in range(micro_batches):
-        mode.begin()
-        engine.held_loss = engine(input_ids=ids, labels=ids).loss
+        mode.begin("forward")
+        engine.held_loss = loss_of(engine)
         gc.collect()
         forward, end = max(forward, mode.highest), mode.now
-        mode.begin()
+        mode.begin("backward")
         engine.backward(engine.held_loss)
         backward = max(backward, mode.highest)
-        mode.begin()
+        mode.begin("step")
         engine.step()
         step = mode.highest  # of the last one, which is the step: the others do nothing
-    return Ranked(resident, end, forward, backward, step, mode.sent, mode.group_sizes, mode.log or [], mode.by_group)
+    return Ranked(
+        resident,
+        end,
+        forward,
+        backward,
+        step,
+        mode.sent,
+        mode.group_sizes,
+        mode.exchanged,
+        mode.log or [],
+        mode.by_group,
+    )
 
 
 def gloo_rank(rank: int, folder: str, config: dict[str, Any], cases: list[dict[str, Any]], results: Any) -> None:

@@ -14,7 +14,7 @@ block's bytes can be used again, not when they are freed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType, boolean, fp32, fp64
@@ -28,6 +28,8 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
+from memcalc.engines.shared_sequences import NORM_RANGES, masked_norm
+from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
@@ -36,16 +38,16 @@ from memcalc.engines.zero_layout import (
     STAGE_0,
     STAGE_3,
     STAGE_12,
-    buckets_before_exceeding,
-    copied,
     first_to_own,
     flat,
     flat_elements,
     groups_of,
     joined_after_exceeding,
     kinds_of,
+    over,
     own_elements,
     partitions,
+    sent_dtype,
     sizes_of,
     straddling_elements,
     sub_groups,
@@ -89,12 +91,15 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         always.append(block("optimizer_states", "fp32 master", "parameters", total, fp32, "always", STAGE_0))
         always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # it counts steps in Python
         step = max(_casts(model, setup, step), key=nbytes_of)
+        if setup.cp > 1:
+            always.append(NORM_RANGES)
+            step = max(step, masked_norm(total), key=nbytes_of)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)
     always += [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
     accumulated = gradients if setup.micro_batches > 1 else ()
-    reduced = max(n for kind in kinds_of(model, setup.dp) for n in joined_after_exceeding(kind.sizes))
+    reduced = max(n for kind in kinds_of(model, setup.averaging) for n in joined_after_exceeding(kind.sizes))
     copy = block(
         "buffers",
         "all-reduce copy of gradients",
@@ -114,7 +119,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
 def _casts(model: Model, setup: Setup, gradients: list[Row]) -> Iterator[list[Row]]:
     """FP16_Optimizer.step: group by group gradients are cast, joined, and freed."""
     dtype, life = setup.compute_dtype, "within the step"
-    sizes = [group.starts[-1] for group in groups_of(model, setup.dp)]
+    sizes = [group.starts[-1] for group in groups_of(model, setup.averaging)]
     for i, own in enumerate(sizes):
         left = [block("gradients", "gradients not cast yet", "parameters", sum(sizes[i:]), dtype, life, STAGE_0)]
         flattened = sum(sizes[: i + 1])
@@ -170,7 +175,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
         backward=(*earlier, _scaled_loss(2)),
         step=tuple(step),
         keeps_gradients=False,
-        hooks=ZeRO2(dtype, size, flat(model, ranks), own),
+        hooks=ZeRO2(dtype, size, flat(model, ranks), own, sent_dtype(setup)),
     )
 
 
@@ -204,7 +209,7 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    reducing = _rows_of(setup, max(_reducing_in_stage_1(model, setup), key=sum), own_elements(model, setup.shards))
+    reducing = _rows_of(setup, most_while_reducing(model, setup), own_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
     comes_later = not earlier and not model.program.source
     held = (bucket,) if not comes_later else ()
@@ -220,43 +225,14 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     )
 
 
-class _Reducing(NamedTuple):
-    """Elements that are alive besides the bucket while a bucket is reduced: integers, for there are ranks times buckets."""
-
-    waiting: int
-    owned: int
-    copy: int
-
-
-def _reducing_in_stage_1(model: Model, setup: Setup) -> Iterator[_Reducing]:
-    """While a bucket is reduced, and right after, on every rank.
-
-    A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
-    gradients are copied out or, on other ranks, until all is over.
-    """
-    ranks, most = setup.shards, setup.reduce_bucket_size
-    assert most is not None
-    layout, sizes = flat(model, ranks), sizes_of(model)
-    sizes = [sizes[i] for group in layout.groups for i in group.places]
-    buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
-    copies = [copied(layout.all_reduces(places, most)) or 0 for places in buckets]
-    large = [sum(sizes[i] for i in places if sizes[i] > most) for places in buckets]
-    small = [sum(sizes[i] for i in places) - n for places, n in zip(buckets, large, strict=True)]
-    for own in dict.fromkeys(partitions(model, ranks)):
-        owned, waiting = 0, sum(sizes)
-        for i, places in enumerate(buckets):
-            waiting -= small[i]
-            yield _Reducing(waiting, owned, copies[i])
-            if any(part.touches(places) for part in own):
-                owned = whole_of(own)
-                yield _Reducing(waiting, owned, 0)
-                waiting -= large[i]
-
-
-def _rows_of(setup: Setup, most: _Reducing, partition: int) -> list[Row]:
+def _rows_of(setup: Setup, most: Reducing, partition: int) -> list[Row]:
     dtype = setup.compute_dtype
     owned = owned_gradients(setup, most.owned, partition) if most.owned else []
-    return [*_rest(most.waiting, dtype), *owned, *(_bucket_copy(most.copy, dtype) if most.copy else [])]
+    copy = _bucket_copy(most.copies.joined, dtype) if most.copies.joined else []
+    if most.copies.cast:
+        name, life = "the bucket in the dtype that is sent", "a flush in backward"
+        copy.append(block("buffers", name, "bucket", most.copies.cast, sent_dtype(setup), life, STAGE_12))
+    return [*_rest(most.waiting, dtype), *owned, *copy]
 
 
 def _rest(elements: int, dtype: DType) -> list[Row]:
@@ -278,11 +254,27 @@ def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
 def _stage_3(model: Model, setup: Setup) -> Holdings:
     dtype, ranks = setup.compute_dtype, setup.shards
     always = [
-        Row("parameters", w.name, shard(w.shape, "dp", ranks), dtype, model.copies(w), basis="modelled", source=STAGE_3)
+        Row(
+            "parameters",
+            w.name,
+            shard(w.shape, over(setup), ranks),
+            dtype,
+            model.copies(w),
+            basis="modelled",
+            source=STAGE_3,
+        )
         for w in model.weight_classes
     ]
     gradients = [
-        Row("gradients", w.name, shard(w.shape, "dp", ranks), dtype, model.copies(w), basis="modelled", source=STAGE_3)
+        Row(
+            "gradients",
+            w.name,
+            shard(w.shape, over(setup), ranks),
+            dtype,
+            model.copies(w),
+            basis="modelled",
+            source=STAGE_3,
+        )
         for w in model.weight_classes
     ]
     partition = sum(numel(row.shape)[0] * row.copies for row in always)

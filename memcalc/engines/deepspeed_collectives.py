@@ -23,6 +23,7 @@ from memcalc.engines.zero_layout import (
     joined_after_exceeding,
     kinds_of,
     ready_order,
+    sent_dtype,
     sizes_of,
     sub_groups,
     thresholds_of,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
-    if setup.dp == 1:
+    if setup.averaging == 1:
         return []
     if setup.zero == 3:
         return _stage_3_collectives(model, setup)
@@ -52,7 +53,7 @@ def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
     """buffered_allreduce_fallback: parameters of each group of ranks by themselves."""
     dtype, source = setup.compute_dtype, "deepspeed/runtime/engine.py"
     out: list[Collective] = []
-    for kind in kinds_of(model, setup.dp):
+    for kind in kinds_of(model, setup.averaging):
         payload = sum(kind.sizes) * dtype.itemsize
         calls, formula = len(joined_after_exceeding(kind.sizes)), f"{kind.name}·{dtype.itemsize} B"
         out.append(_all_reduce(f"gradients{kind.of}", dtype, kind, calls, payload, formula, source))
@@ -72,16 +73,16 @@ def _experts_norm(setup: Setup) -> list[Collective]:
 
 
 def _gradient_buckets(model: Model, setup: Setup) -> list[Collective]:
-    dtype, m = setup.compute_dtype, setup.micro_batches if setup.zero == 2 else 1
+    sent, m = sent_dtype(setup), setup.micro_batches if setup.zero == 2 else 1
     assert setup.reduce_bucket_size is not None
-    calls = _all_reduces_1_2(model, setup.zero, setup.dp, setup.reduce_bucket_size)
+    calls = _all_reduces_1_2(model, setup.zero, setup.averaging, setup.reduce_bucket_size)
     return [
         _all_reduce(
             f"gradient buckets{kind.of} (whole, not reduced to their owners)",
-            dtype, kind, m * calls[kind.ranks], m * sum(kind.sizes) * dtype.itemsize,
-            f"{m}·{kind.name}·{dtype.itemsize} B", STAGE_12,
+            sent, kind, m * calls[kind.ranks], m * sum(kind.sizes) * sent.itemsize,
+            f"{m}·{kind.name}·{sent.itemsize} B", STAGE_12,
         )
-        for kind in kinds_of(model, setup.dp)
+        for kind in kinds_of(model, setup.averaging)
     ]  # fmt: skip
 
 
@@ -89,8 +90,8 @@ def _gathers(model: Model, setup: Setup) -> list[Collective]:
     """all_gather_dp_groups: each group of parameters by a call of its own."""
     dtype = setup.compute_dtype
     out: list[Collective] = []
-    for kind in kinds_of(model, setup.dp):
-        groups = [group for group in groups_of(model, setup.dp) if group.ranks == kind.ranks]
+    for kind in kinds_of(model, setup.averaging):
+        groups = [group for group in groups_of(model, setup.averaging) if group.ranks == kind.ranks]
         payload = sum(group.partition * group.ranks for group in groups) * dtype.itemsize
         gathered = f"padded {kind.name}·{dtype.itemsize} B = {payload} B"
         out.append(
@@ -134,13 +135,16 @@ def _all_reduce(
 
 def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
     """Whether a step overflowed; the norm of each group, that of experts with those that have the same ones besides."""
-    groups = groups_of(model, setup.dp)
+    dp = setup.averaging
+    groups = groups_of(model, dp)
     n = len(groups)
-    norm = f"{n}·4 B"
-    out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", setup.dp, n, 4 * n, norm, source=source)]
+    out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", dp, n, 4 * n, f"{n}·4 B", source=source)]
     if setup.compute_dtype is not fp32:
         out.insert(
-            0, Collective("dp", "all_reduce", "overflow check", "step", "uint8", setup.dp, 1, 1, "1·1 B", source=source)
+            0,
+            Collective(
+                "dp", "all_reduce", "overflow check", "step", "uint8", setup.averaging, 1, 1, "1·1 B", source=source
+            ),
         )
     if n > 1:
         own, ranks, formula = "norm of the experts", groups[1].ranks, f"{n - 1}·4 B"
@@ -152,7 +156,7 @@ def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
 
 def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]:
     """What ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
-    if setup.dp == 1:
+    if setup.averaging == 1:
         return []
     dtype, m = setup.compute_dtype, setup.micro_batches
     out: list[Collective] = []
@@ -162,7 +166,7 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
             payload = m * sum(elements) * dtype.itemsize
             out.append(
                 Collective(
-                    "dp", kind, name, phase, dtype.name, setup.dp, m * len(elements), payload,
+                    "dp", kind, name, phase, dtype.name, setup.averaging, m * len(elements), payload,
                     f"{m}·{sum(elements)}·{dtype.itemsize} B", by_layer=True, source=STAGE_3, overlap=phase,
                 )
             )  # fmt: skip
@@ -178,7 +182,7 @@ _OF_RUN: Final[tuple[tuple[Kind, Literal["forward", "backward"], str], ...]] = (
 
 def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     """Of a traced module, whose modules are not seen: each parameter is gathered by a call of its own."""
-    dtype, dp, m = setup.compute_dtype, setup.dp, setup.micro_batches
+    dtype, dp, m = setup.compute_dtype, setup.averaging, setup.micro_batches
     e = dtype.itemsize
     sizes = sizes_of(model)
     thresholds, bucket = thresholds_of(setup), setup.reduce_bucket_size
@@ -200,12 +204,12 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
 def norms_of_stage_3(model: Model, setup: Setup) -> int:
     """Sub-groups, each of which has a norm."""
     assert setup.sub_group_size is not None
-    return len(sub_groups([-(-n // setup.dp) for n in sizes_of(model)], setup.sub_group_size))
+    return len(sub_groups([-(-n // setup.averaging) for n in sizes_of(model)], setup.sub_group_size))
 
 
 def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     """The norm of each sub-group, whether an fp16 step overflowed, and the parameters that are kept whole, one by one."""
-    dtype, dp = setup.compute_dtype, setup.dp
+    dtype, dp = setup.compute_dtype, setup.averaging
     sizes = sizes_of(model)
     groups = norms_of_stage_3(model, setup)
     out: list[Collective] = []
@@ -247,7 +251,7 @@ def textbook(model: Model, setup: Setup) -> list[Collective]:
                 f"{times}·{own.name}·{dtype.itemsize} B = {times * payload} B",
                 source="arXiv 1910.02054, section 7",
             )
-            for own in kinds_of(model, setup.dp)
+            for own in kinds_of(model, setup.averaging)
             if own.ranks > 1
             for payload in (sum(own.sizes) * dtype.itemsize,)
         ]  # fmt: skip

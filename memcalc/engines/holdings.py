@@ -119,7 +119,11 @@ def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> 
     positions = program.given_positions(whole)
     rows = [
         Row("buffers", given.name, given.shape, given.dtype or dtype, life="the step's batch", source="the caller")
-        for given in (*program.inputs(_BATCH, whole), *(() if positions is None else (positions,)))
+        for given in (
+            *program.inputs(_BATCH, whole),
+            *(() if positions is None else (positions,)),
+            *program.given_by_rank(_BATCH, whole),
+        )
     ]
     if not program.source:  # a trace has its own loss, of whatever dtype
         loss_dtype = program.loss_dtype or computes_in or dtype

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from memcalc.autograd import Leaf
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType
-from memcalc.engines.zero_layout import Flat, Owned, copied, whole_of
+from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, whole_of
 from memcalc.families.module import Module, Run
 from memcalc.tensor import Tensor, new_tensor
 
@@ -40,6 +40,8 @@ class ZeRO2(NamedTuple):
     flat: Flat
     own: Owned
     """The rank's own."""
+    sent: DType
+    """What gradients are all-reduced in."""
 
     def start(self, run: Run) -> Reduction:
         return Reduction(self, run)
@@ -83,13 +85,13 @@ class BucketComes:
     def ready(self, i: int, leaf: Leaf, gradient: Tensor) -> None:
         """The gradient of a parameter has been accumulated."""
 
-    def block(self, name: str, dim: str, elements: int) -> Tensor:
-        """Allocate a block that belongs to no layer."""
+    def block(self, name: str, dim: str, elements: int, dtype: DType | None = None) -> Tensor:
+        """Allocate a block that belongs to no layer, of the gradients' dtype unless another is given."""
         memory = self.run.memory
         layer, scope = memory.layer, memory.scope
         memory.layer, memory.scope = None, ""
         try:
-            return new_tensor(memory, (Dim(dim, elements),), self.dtype, name, component="gathered")
+            return new_tensor(memory, (Dim(dim, elements),), dtype or self.dtype, name, component="gathered")
         finally:
             memory.layer, memory.scope = layer, scope
 
@@ -123,12 +125,17 @@ class Reduction(BucketComes):
         super().backward_is_over()
 
     def _flush(self) -> None:
-        elements = copied(self.how.flat.all_reduces(self.waiting, self.size))
-        if elements:
-            self.block("copy of the bucket that is reduced", "bucket", elements)
+        copies = copied(self.how.flat.all_reduces(self.waiting, self.size), self.dtype, self.how.sent)
+        self._copy(copies)
         if self.owned is None and any(part.first <= i < part.end for part in self.how.own for i in self.waiting):
             name = "gradients of the partition, and of what straddles it"
             self.owned = self.block(name, "whole gradients", whole_of(self.how.own))
         self.large = None
         self.waiting.clear()
         self.filled = 0
+
+    def _copy(self, copies: Copies) -> None:
+        if copies.joined:
+            _joined = self.block("copy of the bucket that is reduced", "bucket", copies.joined)
+        if copies.cast:
+            _cast = self.block("the bucket in the dtype that is sent", "bucket", copies.cast, self.how.sent)

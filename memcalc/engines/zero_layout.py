@@ -7,6 +7,7 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.dtypes import DType, fp32
 from memcalc.engines.zero3_coordinator import Thresholds
 from memcalc.profile import gradient_order
 
@@ -281,9 +282,35 @@ def flat(model: Model, ranks: int) -> Flat:
     return Flat(groups, tuple(sorted(range(len(places)), key=places.__getitem__)))
 
 
-def copied(calls: list[AllReduce]) -> int:
-    """Elements of the largest copy that these all-reduces make: one slice alone is reduced where it is (flatten)."""
-    return max((sum(call.slices) for call in calls if len(call.slices) > 1), default=0)
+class Copies(NamedTuple):
+    """Elements of what an all-reduce copies."""
+
+    joined: int
+    """Its slices, one behind the other: one slice alone is reduced where it is (flatten)."""
+    cast: int
+    """The same in the dtype that is sent, where that is not the gradients'."""
+
+    def nbytes(self, dtype: DType, sent: DType) -> int:
+        return self.joined * dtype.itemsize + self.cast * sent.itemsize
+
+
+def copied(calls: list[AllReduce], dtype: DType, sent: DType) -> Copies:
+    """The largest copies that one of these all-reduces of gradients of `dtype` makes (allreduce_bucket)."""
+    made = [
+        Copies(sum(call.slices) if len(call.slices) > 1 else 0, 0 if sent is dtype else sum(call.slices))
+        for call in calls
+    ]
+    return max(made, key=lambda copies: copies.nbytes(dtype, sent), default=Copies(0, 0))
+
+
+def sent_dtype(setup: Setup) -> DType:
+    """What stages 1 and 2 all-reduce gradients in: fp32 where ranks share sequences (stage_1_and_2.py, allreduce_bucket)."""
+    return fp32 if setup.cp > 1 else setup.compute_dtype
+
+
+def over(setup: Setup) -> str:
+    """What the names of shards are divided by."""
+    return "dp" if setup.cp == 1 else "(dp·cp)"
 
 
 def first_to_own(model: Model, ranks: int, most: int) -> Owned:

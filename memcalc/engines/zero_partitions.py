@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32, fp64
 from memcalc.engines.holdings import state_rows
-from memcalc.engines.zero_layout import STAGE_12, Owned, Partition, groups_of, whole_of
+from memcalc.engines.zero_layout import STAGE_12, Owned, Partition, groups_of, over, whole_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 
@@ -39,15 +39,18 @@ def partitioned_states(setup: Setup, model: Model, ranks: int) -> list[Row]:
     return [
         row
         for (experts, size), groups in sizes.items()
-        for row in flat_states(setup, size, STAGE_12, groups, "expert_parameters/(dp/ep)" if experts else _OF_ALL)
+        for row in flat_states(setup, size, STAGE_12, groups, "expert_parameters/(dp/ep)" if experts else _all(setup))
     ]
 
 
-_OF_ALL: Final = "parameters/dp"
+def _all(setup: Setup) -> str:
+    """The dim of a partition of all parameters."""
+    return f"parameters/{over(setup)}"
 
 
-def flat_states(setup: Setup, elements: int, source: str, count: int = 1, dim: str = _OF_ALL) -> list[Row]:
-    """The same of `count` partitions of so many elements."""
+def flat_states(setup: Setup, elements: int, source: str, count: int = 1, dim: str | None = None) -> list[Row]:
+    """The same of `count` partitions of so many elements, `dim` if they are not of all parameters."""
+    dim = dim or _all(setup)
     flat = Parameter("flat fp32 partition", (Dim(dim, elements),), count, False)
     master = block("optimizer_states", "fp32 master", dim, elements, fp32, "always", source)._replace(copies=count)
     return [master, *(row for row in state_rows(setup, [flat], fp32) if row.shape)]  # DeepSpeed counts steps in Python
@@ -62,7 +65,7 @@ def owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
     component = "buffers" if setup.zero == 1 else "gradients"
     name = "rest of the gradients that straddle the partition"
     inside = min(whole, partition)
-    own = block(component, "gradients of the partition", _OF_ALL, inside, dtype, life, STAGE_12)
+    own = block(component, "gradients of the partition", _all(setup), inside, dtype, life, STAGE_12)
     if whole <= partition:
         return [own]
     return [own, block("buffers", name, "straddling", whole - partition, dtype, life, STAGE_12)]
@@ -91,9 +94,9 @@ def _update(part: Partition, setup: Setup) -> list[Row]:
     dtype, name = setup.compute_dtype, "gradients of the partition"
     rows = [block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)]
     if part.slices + (part.padding > 0) > 1:
-        rows.append(block("temporaries", f"{name}, joined", _OF_ALL, part.size, dtype, _IN_STEP, STAGE_12))
+        rows.append(block("temporaries", f"{name}, joined", _all(setup), part.size, dtype, _IN_STEP, STAGE_12))
     if dtype is not fp32:
-        rows.append(block("temporaries", f"{name} in fp32", _OF_ALL, part.size, fp32, _IN_STEP, STAGE_12))
+        rows.append(block("temporaries", f"{name} in fp32", _all(setup), part.size, fp32, _IN_STEP, STAGE_12))
     return rows
 
 

@@ -356,6 +356,8 @@ def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """ForCausalLMLoss (loss/loss_utils.py): upcast, shift by padding, cross-entropy."""
     run.memory.scope = "loss"
+    if run.shift_labels is not None:
+        run.logits = logits
     logits = cast(logits, fp32)
     _padded, shift_labels = shifted_labels(run, labels)
     logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
@@ -364,6 +366,8 @@ def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
 
 def shifted_labels(run: Run, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The labels padded by one, which the loss's frame holds, and the next token of each token, flattened."""
+    if run.shift_labels is not None:
+        return run.shift_labels, view(run.shift_labels, merge(*run.shift_labels.shape))
     padded = new_tensor(run.memory, (labels.shape[0], plus(run.seq, 1)), int64, "padded labels")
     shifted = Tensor(padded.storage, labels.shape, padded.strides, int64)
     return padded, view(contiguous(shifted), merge(*labels.shape))

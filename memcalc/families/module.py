@@ -103,6 +103,10 @@ class Run:
     tensor_parallel: TensorParallel | None = None
     positions: Tensor | None = None
     """position_ids, where the caller gives them."""
+    shift_labels: Tensor | None = None
+    """The labels, where the caller has shifted them."""
+    logits: Tensor | None = None
+    """The model's output, where the caller holds it while it makes a loss of the model's."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, of tokens int64 and (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
     from memcalc.families.config import FamilyConfig
+    from memcalc.families.context_parallel import ContextParallel
     from memcalc.families.module import Buffer, Module, Run
     from memcalc.families.tensor_parallel import TensorParallel
     from memcalc.tensor import Tensor
@@ -58,6 +59,8 @@ class Program:
     """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
     expert_parallel: int = 1
     """Ranks that share the experts, of which it is one's program (`memcalc.families.auto_ep.on_rank`)."""
+    context_parallel: ContextParallel | None = None
+    """The ranks that share its sequences."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is another one."""
     external: tuple[tuple[str, str], ...] = ()
@@ -108,11 +111,17 @@ class Program:
 
     def whole(self, shard: Dim) -> Dim:
         """The sequence of which a tensor between two layers has `shard`."""
+        if self.context_parallel is not None:
+            return self.context_parallel.part(shard)
         return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
 
     def given_positions(self, whole: Dim) -> Input | None:
         """The positions of a sequence, where the caller has to give them."""
         return None if self.tensor_parallel is None else self.tensor_parallel.given_positions(whole)
+
+    def given_by_rank(self, batch: Dim, seq: Dim) -> Sequence[Input]:
+        """Positions and labels, where the caller cuts them with the ids."""
+        return () if self.context_parallel is None else self.context_parallel.given(batch, seq)
 
     def padding(self, batch: Dim, seq: Dim) -> Input:
         """The collator's mask of a padded batch."""

@@ -23,8 +23,8 @@ def check(report: Report, backend: str) -> None:
         raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
     if s.engine not in _ENGINES:
         refuse("engine", s.engine, f"to be run {NOT_YET}{', '.join(_ENGINES)}")
-    if s.engine == "deepspeed" and max(s.tp, s.pp, s.ep) > 1:
-        axis = next(axis for axis in ("tp", "pp", "ep") if getattr(s, axis) > 1)
+    if s.engine == "deepspeed" and max(s.tp, s.pp, s.cp, s.ep) > 1:
+        axis = next(axis for axis in ("tp", "pp", "cp", "ep") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
     if s.kernels != "hf":
         refuse("kernels", s.kernels, f"to be run {NOT_YET}hf")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from deepspeed_oracle import Ranked, deepspeed_step, gloo_rank
+from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, gloo_rank, sent
 
 import memcalc
 from memcalc.engines import zero_layout
@@ -19,23 +18,6 @@ TIED = {**LLAMA, "tie_word_embeddings": True, "hidden_size": 96, "head_dim": 12,
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 501,
         "bos_token_id": 0, "eos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
 
-OPTIONS = {
-    "reduce_bucket_size": "reduce_bucket_size",
-    "sub_group_size": "sub_group_size",
-    "max_live_parameters": "stage3_max_live_parameters",
-    "max_reuse_distance": "stage3_max_reuse_distance",
-    "param_persistence_threshold": "stage3_param_persistence_threshold",
-    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
-}
-"""Ours, and DeepSpeed's own names."""
-PRECISIONS = {"fp32": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
-SIZES = {
-    "bfloat16": ("bf16", 2),
-    "float16": ("fp16", 2),
-    "float32": ("fp32", 4),
-    "float64": ("fp64", 8),
-    "uint8": ("uint8", 1),
-}
 PHASES = ("forward", "backward", "step")
 
 NOTHING_KEPT = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
@@ -66,17 +48,6 @@ def ours(config: dict[str, Any], options: dict[str, int], **how: Any) -> memcalc
         recompute="full" if how.get("recompute") else "none",
         **options,
     )
-
-
-def sent(ranked: Ranked) -> dict[tuple[str, str], tuple[int, int]]:
-    """(collective, dtype) -> calls and bytes of the full tensors."""
-    calls: Counter[tuple[str, str]] = Counter()
-    payload: Counter[tuple[str, str]] = Counter()
-    for (collective, name, elements), count in ranked.sent.items():
-        dtype, itemsize = SIZES[name]
-        calls[collective, dtype] += count
-        payload[collective, dtype] += count * elements * itemsize
-    return {key: (calls[key], payload[key]) for key in calls}
 
 
 def estimated(report: memcalc.Report) -> dict[tuple[str, str], tuple[int, int]]:

@@ -169,7 +169,10 @@ def between_two(sent: Totals, pp: int) -> Totals:
         ({"pp": 2, "zero": 1, "virtual_stages": 2}, "--virtual-stages 2: DeepSpeed's pipeline has one stage of a rank"),
         ({"pp": 4, "zero": 1}, "--pp 4: llama has 3 layers; allowed: 1 to 3"),
         ({"tp": 8, "zero": 2}, "--tp 8: llama has 4 key/value heads; allowed: a divisor of 4"),
-        ({"tp": 2, "cp": 2, "zero": 1}, "--cp 2: with engine deepspeed is not modelled by this version; allowed: 1"),
+        (
+            {"tp": 2, "cp": 2, "zero": 1},
+            "--cp 2: with engine deepspeed and tp 2 is not modelled by this version; allowed: 1",
+        ),
         ({"tp": 2, "zero": 1, "sequence_parallel": True}, "--sequence-parallel on: with engine deepspeed"),
         (
             {"tp": 2, "zero": 1, "attention": "sdpa"},

@@ -1,0 +1,79 @@
+"""DeepSpeed over sequences that ranks share (`--cp`): what a rank's program is, and what it sends besides ZeRO's own.
+
+ZeRO shards and averages over all ranks, those of a sequence too (deepspeed/utils/groups.py,
+_get_sequence_data_parallel_group).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+from memcalc.collectives import Collective
+from memcalc.dims import Dim
+from memcalc.dtypes import DType, boolean, fp32, int64
+from memcalc.engines.sent import Group, collectives_of_run
+from memcalc.engines.zero_layout import STAGE_0
+from memcalc.families.context_parallel import ContextParallel
+from memcalc.inputs.model import Model
+from memcalc.kernels.ulysses import SOURCE
+from memcalc.rows import Component, Row
+
+if TYPE_CHECKING:
+    from memcalc.profile import Profile
+    from memcalc.setup import Setup
+
+AXIS: Final = "cp"
+_NORM: Final = "deepspeed/runtime/utils.py, get_flattened_grad_norm"
+
+
+def _row(component: Component, name: str, dim: Dim, dtype: DType, life: str) -> Row:
+    return Row(component, name, (dim,), dtype, life=life, basis="modelled", source=_NORM)
+
+
+NORM_RANGES: Final = _row("buffers", "range that the norm leaves out", Dim("ends", 2), int64, "always")
+"""On all ranks of a sequence but its first: weights that no rank has a part of are the first one's to count."""
+
+
+def masked_norm(elements: int) -> list[Row]:
+    """What is alive while those ranks make the mask of a flat gradient of so many elements, most at its end."""
+    life, ends = "within the step", Dim("(parameters+1)", elements + 1)
+    gradients = _row("temporaries", "gradients flattened in fp32", Dim("parameters", elements), fp32, life)
+    return [
+        gradients,
+        _row("temporaries", "ends of the range", Dim("ends", 2), fp32, life),
+        *(_row("temporaries", f"mask of the norm: {name}", ends, fp32, life) for name in ("ends", "sums")),
+        _row("temporaries", "mask of the norm", ends, boolean, life),
+    ]
+
+
+def rank_of(model: Model, setup: Setup) -> Model:
+    """The model as one of the ranks of a sequence runs it."""
+    key = "rank of a sequence", setup.cp
+    if key not in model.profiles:
+        own: Any = copy.copy(model.program)
+        own.context_parallel = ContextParallel(setup.cp)
+        model.profiles[key] = Model(model.name, model.model_type, own)
+    return model.profiles[key]
+
+
+def collectives_of(model: Model, setup: Setup, profile: Profile) -> list[Collective]:
+    """What its attention and its loss have sent in a run, and single numbers in stage 0's step."""
+    layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
+    sent = collectives_of_run(profile, setup, layers, {AXIS: Group(AXIS, setup.cp, SOURCE)})
+    return [*sent, *_agreed_upon(setup)]
+
+
+def _agreed_upon(setup: Setup) -> list[Collective]:
+    """The optimizer of stage 0 takes the ranks of a sequence for those of a model (parallel_state_sp.py): they agree whether
+    a gradient overflowed, and upon the norm."""
+    if setup.zero or not setup.has_master_weights:
+        return []
+    numbers = (("overflow check", "uint8", 1), ("gradient norm", "fp32", 4))
+    return [
+        Collective(
+            AXIS, "all_reduce", f"{name} of a sequence's ranks", "step", dtype, setup.cp, 1, size, f"1·{size} B",
+            source=STAGE_0,
+        )
+        for name, dtype, size in numbers
+    ]  # fmt: skip

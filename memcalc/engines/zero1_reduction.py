@@ -1,0 +1,71 @@
+"""ZeRO-1 when backward is over: gradients are moved into the bucket and all-reduced, one bucket after the other.
+
+Source: deepspeed/runtime/zero/stage_1_and_2.py (reduce_gradients, reduce_ipg_grads, copy_grads_in_partition).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.engines.zero_layout import (
+    Copies,
+    buckets_before_exceeding,
+    copied,
+    flat,
+    partitions,
+    sent_dtype,
+    sizes_of,
+    whole_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.dtypes import DType
+    from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
+
+
+class Reducing(NamedTuple):
+    """Elements that are alive besides the bucket while a bucket is reduced: integers, for there are ranks times buckets."""
+
+    waiting: int
+    """Of gradients that are not in a bucket."""
+    owned: int
+    """Whole gradients of what touches the rank's partition, copied out of the bucket."""
+    copies: Copies = Copies(0, 0)
+
+    def nbytes(self, dtype: DType, sent: DType) -> int:
+        return (self.waiting + self.owned) * dtype.itemsize + self.copies.nbytes(dtype, sent)
+
+
+def _reducing(model: Model, setup: Setup) -> Iterator[Reducing]:
+    """While a bucket is reduced, and right after, on every rank.
+
+    A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
+    gradients are copied out or, on other ranks, until all is over.
+    """
+    ranks, most = setup.shards, setup.reduce_bucket_size
+    assert most is not None
+    layout, sizes = flat(model, ranks), sizes_of(model)
+    sizes = [sizes[i] for group in layout.groups for i in group.places]
+    buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
+    dtype, sent = setup.compute_dtype, sent_dtype(setup)
+    copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in buckets]
+    large = [sum(sizes[i] for i in places if sizes[i] > most) for places in buckets]
+    small = [sum(sizes[i] for i in places) - n for places, n in zip(buckets, large, strict=True)]
+    for own in dict.fromkeys(partitions(model, ranks)):
+        owned, waiting = 0, sum(sizes)
+        for i, places in enumerate(buckets):
+            waiting -= small[i]
+            yield Reducing(waiting, owned, copies[i])
+            if any(part.touches(places) for part in own):
+                owned = whole_of(own)
+                yield Reducing(waiting, owned)
+                waiting -= large[i]
+
+
+def most_while_reducing(model: Model, setup: Setup) -> Reducing:
+    """The moment with most bytes, of all ranks and buckets."""
+    dtype, sent = setup.compute_dtype, sent_dtype(setup)
+    return max(_reducing(model, setup), key=lambda one: one.nbytes(dtype, sent))
