@@ -185,8 +185,14 @@ def _check_expert_parallel(options: Options, model: Model | None) -> None:
             refuse("ep", options.ep, f"with engine fsdp2 and {name} {degree} {NOT_YET}1")
     shards = options.shard_group or options.gpus
     if shards % options.ep:
-        what = f"shard group {shards}" if options.shard_group else f"gpus {options.gpus} / (tp 1 · pp 1 · cp 1) = dp {shards}"
-        refuse("ep", options.ep, f"does not divide {what}, which its ranks are taken from; allowed: a divisor of {shards}")
+        what = (
+            f"shard group {shards}"
+            if options.shard_group
+            else f"gpus {options.gpus} / (tp 1 · pp 1 · cp 1) = dp {shards}"
+        )
+        refuse(
+            "ep", options.ep, f"does not divide {what}, which its ranks are taken from; allowed: a divisor of {shards}"
+        )
     if model is None:
         why = "which weights are experts' a number of parameters does not tell"
         refuse("ep", options.ep, f"{why}; allowed: 1, or --model")

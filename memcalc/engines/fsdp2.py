@@ -63,7 +63,9 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
     gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
     always = _rows(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
-    step = max((step_temporaries(setup, group, sharded, sharded) for group in _by_mesh(model, setup, parameters)), key=_nbytes)
+    step = max(
+        (step_temporaries(setup, group, sharded, sharded) for group in _by_mesh(model, setup, parameters)), key=_nbytes
+    )
     sharding = Sharding(
         setup.shards,
         setup.zero == 3,

@@ -26,6 +26,8 @@ def check(report: Report, backend: str) -> None:
     if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
         axis = "tp" if s.tp > 1 else "pp"
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
+    if s.engine == "fsdp2" and s.ep > 1:
+        refuse("ep", s.ep, f"with engine fsdp2 to be run {NOT_YET}1")
     if s.kernels != "hf":
         refuse("kernels", s.kernels, f"to be run {NOT_YET}hf")
     if s.cross_entropy != "eager" and not s.sequence_parallel:
