@@ -89,9 +89,10 @@ def distance(collective: Collective, setup: Setup) -> int:
         return stage * (setup.pp - 1 if collective.collective == "all_reduce" else 1)
     if collective.axis == "dp":  # the outermost axis of a stage; a hybrid shard group is inside its replicas
         whole = setup.dp * setup.cp
-        if setup.engine == "fsdp2" and setup.ep > 1 and collective.name.endswith(", experts"):
-            return setup.tp * (setup.ep if collective.collective != "all_reduce" else setup.shards)
-        inside = collective.collective != "all_reduce" and collective.group_size == setup.shards < whole
+        of_shards = collective.collective != "all_reduce"
+        if setup.engine == "fsdp2" and setup.ep > 1 and of_shards and collective.group_size != setup.shards:
+            return setup.tp * setup.ep  # the ranks of a shard group that have the same experts
+        inside = of_shards and collective.group_size == setup.shards < whole
         return stage // (whole if inside else collective.group_size)
     if collective.axis == "ep":  # counts of tokens go to all ranks that share the experts
         return setup.etp if collective.group_size == setup.ep else 1

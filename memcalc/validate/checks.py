@@ -26,8 +26,6 @@ def check(report: Report, backend: str) -> None:
     if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
         axis = "tp" if s.tp > 1 else "pp"
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
-    if s.engine == "fsdp2" and s.ep > 1:
-        refuse("ep", s.ep, f"with engine fsdp2 to be run {NOT_YET}1")
     if s.kernels != "hf":
         refuse("kernels", s.kernels, f"to be run {NOT_YET}hf")
     if s.cross_entropy != "eager" and not s.sequence_parallel:
@@ -44,6 +42,12 @@ def check(report: Report, backend: str) -> None:
         refuse("optimizer", s.optimizer, f"{why}; allowed: with --engine none, or with --backend cuda")
     if s.expert_imbalance != 1:
         refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
+    if s.ep > 1:
+        per_token, experts = report.model.program.routed
+        copies = s.micro_batch_size * s.seq_len * per_token
+        if copies % experts:
+            why = f"{copies} copies of a micro-batch's tokens do not spread evenly over {experts} experts"
+            refuse("seq_len", s.seq_len, f"{why}; allowed: a multiple of {experts}")
 
 
 def fields_of(model: Model) -> dict[str, object]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from cases import DROPOUTS, step_cases
-from expert_parallel_oracle import experts_apart
 from fsdp2_oracle import ranks, sharded_step
 from oracle import build
 from steps_compared import check_step, of_the_plan, over_dp, phases
@@ -19,6 +18,7 @@ import memcalc
 from memcalc.estimation import Report
 from memcalc.families import FAMILIES
 from memcalc.families.expert_parallel import expert_path, runs_dispatched, share_experts
+from memcalc.validate import experts
 
 MIXTRAL: dict[str, Any] = {
     "model_type": "mixtral", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -151,7 +151,7 @@ def test_every_shard_is_transformers_and_those_of_all_ranks_are_the_whole(model_
     program = memcalc.load_model(config).program
     with ranks(2), torch.device("meta"):
         model: Any = build(config, program.attention_kinds[0], torch.float32)
-        experts_apart(model, (2,), 2)
+        experts.share_experts(model, "cpu", 1, 2, 2)
     theirs = {n: tuple(getattr(p, "_local_tensor", p).shape) for n, p in model.named_parameters()}
     whole, own = list(program.weights()), list(share_experts(program, 2, 1.0).weights())
     assert {w.name.replace("*", str(w.layer), 1): tuple(d.size for d in w.shape) for w in own} == theirs
