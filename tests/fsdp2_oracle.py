@@ -190,6 +190,7 @@ def sharded_step(
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
+    busiest: int = 1,
     plan: str = "transformers",
     clips: bool = False,
     log: bool = False,
@@ -215,7 +216,7 @@ def sharded_step(
             PLANS[plan](model, whole["tp"])
             mode.tensor_parallel_group = whole["tp"].get_group().group_name
         if expert_parallel > 1:
-            stack.enter_context(even_routing())
+            stack.enter_context(even_routing(busiest))
             sizes = (*(1, *mesh)[-2:], expert_parallel)
             group = share_experts(model, "cpu", *sizes, **how | {"reshard_after_forward": reshards})
             mode.expert_parallel_group = group.get_group().group_name

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextlib.contextmanager
-def even_routing() -> Iterator[None]:
-    """Every rank sends an equal part of its copies of tokens to each expert."""
+def even_routing(busiest: int = 1) -> Iterator[None]:
+    """Every rank sends an equal part of its copies of tokens to each expert, the others `busiest` times that to the first."""
     from transformers.distributed import expert_parallel
 
     real: Any = expert_parallel
@@ -37,6 +37,7 @@ def even_routing() -> Iterator[None]:
         exchange(received, sent, **how)
         with _disable_current_modes():
             received.copy_(sent[:1].expand(received.shape))
+            received[:, 0] *= busiest
 
     real.AllToAllEP._dispatch_tokens = dispatch_evenly
     real.all_to_all_single = all_send_the_same

@@ -67,6 +67,12 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "hybrid": (MIXTRAL, {"ep": 2, "shard_group": 4, **SHALLOW}, {"mesh": (2, 4), "expert_parallel": 2, **SHALLOW}),
     "hybrid, one copy in a group": (MIXTRAL, {"shard_group": 4, **SHALLOW}, {"mesh": (2, 4), **SHALLOW}),
+    "a busy expert": (MIXTRAL, {"expert_imbalance": 3.0}, {"busiest": 3}),
+    "a busy expert alone on its rank, recompute": (
+        MIXTRAL,
+        {"ep": 8, "expert_imbalance": 4.0, "recompute": "full"},
+        {"expert_parallel": 8, "busiest": 4, "recompute": True},
+    ),
     "bf16": (MIXTRAL, {"precision": "bf16"}, {"policy": None, "dtype": torch.bfloat16}),
     "fp16-mixed": (MIXTRAL, {"precision": "fp16-mixed"}, {"policy": torch.float16}),
     "qwen3_moe, some layers dense, recompute": (QWEN3 | {"mlp_only_layers": [1]}, *RECOMPUTE),
@@ -256,7 +262,7 @@ def test_experts_are_near_each_other_and_their_copies_far_apart() -> None:
     [
         (MIXTRAL, {"ep": 3}, "--ep 3: does not divide gpus 8 / (tp 1 · pp 1 · cp 1) = dp 8, which its ranks are taken from;"),
         (MIXTRAL, {"ep": 8, "shard_group": 4}, "--ep 8: does not divide shard group 4, which its ranks are taken from;"),
-        (MIXTRAL, {"ep": 16, "gpus": 16}, "--ep 16: mixtral has 8 experts; allowed: a divisor of 8"),
+        (MIXTRAL, {"ep": 16, "gpus": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly; allowed: a divisor"),
         (MIXTRAL, {"ep": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a mixtral is not modelled by this version; allowed: 1"),
         (MIXTRAL, {"ep": 2, "pp": 2}, "--ep 2: with engine fsdp2 and pp 2 is not modelled by this version; allowed: 1"),
         (MIXTRAL, {"ep": 2, "cp": 2}, "fsdp2"),
