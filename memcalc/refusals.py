@@ -247,7 +247,8 @@ def _check_expert_parallel(options: Options, model: Model | None) -> None:
         refuse("ep", options.ep, f"transformers has no ep_plan for {model.model_type}; allowed: 1")
     if experts % options.ep:
         allowed = gcd(experts, shards)
-        refuse("ep", options.ep, f"{model.name} has {experts} experts; allowed: a divisor of {allowed}")
+        why = f"{model.name} has {experts} experts, which {options.ep} ranks cannot share evenly"
+        refuse("ep", options.ep, f"{why}; allowed: a divisor of {allowed}")
     if options.clip_grad_norm:
         why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and with ep above 1 experts are on another"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off")

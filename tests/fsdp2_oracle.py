@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dtensor_plans import column_and_row_parallel, sequence_and_loss_parallel, sequence_parallel
-from expert_parallel_oracle import even_routing, experts_apart
 from oracle import LiveBytes, build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,6 +30,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from memcalc.validate.experts import even_routing, share_experts
 
 Sent = tuple[str, int, int]
 """A collective's name, the bytes of the full tensor, and its group's size."""
@@ -189,6 +190,7 @@ def sharded_step(
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
+    busiest: int = 1,
     plan: str = "transformers",
     clips: bool = False,
     log: bool = False,
@@ -214,8 +216,9 @@ def sharded_step(
             PLANS[plan](model, whole["tp"])
             mode.tensor_parallel_group = whole["tp"].get_group().group_name
         if expert_parallel > 1:
-            stack.enter_context(even_routing())
-            group = experts_apart(model, mesh, expert_parallel, **how | {"reshard_after_forward": reshards})
+            stack.enter_context(even_routing(busiest))
+            sizes = (*(1, *mesh)[-2:], expert_parallel)
+            group = share_experts(model, "cpu", *sizes, **how | {"reshard_after_forward": reshards})
             mode.expert_parallel_group = group.get_group().group_name
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])

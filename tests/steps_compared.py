@@ -1,4 +1,4 @@
-"""An estimate of FSDP2 over tensor parallelism beside the real step: peaks of all phases and every collective."""
+"""An estimate of FSDP2 over tensor or expert parallelism beside the real step: peaks of all phases and every collective."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def phases(report: Report) -> list[int]:
     return [report.phases[phase] for phase in ("forward", "backward", "step")]
 
 
-def split_over_tp(report: Report) -> Counter[tuple[str, str, int]]:
+def of_the_plan(report: Report) -> Counter[tuple[str, str, int]]:
     """(phase, collective, bytes of a call) -> calls."""
     out: Counter[tuple[str, str, int]] = Counter()
     for c in report.collectives:
-        if c.axis == "tp":
+        if c.axis in ("tp", "ep"):
             out[c.phase, c.collective, c.payload // c.calls] += c.calls
     return out
 
@@ -34,7 +34,7 @@ def over_dp(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
 def check_step(report: Report, real: Any) -> None:
     assert report.setup.engine == "fsdp2"
     assert phases(report) == [real.forward, real.backward, real.step]
-    assert split_over_tp(report) == Counter(real.split)
+    assert of_the_plan(report) == Counter(real.split)
     counted: dict[tuple[str, int], tuple[int, int]] = {}
     for kind, size, group in real.sent:
         calls, payload = counted.get((kind, group), (0, 0))

@@ -127,6 +127,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     ("llama-3.2-1b", {**FSDP, "tp": 8}),
     ("llama-3.2-1b", {**FSDP, "gpus": 1, "seq_len": 33}),
     ("llama-3.2-1b", {**FSDP, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"}),
+    ("qwen3-30b-a3b", {**FSDP, "gpus": 16, "ep": 8, "recompute": "full", "global_batch_size": 32}),
+    ("mixtral-8x7b", {**FSDP, "gpus": 8, "ep": 8, "zero": 2}),
     (SHALLOW, {**FSDP, "pp": 2, "global_batch_size": 16, "pp_rank": 0}),
     (SHALLOW, {**FSDP, "pp": 2, "schedule": "interleaved", "virtual_stages": 2, "global_batch_size": 16}),
     (SHALLOW, {**FSDP, "pp": 2, "schedule": "zero-bubble", "zero": 2, "global_batch_size": 16}),

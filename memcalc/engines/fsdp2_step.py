@@ -2,8 +2,9 @@
 
 A unit is a layer, or everything outside the layers (the root): `fully_shard` over each layer, then over the model. Under
 expert parallelism a layer's experts are one too, on the ranks that have the same experts (`fully_shard` over them first,
-transformers/distributed/fsdp.py). Sources, all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the hooks), _fsdp_param_group.py (unshard, wait_for_unshard,
-post_backward, _backward_prefetch), _fsdp_collectives.py (foreach_all_gather, foreach_reduce).
+transformers/distributed/fsdp.py). Sources, all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the hooks),
+_fsdp_param_group.py (unshard, wait_for_unshard, post_backward, _backward_prefetch), _fsdp_collectives.py
+(foreach_all_gather, foreach_reduce).
 """
 
 from __future__ import annotations

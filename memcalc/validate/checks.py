@@ -42,6 +42,12 @@ def check(report: Report, backend: str) -> None:
         refuse("optimizer", s.optimizer, f"{why}; allowed: with --engine none, or with --backend cuda")
     if s.expert_imbalance != 1:
         refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
+    if s.ep > 1:
+        per_token, experts = report.model.program.routed
+        copies = s.micro_batch_size * s.seq_len * per_token
+        if copies % experts:
+            why = f"{copies} copies of a micro-batch's tokens do not spread evenly over {experts} experts"
+            refuse("seq_len", s.seq_len, f"{why}; allowed: a multiple of {experts}")
 
 
 def fields_of(model: Model) -> dict[str, object]:

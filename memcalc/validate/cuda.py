@@ -26,6 +26,7 @@ from memcalc.validate import deepspeed
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
 from memcalc.validate.engines import mesh_of, shard, wrapped
+from memcalc.validate.experts import even_routing
 from memcalc.validate.fake import process_group
 from memcalc.validate.history import phases_of
 from memcalc.validate.meter import Meter
@@ -61,6 +62,8 @@ def measure(report: Report) -> Measured:
             stack.callback(dist.destroy_process_group)
         elif setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, report.rank.number * setup.dp))
+            if setup.ep > 1:
+                stack.enter_context(even_routing())
         mesh = mesh_of(setup, DEVICE) if setup.engine == "fsdp2" else None
         if setup.engine == "deepspeed":
             stack.enter_context(deepspeed.forgetting())

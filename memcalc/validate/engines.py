@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from memcalc.setup import DTYPES as BY_NAME
+from memcalc.validate.experts import share_experts
 from memcalc.validate.optimizers import make, make_optimizer
 from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
 from memcalc.validate.reference import DTYPES, Job, of_rank, plain_step
@@ -80,6 +81,8 @@ def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
     }  # fmt: skip
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    if setup.ep > 1:
+        share_experts(module, device.type, setup.dp // setup.shards, setup.shards, setup.ep, **how)
     for layer in [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]:
         fully_shard(layer, **how)
     fully_shard(module, **how)

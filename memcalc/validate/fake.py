@@ -3,8 +3,8 @@
 
 Everything is on the CPU as far as torch knows; where that goes another way than a GPU (dropout, fused attention), it is
 told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are real, and setups small, with
-tensor parallelism, because the waits of functional collectives give fake ones storages that they do not have, and with DDP,
-whose reducer copies data in C++.
+tensor and expert parallelism, because the waits of functional collectives give fake ones storages that they do not have, and
+with DDP, whose reducer copies data in C++.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured
 from memcalc.validate.engines import mesh_of, shard, wrapped
+from memcalc.validate.experts import even_routing
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
@@ -51,8 +52,9 @@ def measure(report: Report) -> Measured:
     if setup.engine == "deepspeed":
         needed += model.num_parameters * fp32.itemsize  # and cast
     if not _without_data(setup) and needed > REAL_LIMIT:
+        what = "tp" if setup.tp > 1 else "ep" if setup.ep > 1 else setup.engine
         raise InputError(
-            f"--backend fake: {'tp' if setup.tp > 1 else setup.engine} runs over real tensors on the CPU, and this setup "
+            f"--backend fake: {what} runs over real tensors on the CPU, and this setup "
             f"needs {show_bytes(needed)}; allowed: up to {show_bytes(REAL_LIMIT)}"
         )
     try:
@@ -68,7 +70,7 @@ def measure(report: Report) -> Measured:
 
 def _without_data(setup: Setup) -> bool:
     """Whether tensors are fake ones."""
-    return setup.engine not in ("ddp", "deepspeed") and setup.tp == 1
+    return setup.engine not in ("ddp", "deepspeed") and setup.tp == setup.ep == 1
 
 
 def _measure_rank(report: Report, rank: int) -> Measured:
@@ -87,6 +89,8 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             stack.enter_context(cuda_lists_on_the_cpu())
         if setup.engine == "deepspeed":
             stack.enter_context(deepspeed.on_the_cpu())
+        if setup.ep > 1:
+            stack.enter_context(even_routing())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
         if _without_data(setup):
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

@@ -21,6 +21,7 @@ _C10D: Final = {
     "allreduce_": "all_reduce",
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
     "broadcast_": "broadcast",
     "send": "send",
     "recv_": None,  # counted where it is sent
@@ -31,6 +32,7 @@ _FUNCTIONAL: Final = {
     "all_gather_into_tensor": "all_gather",
     "all_reduce": "all_reduce",
     "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
 }
 _NO_TRANSFER: Final = ("wait_tensor", "_wrap_tensor_autograd")
 

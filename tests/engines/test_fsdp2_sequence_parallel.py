@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cases import DROPOUTS, step_cases
 from fsdp2_oracle import sharded_step
-from steps_compared import check_step, phases, split_over_tp
+from steps_compared import check_step, of_the_plan, phases
 
 import memcalc
 from memcalc.dims import evaluate
@@ -158,7 +158,7 @@ def test_what_torch_itself_cannot_run(fields: dict[str, Any], real: dict[str, An
 def test_four_calls_of_a_layer_each_way_and_the_gradients_of_its_norms() -> None:
     def calls(depth: int) -> Counter[tuple[str, str, int]]:
         config = LLAMA | {"num_hidden_layers": depth}
-        return split_over_tp(memcalc.estimate(config, gpus=2, tp=2, zero=3, seq_len=32, sequence_parallel=True))
+        return of_the_plan(memcalc.estimate(config, gpus=2, tp=2, zero=3, seq_len=32, sequence_parallel=True))
 
     each = 32 * 48 * 2
     assert calls(21) - calls(20) == {

@@ -12,7 +12,7 @@ import torch
 from cases import DROPOUTS, step_cases
 from fsdp2_oracle import ranks, sharded_step, split
 from oracle import build
-from steps_compared import check_step, phases, split_over_tp
+from steps_compared import check_step, of_the_plan, phases
 from torch.distributed.device_mesh import init_device_mesh
 
 import memcalc
@@ -158,7 +158,7 @@ def test_transformers_itself_cannot_split_a_head() -> None:
 
 def test_five_all_reduces_of_a_layer_in_backward_and_two_in_forward() -> None:
     layers = {
-        depth: split_over_tp(memcalc.estimate(LLAMA | {"num_hidden_layers": depth}, gpus=2, tp=2, zero=3, seq_len=32))
+        depth: of_the_plan(memcalc.estimate(LLAMA | {"num_hidden_layers": depth}, gpus=2, tp=2, zero=3, seq_len=32))
         for depth in (20, 21)
     }
     each = 32 * 48 * 2

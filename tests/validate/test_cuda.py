@@ -15,12 +15,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 import memcalc
 from memcalc.report.comparison import print_comparison
 from memcalc.tracing.realism import collected_by_hand
-from memcalc.validate import cuda, place
+from memcalc.validate import cuda, engines, place
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.reference import build, make_batch, saved_by_hooks
 from memcalc.validate.run import is_out_of_memory
 
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 301,
+}  # fmt: skip
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 WORKSPACES = 2 * 8519680
@@ -98,6 +102,7 @@ def on_the_cpu() -> Iterator[Live]:
         patch.setattr(cuda, "place", Here)
         patch.setattr(DeviceMesh, "__init__", uncounted(DeviceMesh.__init__))  # its ranks are a tensor on the CPU
         patch.setattr(cuda, "mesh_of", uncounted(cuda.mesh_of))
+        patch.setattr(engines, "share_experts", uncounted(engines.share_experts))
         with live:
             yield live
 
@@ -110,10 +115,11 @@ def on_the_cpu() -> Iterator[Live]:
         {"gpus": 8, "zero": 2, "engine": "fsdp2", "global_batch_size": 16},
         {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
         {"gpus": 4, "zero": 3, "pp": 2, "pp_rank": 1, "global_batch_size": 8},
+        {"gpus": 4, "zero": 3, "ep": 2, "model": MIXTRAL},
     ],
 )
 def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, Any]) -> None:
-    report = memcalc.estimate(LLAMA, seq_len=32, optimizer_implementation="fused", **options)
+    report = memcalc.estimate(**{"model": LLAMA, "seq_len": 32, "optimizer_implementation": "fused"} | options)
     with on_the_cpu():
         measured = cuda.measure(report)
     comparison = Comparison(report, measured, "cuda")

@@ -20,6 +20,10 @@ from memcalc.validate import fake
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.run import validate
 
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 301,
+}  # fmt: skip
 LLAMA = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 3, "vocab_size": 700,
          "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 500}
@@ -90,6 +94,24 @@ def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
 )
 def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:
     same(validate(LLAMA, engine="fsdp2", seq_len=32, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": 8, "ep": 4, "zero": 3, "recompute": "full"},
+        {"gpus": 8, "ep": 2, "shard_group": 4, "zero": 2, "global_batch_size": 16, "precision": "bf16"},
+    ],
+)
+def test_a_rank_with_some_of_the_experts(options: dict[str, Any]) -> None:
+    same(validate(MIXTRAL, seq_len=32, **options))
+
+
+def test_copies_of_tokens_that_do_not_spread_evenly() -> None:
+    with pytest.raises(
+        memcalc.InputError, match=r"--seq-len 33: 66 copies of .* over 8 experts; allowed: a multiple of 8"
+    ):
+        validate(MIXTRAL, gpus=8, ep=4, zero=3, seq_len=33)
 
 
 @pytest.mark.parametrize(
