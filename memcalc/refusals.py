@@ -141,8 +141,6 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
     if model.model_type not in PRESETS:
         known = ", ".join(PRESETS)
         refuse("ep", given, f"DeepSpeed's AutoEP has no preset for {model.model_type}; allowed: 1, or one of {known}")
-    if options.zero == 3:
-        refuse("zero", 3, f"{split} {NOT_YET}0, 1, 2")
     if options.recompute == "op":
         refuse("recompute", "op", f"{split} {NOT_YET}none, full")
     if options.kernels not in (None, "hf"):

@@ -88,6 +88,10 @@ class Visitor(Protocol):
         """The visit that a node belongs to."""
         ...
 
+    def gathered(self, name: str) -> Tensor | None:
+        """What stands for the data of a weight of the module that is running; None where that is the weight itself."""
+        ...
+
     def backward_begins(self, nodes: Iterable[Node]) -> None: ...
 
     def before(self, node: Node) -> None:

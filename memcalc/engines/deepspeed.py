@@ -14,7 +14,7 @@ block's bytes can be used again, not when they are freed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType, boolean, fp32, fp64
@@ -47,10 +47,11 @@ from memcalc.engines.zero_layout import (
     over,
     own_elements,
     partitions,
+    persistent,
     sent_dtype,
     sizes_of,
     straddling_elements,
-    sub_groups,
+    sub_groups_of,
     thresholds_of,
     whole_of,
 )
@@ -253,30 +254,8 @@ def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
 
 def _stage_3(model: Model, setup: Setup) -> Holdings:
     dtype, ranks = setup.compute_dtype, setup.shards
-    always = [
-        Row(
-            "parameters",
-            w.name,
-            shard(w.shape, over(setup), ranks),
-            dtype,
-            model.copies(w),
-            basis="modelled",
-            source=STAGE_3,
-        )
-        for w in model.weight_classes
-    ]
-    gradients = [
-        Row(
-            "gradients",
-            w.name,
-            shard(w.shape, over(setup), ranks),
-            dtype,
-            model.copies(w),
-            basis="modelled",
-            source=STAGE_3,
-        )
-        for w in model.weight_classes
-    ]
+    always = _shards(model, setup, "parameters")
+    gradients = _shards(model, setup, "gradients")
     partition = sum(numel(row.shape)[0] * row.copies for row in always)
     size = setup.reduce_bucket_size
     assert size is not None
@@ -288,7 +267,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         *input_rows(model, fp32, setup.compute_dtype),
     ]
     thresholds = thresholds_of(setup)
-    small = sum(-(-n // ranks) * ranks for n in sizes_of(model) if n <= thresholds.persistence) if ranks > 1 else 0
+    small = sum(sum(padded) for of, padded in persistent(model, setup).items() if of > 1)
     life = "from the end of a step to the next one"
     kept = [block("buffers", "small parameters kept whole", "persistent", small, dtype, life, STAGE_3)] if small else []
     held = Holdings(
@@ -300,24 +279,41 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     )
     if model.program.source:
         return _unvisited(model, setup, held)
-    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size))
+    groups = groups_of(model, ranks)
+    experts = frozenset(i for group in groups[1:] for i in group.places)
+    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size, experts, groups[-1].ranks))
+
+
+def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:
+    """A rank's part of every weight."""
+    ranks, ep = setup.shards, model.program.expert_parallel
+    shapes = {
+        w: shard(w.shape, "(dp/ep)", ranks // ep)
+        if ep > 1 and w.component == "experts"
+        else shard(w.shape, over(setup), ranks)
+        for w in model.weight_classes
+    }
+    return [
+        Row(component, w.name, shape, setup.compute_dtype, model.copies(w), basis="modelled", source=STAGE_3)
+        for w, shape in shapes.items()
+    ]
 
 
 def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:
     """A partition in fp64 for the norm; a sub-group's gradients joined, and in fp32; what is whole again at the end."""
     dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
     assert in_group is not None
-    parts = [-(-n // setup.shards) for n in sizes_of(model)]
-    groups = sub_groups(parts, in_group)
-    last = max(i for i, n in enumerate(parts) if n == max(parts))
-    before = len(sub_groups(parts[: last + 1], in_group)) - 1
-    own = next(k for k in range(last + 1) if sum(parts[last - k : last]) == sum(parts[:last]) - sum(groups[:before]))
+    groups = sub_groups_of(model, setup)
+    parts = [n for group in groups for n in group.parts]
+    largest = max(i for i, group in enumerate(groups) if max(group.parts) == max(parts))
+    own = max(k for k, n in enumerate(groups[largest].parts) if n == max(parts))
+    before = largest
     yield [
         block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3),
         block("temporaries", "norms", "numbers", before + own + 1, fp64, life, STAGE_3),
     ]
     numbers = block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
-    group = max(groups)
+    group = max(sum(group.parts) for group in groups)
     cast = [block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
     if dtype is not fp32:
         name = "gradients of a sub-group in fp32"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from memcalc.collectives import Collective, Kind
 from memcalc.dims import numel
 from memcalc.dtypes import DType, fp32
+from memcalc.engines.zero3_step import EXPERTS
 from memcalc.engines.zero_layout import (
     STAGE_3,
     STAGE_12,
@@ -22,10 +23,11 @@ from memcalc.engines.zero_layout import (
     groups_of,
     joined_after_exceeding,
     kinds_of,
+    persistent,
     ready_order,
     sent_dtype,
     sizes_of,
-    sub_groups,
+    sub_groups_of,
     thresholds_of,
 )
 
@@ -161,15 +163,19 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
     dtype, m = setup.compute_dtype, setup.micro_batches
     out: list[Collective] = []
     for kind, phase, name in _OF_RUN:
-        elements = [numel(call.shape)[0] for call in sent if (call.axis, call.kind, call.phase) == ("dp", kind, phase)]
-        if elements:
-            payload = m * sum(elements) * dtype.itemsize
-            out.append(
-                Collective(
-                    "dp", kind, name, phase, dtype.name, setup.averaging, m * len(elements), payload,
-                    f"{m}·{sum(elements)}·{dtype.itemsize} B", by_layer=True, source=STAGE_3, overlap=phase,
-                )
-            )  # fmt: skip
+        for own, axis in zip(kinds_of(model, setup.averaging), ("dp", EXPERTS), strict=False):
+            elements = [
+                numel(call.shape)[0] for call in sent if (call.axis, call.kind, call.phase) == (axis, kind, phase)
+            ]
+            if elements and own.ranks > 1:
+                payload = m * sum(elements) * dtype.itemsize
+                out.append(
+                    Collective(
+                        "dp", kind, f"{name}{own.of}", phase, dtype.name, own.ranks, m * len(elements), payload,
+                        f"{m}·{sum(elements)}·{dtype.itemsize} B", by_layer=True, shares=own.shares, source=STAGE_3,
+                        overlap=phase,
+                    )
+                )  # fmt: skip
     return [*out, *_step_of_stage_3(model, setup)]
 
 
@@ -203,29 +209,39 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
 
 def norms_of_stage_3(model: Model, setup: Setup) -> int:
     """Sub-groups, each of which has a norm."""
-    assert setup.sub_group_size is not None
-    return len(sub_groups([-(-n // setup.averaging) for n in sizes_of(model)], setup.sub_group_size))
+    return len(sub_groups_of(model, setup))
 
 
 def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
     """The norm of each sub-group, whether an fp16 step overflowed, and the parameters that are kept whole, one by one."""
     dtype, dp = setup.compute_dtype, setup.averaging
-    sizes = sizes_of(model)
-    groups = norms_of_stage_3(model, setup)
     out: list[Collective] = []
     if dtype.name == "fp16":
         out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=STAGE_3))
-    norm, formula = "gradient norm", f"{groups}·8 B"
-    out.append(Collective("dp", "all_reduce", norm, "step", "fp64", dp, groups, 8 * groups, formula, source=STAGE_3))
-    threshold = thresholds_of(setup).persistence
-    small = [-(-n // dp) * dp for n in sizes if n <= threshold]
-    if small:
-        payload = sum(small) * dtype.itemsize
-        out.append(
-            Collective("dp", "all_gather", "small parameters after the update", "step", dtype.name, dp, len(small),
-                       payload, f"{sum(small)}·{dtype.itemsize} B", source=STAGE_3)
-        )  # fmt: skip
+    of = [group.ranks for group in sub_groups_of(model, setup)]
+    own = kinds_of(model, dp)
+    for kind in own:
+        out += _norms("dp", f"gradient norm{kind.of}", kind.ranks, of.count(kind.ranks))
+    if len(own) > 1:
+        out += _norms("ep", "gradient norm of all experts", setup.ep, of.count(own[1].ranks))
+    small = persistent(model, setup)
+    for kind in own:
+        sizes = small.get(kind.ranks, [])
+        if sizes and kind.ranks > 1:
+            payload = sum(sizes) * dtype.itemsize
+            out.append(
+                Collective("dp", "all_gather", f"small parameters{kind.of} after the update", "step", dtype.name, kind.ranks,
+                           len(sizes), payload, f"{sum(sizes)}·{dtype.itemsize} B", source=STAGE_3)
+            )  # fmt: skip
     return out
+
+
+def _norms(axis: str, name: str, ranks: int, count: int) -> list[Collective]:
+    if ranks == 1:
+        return []
+    return [
+        Collective(axis, "all_reduce", name, "step", "fp64", ranks, count, 8 * count, f"{count}·8 B", source=STAGE_3)
+    ]
 
 
 def _retained(sizes: list[int], distance: int) -> int:

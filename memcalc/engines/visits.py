@@ -40,8 +40,10 @@ _ROOT: Final = ("", None)
 class Visits:
     """The visitor of one run."""
 
-    def __init__(self, run: Run, begins: Event, ends: Event) -> None:
-        self.begins, self.ends = begins, ends
+    def __init__(
+        self, run: Run, begins: Event, ends: Event, gathered: Callable[[int], Tensor | None] = lambda _: None
+    ) -> None:
+        self.begins, self.ends, self.whole = begins, ends, gathered
         self.places = {key: i for i, key in enumerate(run.weights)}
         own: dict[tuple[str, int | None], list[int]] = {}
         for (name, layer), i in self.places.items():
@@ -71,6 +73,11 @@ class Visits:
         visit = self.running.pop()
         if done:
             self.ends(visit, True)
+
+    def gathered(self, name: str) -> Tensor | None:
+        """The block that a weight of the module that is running has been gathered into."""
+        layer = self.running[-1].where[1] if self.running else None
+        return self.whole(self.places[name, layer])
 
     def current(self) -> Visit | None:
         return self.running[-1] if self.running else None

@@ -8,7 +8,7 @@ each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py (what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.autograd import Leaf
 from memcalc.dims import Dim, numel
@@ -18,6 +18,13 @@ from memcalc.engines.zero3_coordinator import Coordinator, Gathered, Order, Thre
 from memcalc.families.module import Module, Run
 from memcalc.tensor import Sent, Tensor, new_tensor
 
+if TYPE_CHECKING:
+    from memcalc.collectives import Kind
+
+
+EXPERTS: Final = "experts' dp"
+"""What a run notes as the axis of the ranks that have the same experts."""
+
 
 class ZeRO3(NamedTuple):
     """What a run under ZeRO-3 depends on."""
@@ -26,6 +33,9 @@ class ZeRO3(NamedTuple):
     dtype: DType
     thresholds: Thresholds
     bucket: int
+    experts: frozenset[int] = frozenset()
+    """Parameters that are sharded over the ranks with the same experts, by their place in definition order."""
+    expert_ranks: int = 1
     order: Order | None = None
     """Which parameters each module has, as an earlier step has recorded it; None: this run records."""
 
@@ -75,13 +85,14 @@ class Recorder(_Hooks):
 
 
 class Handle:
-    """An all-gather under way: its buffer lives until the last of its parameters is asked for."""
+    """All-gathers under way: their buffers live until the last of their parameters is asked for."""
 
-    __slots__ = ("arrived", "buffer", "gathered")
+    __slots__ = ("arrived", "buffers", "parameters")
 
-    def __init__(self, gathered: Gathered, buffer: Tensor) -> None:
-        self.gathered = gathered
-        self.buffer: Tensor = buffer
+    def __init__(self) -> None:
+        self.parameters: list[int] = []
+        """Those that are in a buffer with others."""
+        self.buffers: list[Tensor] = []
         self.arrived = False
 
 
@@ -89,10 +100,10 @@ class Step(_Hooks):
     """The hooks of one forward and backward."""
 
     def __init__(self, how: ZeRO3, run: Run, order: Order) -> None:
-        super().__init__(run, Visits(run, self._begins, self._ends))
+        self.whole: dict[int, Tensor] = {}
+        super().__init__(run, Visits(run, self._begins, self._ends, self.whole.get))
         self.how = how
         self.sizes = [numel(weight.shape)[0] for weight in run.weights.values()]
-        self.whole: dict[int, Tensor] = {}
         self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
         self.bucket: list[tuple[int, Tensor | None]] = []
         self.in_bucket = 0
@@ -109,31 +120,49 @@ class Step(_Hooks):
         self.coordinator.release(visit.where, visit.parameters, forward)
 
     def _launch(self, gathered: Gathered) -> Handle | None:
-        elements = sum(self._padded(i) for i in gathered.parameters)
-        memory = self.run.memory
-        dim = Dim("gathered", elements)
-        memory.sent.append(Sent("dp", "all_gather", "", memory.phase, None, (dim,), self.how.dtype))
-        if self.how.ranks == 1:
-            return None
-        if len(gathered.parameters) == 1:
-            (i,) = gathered.parameters
+        """all_gather_coalesced: parameters of each group of ranks by themselves."""
+        experts = tuple(i for i in gathered.parameters if i in self.how.experts)
+        handle = Handle()
+        self._gather(tuple(i for i in gathered.parameters if i not in self.how.experts), handle)
+        self._gather(experts, handle)
+        return handle if handle.buffers else None
+
+    def _gather(self, parameters: tuple[int, ...], handle: Handle) -> None:
+        if not parameters:
+            return
+        elements = sum(self._padded(i) for i in parameters)
+        self._send("all_gather", self.run.memory.phase, parameters[0], elements)
+        if self._ranks(parameters[0]) == 1:
+            return
+        if len(parameters) == 1:
+            (i,) = parameters
             self.whole[i] = self._block("gathered parameters", elements)
-            return None
-        return Handle(gathered, self._block("all-gather buffer of several parameters", elements))
+        else:
+            handle.parameters += parameters
+            handle.buffers.append(self._block("all-gather buffer of several parameters", elements))
 
     def _arrive(self, handle: Handle | None) -> None:
         """AllGatherCoalescedHandle.wait: the first that waits copies all of them out of the buffer."""
         if handle is None or handle.arrived:
             return
         handle.arrived = True
-        for i in handle.gathered.parameters:
+        for i in handle.parameters:
             self.whole[i] = self._block("gathered parameters", self.sizes[i])
 
     def _free(self, i: int) -> None:
         self.whole.pop(i, None)
 
+    def _ranks(self, i: int) -> int:
+        return self.how.expert_ranks if i in self.how.experts else self.how.ranks
+
     def _padded(self, i: int) -> int:
-        return -(-self.sizes[i] // self.how.ranks) * self.how.ranks
+        ranks = self._ranks(i)
+        return -(-self.sizes[i] // ranks) * ranks
+
+    def _send(self, kind: Kind, phase: str, parameter: int, elements: int) -> None:
+        axis = EXPERTS if parameter in self.how.experts else "dp"
+        shape = (Dim("elements", elements),)
+        self.run.memory.sent.append(Sent(axis, kind, "", phase, None, shape, self.how.dtype))
 
     # --- gradients
 
@@ -148,6 +177,8 @@ class Step(_Hooks):
     def _reduce(self, i: int, gradient: Tensor) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads: a gradient moves into the bucket, if it fits."""
         size = self.sizes[i]
+        if self.bucket and (self.bucket[0][0] in self.how.experts) != (i in self.how.experts):
+            self._flush()
         if self.in_bucket and self.in_bucket + size > self.how.bucket:
             self._flush()
         fits = self.in_bucket + size <= self.how.bucket
@@ -155,19 +186,25 @@ class Step(_Hooks):
         self.in_bucket += size
 
     def _flush(self) -> None:
-        """reduce_scatter_coalesced: a copy in the order of the ranks, padded; one that needs no padding is taken as it is."""
+        """__avg_scatter_grads: a copy in the order of the ranks, padded; one that needs no padding is taken as it is. What is
+        summed over fewer ranks than dp is scaled."""
         elements = sum(self._padded(i) for i, _ in self.bucket)
-        memory = self.run.memory
-        memory.sent.append(
-            Sent("dp", "reduce_scatter", "", "backward", None, (Dim("bucket", elements),), self.how.dtype)
-        )
-        as_it_is = len(self.bucket) == 1 and elements == self.in_bucket
-        if not as_it_is:
-            padding = elements - self.in_bucket
-            _pads = self._block("padding of the bucket", padding) if padding else None
-            _copy = self._block("copy of the bucket that is reduced", elements)
+        self._send("reduce_scatter", "backward", self.bucket[0][0], elements)
+        _copy = self._copied(elements)
+        if self.bucket[0][0] in self.how.experts:
+            ranks = self.how.expert_ranks
+            parts = sum(-(-self.sizes[i] // ranks) for i, _ in self.bucket)
+            _scaled = self._block("gradients of experts, averaged over dp", parts)
         self.bucket.clear()
         self.in_bucket = 0
+
+    def _copied(self, elements: int) -> Tensor | None:
+        """reduce_scatter_coalesced: what is sent, where it is a copy."""
+        if len(self.bucket) == 1 and elements == self.in_bucket:
+            return None
+        padding = elements - self.in_bucket
+        _pads = self._block("padding of the bucket", padding) if padding else None
+        return self._block("copy of the bucket that is reduced", elements)
 
     def _block(self, name: str, elements: int) -> Tensor:
         memory = self.run.memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -327,13 +327,44 @@ def first_to_own(model: Model, ranks: int, most: int) -> Owned:
     return max(owners, key=whole_of)
 
 
-def sub_groups(partitions: list[int], size: int) -> list[int]:
-    """Elements of the sub-groups that the step takes one at a time: each closes when it has `size`."""
-    out: list[int] = []
+class SubGroup(NamedTuple):
+    """Of stage 3: parameters that the step takes at a time."""
+
+    ranks: int
+    parts: list[int]
+    """Elements of a rank's part of each."""
+
+
+def sub_groups_of(model: Model, setup: Setup) -> list[SubGroup]:
+    """Those of each of the optimizer's groups (stage3.py, _create_fp16_sub_groups)."""
+    assert setup.sub_group_size is not None
+    return [
+        SubGroup(group.ranks, parts)
+        for group in groups_of(model, setup.shards)
+        for parts in sub_groups(
+            [-(-(end - start) // group.ranks) for start, end in pairwise(group.starts)], setup.sub_group_size
+        )
+    ]
+
+
+def persistent(model: Model, setup: Setup) -> dict[int, list[int]]:
+    """Elements of the parameters that stage 3 keeps whole, each padded, by the ranks that they are sharded over."""
+    most = thresholds_of(setup).persistence
+    out: dict[int, list[int]] = {}
+    for group in groups_of(model, setup.shards):
+        sizes = [end - start for start, end in pairwise(group.starts)]
+        out.setdefault(group.ranks, []).extend(-(-n // group.ranks) * group.ranks for n in sizes if n <= most)
+    return {ranks: sizes for ranks, sizes in out.items() if sizes}
+
+
+def sub_groups(partitions: list[int], size: int) -> list[list[int]]:
+    """The partitions that the step takes at a time: each sub-group closes when it has `size` elements."""
+    out: list[list[int]] = [[]]
     current = 0
     for n in partitions:
-        current += n
         if current >= size:
-            out.append(current)
+            out.append([])
             current = 0
-    return [*out, current] if current or not out else out
+        out[-1].append(n)
+        current += n
+    return out

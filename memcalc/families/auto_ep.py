@@ -153,7 +153,7 @@ class AutoEPMoELayer:
         batch, seq, hidden = hidden_states.shape
         tokens, per_token = merge(batch, seq), self.router.per_token
         x = reshape(hidden_states, tokens, hidden)
-        top_scores, selected_experts, counts = self.router.forward(m / "router", x)
+        top_scores, selected_experts, counts = self.router.forward(m / "router", _given(x))
 
         copies = merge(tokens, per_token)
         token_indices_sorted = sort(reshape(selected_experts, copies))[1]
@@ -321,6 +321,18 @@ def _together(a: Dim, b: Dim) -> Dim:
 
 
 # --- ops
+
+
+def _given(x: Tensor) -> Tensor:
+    """Under ZeRO-3 what a module is given comes out of a node (parameter_offload.py, PostBackwardFunctionModule): gradients
+    for it are added after those of the module's weights are ready, which is where the experts' bucket is reduced."""
+    if x.memory.visitor is None or not recording(x):
+        return x
+    return Tensor(x.storage, x.shape, x.strides, x.dtype, Node(x.memory, _given_backward, (x,)))
+
+
+def _given_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return grads
 
 
 def _send(x: Tensor, name: str) -> None:

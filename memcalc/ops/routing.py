@@ -257,18 +257,23 @@ def _sum_middle_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
     """Rows of a (rows, k) times their own expert's matrix of b (experts, k, n): saves both factors and the offsets.
 
-    As for `mm`, the second factor's gradient comes first.
+    As for `mm`, the second factor's gradient comes first. Where b is a view of a weight that an engine has gathered, what it
+    has gathered is saved with the view: the graph lets go of it in backward, whatever the engine does before.
     """
     node = None
     if recording(a, b):
-        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets), name)
+        visitor = a.memory.visitor
+        gathered = None if visitor is None else visitor.gathered(name)
+        node = Node(
+            a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *(() if gathered is None else (gathered,))), name
+        )
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
     return out
 
 
 def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    a, b, _offsets = node.unpack()
+    a, b, _offsets, *_gathered = node.unpack()
     grad_b = _laid_out_as(b.strides, b, f"{node.context} weight gradient")
     grad_a = new_tensor(node.memory, a.shape, a.dtype, f"{node.context} input gradient")
     return [grad_a, grad_b]

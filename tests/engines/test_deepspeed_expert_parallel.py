@@ -25,7 +25,7 @@ QWEN3 = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96, 
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
 DTYPES = {"bfloat16": ("bf16", 2), "float16": ("fp16", 2), "float32": ("fp32", 4), "uint8": ("uint8", 1),
-          "int32": ("int32", 4), "float64": ("fp64", 8)}  # fmt: skip
+          "int32": ("int32", 4), "float64": ("fp64", 8), "int64": ("int64", 8)}  # fmt: skip
 PHASES = ("forward", "backward", "step")
 Sent = dict[tuple[str, str, int], tuple[int, int]]
 """(collective, dtype, ranks) -> calls and bytes."""
