@@ -22,6 +22,7 @@ os.environ.setdefault("LOCAL_RANK", "0")
 import torch
 import torch.distributed as dist
 from oracle import LiveBytes, build
+from per_op import CHECKPOINTS
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from ulysses_oracle import CONFIGURATION, part_of_batch, shared_loss, shared_sequences
 
@@ -187,7 +188,7 @@ def deepspeed_step(
     seq_len: int = 16,
     micro_batches: int = 1,
     clipping: float = 0.0,
-    recompute: bool = False,
+    recompute: bool | str = False,
     steps: int = 3,
     store: str = "",
     log: bool = False,
@@ -202,7 +203,7 @@ def deepspeed_step(
         stack.enter_context(ranks(gpus, rank, store))
         model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
         if recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
         mpu = stack.enter_context(shared_sequences(model, cp, micro_batch_size))
         mode.sequence_group = None if mpu is None else mpu.get_sequence_parallel_group()
         buffers = list(model.buffers())

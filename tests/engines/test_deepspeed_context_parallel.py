@@ -45,7 +45,7 @@ def ours(config: dict[str, Any], **how: Any) -> memcalc.Report:
         micro_batch_size=batch,
         global_batch_size=gpus // cp * batch * how.get("micro_batches", 1),
         seq_len=how.get("seq_len", 16),
-        recompute="full" if how.get("recompute") else "none",
+        recompute=how.get("recompute", "none"),
         **options,
     )
 
@@ -142,7 +142,12 @@ def test_stage_3_keeps_the_dtype(gpus: int) -> None:
 @pytest.mark.parametrize("zero", [0, 3])
 def test_layers_are_recomputed(zero: int) -> None:
     ranks = (0,) if zero == 3 else (1,)  # a fake group has no answer to what stage 3 asks the first rank
-    check(WIDE, ranks=ranks, gpus=4, cp=2, zero=zero, recompute=True, seq_len=256, micro_batch_size=2)
+    check(WIDE, ranks=ranks, gpus=4, cp=2, zero=zero, recompute="full", seq_len=256, micro_batch_size=2)
+
+
+def test_single_ops_are_recomputed() -> None:
+    """Exchanges are sent again: they are not among the ops whose results are kept."""
+    check(WIDE, gpus=8, cp=8, zero=0, recompute="op", seq_len=256, micro_batch_size=2)
 
 
 def test_fp16_and_many_micro_batches() -> None:
@@ -216,7 +221,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cp": 2, "padded": True}, "--padded on: "),
     ({"cp": 2, "kernels": "fused"}, "--kernels fused: "),
     ({"cp": 2, "cross_entropy": "chunked"}, "--cross-entropy chunked: "),
-    ({"cp": 2, "recompute": "op"}, "--recompute op: "),
+    ({"cp": 2, "recompute": "selective"}, "--recompute selective: "),
     ({"cp": 2, "cp_comm_type": "p2p"}, "--cp-comm-type p2p: DeepSpeed exchanges heads for tokens; allowed: a2a"),
     ({"cp": 1, "cp_comm_type": "a2a"}, "--cp-comm-type a2a: "),
 ]
