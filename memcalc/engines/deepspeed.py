@@ -28,7 +28,7 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
-from memcalc.engines.shared_sequences import NORM_RANGES, masked_norm
+from memcalc.engines.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_step import ZeRO3
@@ -91,9 +91,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
             _block("temporaries", "gradients cast to fp32", "parameters", total, fp32, "within the step", STAGE_0),
             _block("temporaries", "gradients flattened in fp32", "parameters", total, fp32, "within the step", STAGE_0),
         ]
-        if setup.cp > 1:
-            always.append(NORM_RANGES)
-            step = max(step, masked_norm(total), key=_nbytes)
+        if setup.tp * setup.cp > 1:
+            always.append(kept_ranges(model))
+            step = max(step, masked_norm(model), key=_nbytes)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)

@@ -13,7 +13,7 @@ from oracle import balanced_routing
 
 import memcalc
 from memcalc.engines import zero_layout
-from memcalc.engines.shared_sequences import NORM_RANGES
+from memcalc.engines.masked_norm import kept_ranges
 from memcalc.families.context_parallel import SHARES, WANTS_HEAD_DIM
 
 PHASES = ("forward", "backward", "step")
@@ -165,9 +165,9 @@ def test_the_first_rank_of_a_sequence_needs_no_mask() -> None:
     """It counts the weights for stage 0's norm, which the others leave out."""
     how = {"gpus": 2, "cp": 2, "zero": 0, "seq_len": 64}
     ranked, report = real(WIDE, 0, **how), ours(WIDE, **how)
-    assert report.phases["forward"] - ranked.forward == NORM_RANGES.nbytes
-    assert report.phases["backward"] - ranked.backward == NORM_RANGES.nbytes
-    assert report.phases["step"] > ranked.step + NORM_RANGES.nbytes
+    kept = kept_ranges(memcalc.load_model(WIDE)).nbytes
+    assert report.phases["forward"] - ranked.forward == report.phases["backward"] - ranked.backward == kept == 16
+    assert report.phases["step"] > ranked.step + kept
 
 
 # --- what needs no DeepSpeed
