@@ -157,8 +157,6 @@ def _check_shared(options: Options) -> None:
         refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens; allowed: a2a")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with engine deepspeed and cp {options.cp} {NOT_YET}hf")
-    if options.recompute == "op":
-        refuse("recompute", "op", f"with engine deepspeed and cp {options.cp} {NOT_YET}none, full")
 
 
 def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:

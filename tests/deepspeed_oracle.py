@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from auto_ep_stand_ins import auto_ep_of_a_gpu
 from oracle import LiveBytes, balanced_routing, build
+from per_op import CHECKPOINTS
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from ulysses_oracle import CONFIGURATION, part_of_batch, shared_loss, shared_sequences
 
@@ -198,7 +199,7 @@ def deepspeed_step(
     seq_len: int = 16,
     micro_batches: int = 1,
     clipping: float = 0.0,
-    recompute: bool = False,
+    recompute: bool | str = False,
     steps: int = 3,
     store: str = "",
     log: bool = False,
@@ -215,7 +216,7 @@ def deepspeed_step(
         stack.enter_context(_expert_parallel(ep))
         model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
         if recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
         mpu = stack.enter_context(shared_sequences(model, cp, micro_batch_size))
         mode.sequence_group = None if mpu is None else mpu.get_sequence_parallel_group()
         buffers = list(model.buffers())

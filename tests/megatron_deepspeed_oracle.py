@@ -283,6 +283,15 @@ class Head(nn.Module):
         return logits_of(x, self.weight)
 
 
+def marked(model: nn.Module) -> None:
+    """Weights of which a rank has a part say so, as where Megatron initializes them."""
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, Head)):
+            module.weight.tensor_model_parallel = True
+
+
 # --- ranks
 
 
@@ -366,6 +375,7 @@ def tensor_parallel_step(
         if accumulates_in is not None:
             config["data_types"] = {"grad_accum_dtype": accumulates_in}
         model = GPT(a, tp, vocab)
+        marked(model)
         zeroed(model)
         given = batch_of(a, batch, seq)
         for layer in model.layers:

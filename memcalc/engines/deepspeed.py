@@ -28,7 +28,7 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
-from memcalc.engines.shared_sequences import NORM_RANGES, masked_norm
+from memcalc.engines.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_step import ZeRO3
@@ -92,9 +92,9 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         always.append(block("optimizer_states", "fp32 master", "parameters", total, fp32, "always", STAGE_0))
         always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # it counts steps in Python
         step = max(_casts(model, setup, step), key=nbytes_of)
-        if setup.cp > 1:
-            always.append(NORM_RANGES)
-            step = max(step, masked_norm(total), key=nbytes_of)
+        if setup.tp * setup.cp > 1:
+            always.append(kept_ranges(model))
+            step = max(step, masked_norm(model), key=nbytes_of)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)

@@ -10,41 +10,17 @@ import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.collectives import Collective
-from memcalc.dims import Dim
-from memcalc.dtypes import DType, boolean, fp32, int64
 from memcalc.engines.sent import Group, collectives_of_run
 from memcalc.engines.zero_layout import STAGE_0
 from memcalc.families.context_parallel import ContextParallel
 from memcalc.inputs.model import Model
 from memcalc.kernels.ulysses import SOURCE
-from memcalc.rows import Component, Row
 
 if TYPE_CHECKING:
     from memcalc.profile import Profile
     from memcalc.setup import Setup
 
 AXIS: Final = "cp"
-_NORM: Final = "deepspeed/runtime/utils.py, get_flattened_grad_norm"
-
-
-def _row(component: Component, name: str, dim: Dim, dtype: DType, life: str) -> Row:
-    return Row(component, name, (dim,), dtype, life=life, basis="modelled", source=_NORM)
-
-
-NORM_RANGES: Final = _row("buffers", "range that the norm leaves out", Dim("ends", 2), int64, "always")
-"""On all ranks of a sequence but its first: weights that no rank has a part of are the first one's to count."""
-
-
-def masked_norm(elements: int) -> list[Row]:
-    """What is alive while those ranks make the mask of a flat gradient of so many elements, most at its end."""
-    life, ends = "within the step", Dim("(parameters+1)", elements + 1)
-    gradients = _row("temporaries", "gradients flattened in fp32", Dim("parameters", elements), fp32, life)
-    return [
-        gradients,
-        _row("temporaries", "ends of the range", Dim("ends", 2), fp32, life),
-        *(_row("temporaries", f"mask of the norm: {name}", ends, fp32, life) for name in ("ends", "sums")),
-        _row("temporaries", "mask of the norm", ends, boolean, life),
-    ]
 
 
 def rank_of(model: Model, setup: Setup) -> Model:
