@@ -125,12 +125,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.hooks = choices.hooks.start(run)
     for buffer in program.buffers():
         run.add_buffer(buffer)
-    batch_of = [run.add_input(given) for given in program.inputs(size.batch, whole)]
-    positions = program.given_positions(whole)
-    run.positions = None if positions is None else run.add_input(positions)
-    given = [run.add_input(one) for one in program.given_by_rank(size.batch, whole)]
-    if given:
-        run.positions, run.shift_labels = given
+    batch_of = program.give(run)
     if choices.padded:
         run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
     with Autocast(memory, choices.autocast):
@@ -142,7 +137,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         if run.hooks is not None:
             loss = run.hooks.after_forward(loss)
         if program.context_parallel is not None:
-            loss = program.context_parallel.loss_of_all(run, loss)
+            loss = program.context_parallel.loss(run, loss)
     left_behind.clear()  # with the loss of the step before
     memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
     forward_end = len(memory.log)

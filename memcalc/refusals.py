@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from memcalc.families.context_parallel import SHARES, WANTS_HEAD_DIM
 from memcalc.families.expert_parallel import expert_path, runs_dispatched
 from memcalc.families.sequence_parallel import PLAIN, masks
 from memcalc.families.tensor_parallel import NOT_RUN, PLANS
+from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
 
 if TYPE_CHECKING:

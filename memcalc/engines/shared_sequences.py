@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.collectives import Collective
 from memcalc.engines.sent import Group, collectives_of_run
 from memcalc.engines.zero_layout import STAGE_0
-from memcalc.families.context_parallel import ContextParallel
+from memcalc.families.ulysses import Ulysses
 from memcalc.inputs.model import Model
 from memcalc.kernels.ulysses import SOURCE
 
@@ -28,7 +28,7 @@ def rank_of(model: Model, setup: Setup) -> Model:
     key = "rank of a sequence", setup.cp
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
-        own.context_parallel = ContextParallel(setup.cp)
+        own.context_parallel = Ulysses(setup.cp)
         model.profiles[key] = Model(model.name, model.model_type, own)
     return model.profiles[key]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Weight
@@ -15,10 +15,29 @@ if TYPE_CHECKING:
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
     from memcalc.families.config import FamilyConfig
-    from memcalc.families.context_parallel import ContextParallel
     from memcalc.families.module import Buffer, Module, Run
     from memcalc.families.tensor_parallel import TensorParallel
     from memcalc.tensor import Tensor
+
+
+class SharedSequences(Protocol):
+    """How one of the ranks that share sequences is given its tokens, and makes its loss."""
+
+    def own(self, shard: Dim) -> Dim:
+        """The rank's tokens of a sequence, where a run's sizes are polynomials in `shard`."""
+        ...
+
+    def inputs(self, batch: Dim, own: Dim) -> Sequence[Input]:
+        """What the caller gives a rank that has `own` tokens of each sequence."""
+        ...
+
+    def give(self, run: Run) -> Tensor:
+        """Allocate that: the ids. The run gets its positions and labels."""
+        ...
+
+    def loss(self, run: Run, loss: Tensor) -> Tensor:
+        """What backward begins with, of the rank's own loss."""
+        ...
 
 
 class Program:
@@ -59,8 +78,8 @@ class Program:
     """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
     expert_parallel: int = 1
     """Ranks that share the experts, of which it is one's program (`memcalc.families.auto_ep.on_rank`)."""
-    context_parallel: ContextParallel | None = None
-    """The ranks that share its sequences."""
+    context_parallel: SharedSequences | None = None
+    """How its sequences are shared, where they are."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is another one."""
     external: tuple[tuple[str, str], ...] = ()
@@ -110,18 +129,30 @@ class Program:
         return (Input("input_ids (also the labels)", (batch, seq), int64),)
 
     def whole(self, shard: Dim) -> Dim:
-        """The sequence of which a tensor between two layers has `shard`."""
+        """The sequence of which a tensor between two layers has `shard`; where ranks share sequences, what a rank has of it."""
         if self.context_parallel is not None:
-            return self.context_parallel.part(shard)
+            shard = self.context_parallel.own(shard)
         return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
 
     def given_positions(self, whole: Dim) -> Input | None:
         """The positions of a sequence, where the caller has to give them."""
         return None if self.tensor_parallel is None else self.tensor_parallel.given_positions(whole)
 
-    def given_by_rank(self, batch: Dim, seq: Dim) -> Sequence[Input]:
-        """Positions and labels, where the caller cuts them with the ids."""
-        return () if self.context_parallel is None else self.context_parallel.given(batch, seq)
+    def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
+        """What the caller gives and holds."""
+        if self.context_parallel is not None:
+            return self.context_parallel.inputs(batch, whole)
+        positions = self.given_positions(whole)
+        return self.inputs(batch, whole) if positions is None else (*self.inputs(batch, whole), positions)
+
+    def give(self, run: Run) -> list[Tensor]:
+        """Allocate what the caller gives: the batch, in the order in which `forward` takes it."""
+        if self.context_parallel is not None:
+            return [self.context_parallel.give(run)]
+        batch_of = [run.add_input(given) for given in self.inputs(run.batch, run.seq)]
+        positions = self.given_positions(run.seq)
+        run.positions = None if positions is None else run.add_input(positions)
+        return batch_of
 
     def padding(self, batch: Dim, seq: Dim) -> Input:
         """The collator's mask of a padded batch."""

@@ -17,7 +17,7 @@ from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, merge, whole_of
 from memcalc.dtypes import int64
 from memcalc.families.blocks import Attended, sdpa_attention
-from memcalc.families.context_parallel import group_dim
+from memcalc.families.ulysses import group_dim
 from memcalc.kernels import Kernels
 from memcalc.ops.elementwise import recording
 from memcalc.ops.shape import cat, clone, contiguous, expand, reshape, transpose, unsqueeze

@@ -14,7 +14,7 @@ from oracle import balanced_routing
 import memcalc
 from memcalc.engines import zero_layout
 from memcalc.engines.masked_norm import kept_ranges
-from memcalc.families.context_parallel import SHARES, WANTS_HEAD_DIM
+from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 
 PHASES = ("forward", "backward", "step")
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,

@@ -52,20 +52,25 @@ def _part(seq: Dim) -> Dim:
     return Dim("seq/cp", seq.size, seq.poly)
 
 
-class ContextParallel(NamedTuple):
+class Ulysses(NamedTuple):
     """The ranks that share a sequence."""
 
     ranks: int
 
-    def part(self, seq: Dim) -> Dim:
+    def own(self, shard: Dim) -> Dim:
         """This rank's tokens of a sequence, of which there are so many."""
-        return _part(seq)
+        return _part(shard)
 
-    def given(self, batch: Dim, seq: Dim) -> tuple[Input, Input]:
-        """What the caller gives besides ids."""
-        return Input("position_ids", (batch, seq), int64), Input("shift_labels (also the labels)", (batch, seq), int64)
+    def inputs(self, batch: Dim, own: Dim) -> tuple[Input, ...]:
+        """The batch as the data loader cuts it."""
+        return tuple(Input(name, (batch, own), int64) for name in ("input_ids", "position_ids", "shift_labels"))
 
-    def loss_of_all(self, run: Run, loss: Tensor) -> Tensor:
+    def give(self, run: Run) -> Tensor:
+        """The rank's tokens; the run gets its positions and labels."""
+        ids, run.positions, run.shift_labels = (run.add_input(one) for one in self.inputs(run.batch, run.seq))
+        return ids
+
+    def loss(self, run: Run, loss: Tensor) -> Tensor:
         """The mean over the tokens of all ranks, of which each has its own mean and count."""
         assert run.shift_labels is not None
         memory = run.memory
