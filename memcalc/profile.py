@@ -125,9 +125,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.hooks = choices.hooks.start(run)
     for buffer in program.buffers():
         run.add_buffer(buffer)
-    batch_of = [run.add_input(given) for given in program.inputs(size.batch, whole)]
-    positions = program.given_positions(whole)
-    run.positions = None if positions is None else run.add_input(positions)
+    batch_of = program.give(run)
     if choices.padded:
         run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
     with Autocast(memory, choices.autocast):
@@ -145,6 +143,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     backward(loss, None if run.hooks is None else run.hooks.after_backward)
     if run.hooks is not None:
         run.hooks.backward_is_over()
+    run.held.clear()
     return Trace(
         list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent),
         renamed=frozenset(memory.renamed),

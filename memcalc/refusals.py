@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": (),
-    "fsdp2": ("cp", "ep", "etp"),
+    "fsdp2": ("ep", "etp"),
     "deepspeed": ("cp", "ep"),
 }
 """The degrees that an engine leaves at one."""

@@ -82,8 +82,15 @@ class Setup(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Tokens of a sequence that a tensor between two layers has on one rank."""
-        return (self.seq_len or 1) // (self.cp * (self.tp if self.sequence_parallel else 1))
+        """Tokens of a sequence that a tensor between two layers has on one rank; where fsdp2's ranks share sequences half of
+        them, one of a rank's two chunks."""
+        chunks = 2 if self.shares_sequences else 1
+        return (self.seq_len or 1) // (chunks * self.cp * (self.tp if self.sequence_parallel else 1))
+
+    @property
+    def shares_sequences(self) -> bool:
+        """Whether ranks share sequences as torch's context parallelism has it."""
+        return self.engine == "fsdp2" and self.cp > 1
 
     @property
     def expert_dp(self) -> int:
@@ -94,6 +101,11 @@ class Setup(NamedTuple):
     def shards(self) -> int:
         """How many ranks share what ZeRO shards."""
         return self.shard_group if self.zero else 1
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks that each have all shards."""
+        return self.dp * self.cp // self.shards
 
     @property
     def compute_dtype(self) -> DType:
@@ -158,7 +170,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer_implementation=implementation,
         clip_grad_norm=options.clip_grad_norm,
         recompute=options.recompute,
-        cp_comm_type=(options.cp_comm_type or "p2p") if options.cp > 1 else None,
+        cp_comm_type=_cp_comm_type(options, engine),
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
@@ -184,6 +196,20 @@ def _data_parallel_degree(options: Options) -> int:
     if options.dp is not None and options.dp != dp:
         refuse("dp", options.dp, f"{options.gpus} GPUs over tp·pp·cp = {product} leave dp = {dp}; allowed: {dp}")
     return dp
+
+
+_CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {"megatron": ("p2p", "all_gather", "a2a"), "fsdp2": ("all_gather", "p2p")}
+"""Of the engines that share sequences, each one's default first."""
+
+
+def _cp_comm_type(options: Options, engine: str) -> str | None:
+    if options.cp == 1:
+        return None
+    allowed = _CP_COMM_TYPES[engine]
+    if options.cp_comm_type not in (None, *allowed):
+        why = "torch's context_parallel has no exchange of heads for tokens (Ulysses)"
+        refuse("cp_comm_type", options.cp_comm_type, f"with engine {engine}: {why}; allowed: {', '.join(allowed)}")
+    return options.cp_comm_type or allowed[0]
 
 
 _ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {

@@ -66,7 +66,7 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
         sharded,
         DTYPES[setup.grad_dtype],
         setup.micro_batches > 1,
-        setup.dp // setup.shards,
+        setup.replicas,
     )
     return always, [*gradients, *step], sharding
 
@@ -118,7 +118,7 @@ def _shard(shape: Shape, ranks: int) -> Shape:
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
     clipping = norms(model, setup, sharded_dtype(setup))
-    if setup.dp == 1:
+    if setup.dp * setup.cp == 1:
         return clipping
     layers = [w for w in model.weight_classes if w.layer is not None]
     root = [w for w in model.weight_classes if w.layer is None]
@@ -130,7 +130,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _of_unit(model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int) -> list[Collective]:
-    ranks, replicas, micro = setup.shards, setup.dp // setup.shards, setup.micro_batches
+    ranks, replicas, micro = setup.shards, setup.replicas, setup.micro_batches
     elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
     reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)
     if not elements:

@@ -115,11 +115,9 @@ def padding_row(model: Model) -> Row:
 def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> list[Row]:
     """What the caller and the modules hold: the batch, the loss, the model's buffers; `dtype` is the modules'."""
     program = model.program
-    whole = program.whole(_SEQ)
-    positions = program.given_positions(whole)
     rows = [
         Row("buffers", given.name, given.shape, given.dtype or dtype, life="the step's batch", source="the caller")
-        for given in (*program.inputs(_BATCH, whole), *(() if positions is None else (positions,)))
+        for given in program.given(_BATCH, program.whole(_SEQ))
     ]
     if not program.source:  # a trace has its own loss, of whatever dtype
         loss_dtype = program.loss_dtype or computes_in or dtype

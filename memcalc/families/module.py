@@ -103,6 +103,8 @@ class Run:
     tensor_parallel: TensorParallel | None = None
     positions: Tensor | None = None
     """position_ids, where the caller gives them."""
+    held: list[Tensor] = field(default_factory=list[Tensor])
+    """What the caller's frame has besides the batch, from before forward until backward is over."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, of tokens int64 and (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])

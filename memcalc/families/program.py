@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
     from memcalc.families.config import FamilyConfig
+    from memcalc.families.context_parallel import ContextParallel
     from memcalc.families.module import Buffer, Module, Run
     from memcalc.families.tensor_parallel import TensorParallel
     from memcalc.tensor import Tensor
@@ -56,6 +57,8 @@ class Program:
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
     tensor_parallel: TensorParallel | None = None
     """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
+    context_parallel: ContextParallel | None = None
+    """How its sequences are shared, where they are (`memcalc.families.context_parallel.share`)."""
     traced_classes: frozenset[str] = frozenset()
     """Classes of transformers that `architectures` may name and that are traced, because this program is another one."""
     external: tuple[tuple[str, str], ...] = ()
@@ -105,12 +108,31 @@ class Program:
         return (Input("input_ids (also the labels)", (batch, seq), int64),)
 
     def whole(self, shard: Dim) -> Dim:
-        """The sequence of which a tensor between two layers has `shard`."""
+        """The sequence of which a tensor between two layers has `shard`; where ranks share sequences, of which it has a part
+        of a chunk: both chunks."""
+        if self.context_parallel is not None:
+            shard = self.context_parallel.own(shard)
         return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
 
     def given_positions(self, whole: Dim) -> Input | None:
         """The positions of a sequence, where the caller has to give them."""
         return None if self.tensor_parallel is None else self.tensor_parallel.given_positions(whole)
+
+    def given(self, batch: Dim, whole: Dim) -> Sequence[Input]:
+        """What the caller gives and holds."""
+        if self.context_parallel is not None:
+            return self.context_parallel.inputs(batch, whole)
+        positions = self.given_positions(whole)
+        return self.inputs(batch, whole) if positions is None else (*self.inputs(batch, whole), positions)
+
+    def give(self, run: Run) -> list[Tensor]:
+        """Allocate what the caller gives: the batch, in the order in which `forward` takes it."""
+        if self.context_parallel is not None:
+            return [self.context_parallel.give(run)]
+        batch_of = [run.add_input(given) for given in self.inputs(run.batch, run.seq)]
+        positions = self.given_positions(run.seq)
+        run.positions = None if positions is None else run.add_input(positions)
+        return batch_of
 
     def padding(self, batch: Dim, seq: Dim) -> Input:
         """The collator's mask of a padded batch."""
