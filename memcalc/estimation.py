@@ -120,11 +120,15 @@ class Report:
     def _worst_of_stages(self, found: Iterable[Rank]) -> list[_Found]:
         """Of the ranks that have the same stage the one with the highest peak."""
         worst: dict[int, _Found] = {}
-        for one in (_Found(rank, *self._find_peaks(rank)) for rank in found):
+        for one in map(self.find, found):
             before = worst.get(one.rank.number)
             if before is None or max(one.phases.values()) > max(before.phases.values()):
                 worst[one.rank.number] = one
         return list(worst.values())
+
+    def find(self, rank: Rank) -> _Found:
+        """A rank with its peaks, of which there can be a report."""
+        return _Found(rank, *self._find_peaks(rank))
 
     def _take(self, found: _Found) -> None:
         """Report this rank."""

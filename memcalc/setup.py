@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.families.context_parallel_checks import check_shared_sequences
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 from memcalc.refusals import (
@@ -142,6 +143,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     attention = None if model is None else _attention(options, engine, model)
     if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
         check_sequence_parallel(options, seq_len, str(attention), model)
+    if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
+        check_shared_sequences(options, precision, seq_len, str(attention), model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
     return Setup(
@@ -198,7 +201,10 @@ def _data_parallel_degree(options: Options) -> int:
     return dp
 
 
-_CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {"megatron": ("p2p", "all_gather", "a2a"), "fsdp2": ("all_gather", "p2p")}
+_CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": ("p2p", "all_gather", "a2a"),
+    "fsdp2": ("all_gather", "p2p"),
+}
 """Of the engines that share sequences, each one's default first."""
 
 

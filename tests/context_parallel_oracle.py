@@ -20,11 +20,8 @@ from per_op import CHECKPOINTS
 from ring_stand_ins import STATE, as_on_cuda, shared_sequence, without_masks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-
-NOT_COUNTED = (STATE, torch.int32)
-"""Of dropout's random state, and of the ranks of a mesh, which are the CPU's on a GPU too."""
 
 
 class RingMode(RankMode):
@@ -35,8 +32,12 @@ class RingMode(RankMode):
         self.ring: list[Split] = []
         self.ring_group: Any = None
 
+    def leave_out(self, tensor: torch.Tensor) -> None:
+        """A tensor that is the CPU's on a GPU too, as that of a mesh's ranks is."""
+        self._seen.add(tensor.untyped_storage()._cdata)
+
     def register(self, tensor: torch.Tensor) -> int:
-        return 0 if tensor.dtype in NOT_COUNTED else super().register(tensor)
+        return 0 if tensor.dtype is STATE else super().register(tensor)
 
     def _functional(self, name: str, args: tuple[Any, ...]) -> None:
         if name not in ("all_gather_into_tensor", "all_to_all_single") or not self._over_ring(args[-1]):
@@ -118,6 +119,7 @@ def shared_step(
         }
         for tensor in [*batch.values(), *model.buffers(), *(p._local_tensor for p in model.parameters())]:
             mode.register(tensor)
+        mode.leave_out(whole._rank_map)
         with mode:
             for _ in range(2):
                 mode.log = [] if log else None
@@ -132,6 +134,8 @@ def _one_rank(rank: int, count: int) -> Any:
         yield
     finally:
         dist.destroy_process_group()
+        for forget in (_clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache):
+            forget()  # it has the meshes of this rank, which equal those of another one
 
 
 def _meshes(mesh: tuple[int, ...], context_parallel: int, tensor_parallel: int) -> tuple[DeviceMesh, DeviceMesh]:

@@ -13,10 +13,14 @@ def phases(report: Report) -> list[int]:
 
 
 def split_over_tp(report: Report) -> Counter[tuple[str, str, int]]:
+    return over_axis(report, "tp")
+
+
+def over_axis(report: Report, axis: str) -> Counter[tuple[str, str, int]]:
     """(phase, collective, bytes of a call) -> calls."""
     out: Counter[tuple[str, str, int]] = Counter()
     for c in report.collectives:
-        if c.axis == "tp":
+        if c.axis == axis:
             out[c.phase, c.collective, c.payload // c.calls] += c.calls
     return out
 

@@ -43,7 +43,11 @@ Pp = Annotated[int | None, _option("Pipeline parallel degree. (default: 1)", _PA
 Cp = Annotated[int | None, _option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
 CpCommType = Annotated[
     str | None,
-    _option("Of --cp: p2p (a ring), all_gather, a2a (Ulysses). (default: p2p)", _PARALLEL, "--cp-comm-type"),
+    _option(
+        "Of --cp: p2p (a ring), all_gather, a2a (Ulysses; Megatron's). (default: p2p, with fsdp2 all_gather)",
+        _PARALLEL,
+        "--cp-comm-type",
+    ),
 ]
 Ep = Annotated[int | None, _option("Expert parallel degree. (default: 1)", _PARALLEL, "--ep")]
 Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. (default: tp)", _PARALLEL, "--etp")]

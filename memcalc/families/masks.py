@@ -29,12 +29,16 @@ def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
 
 
 def packed_causal_mask(run: Run, window: int | None = None) -> Tensor:
-    """create_causal_mask where the caller's positions jump: each sequence of a packed one apart, whatever sdpa could do."""
+    """create_causal_mask where the caller's positions jump: each sequence of a packed one apart, whatever sdpa could do.
+
+    As long as the embeddings, which with sequence parallelism are a shard.
+    """
     assert run.positions is not None
     run.memory.scope = "causal mask"
     packed = packed_sequences(run)
     remapped = _of_positions(_causal, run.positions)
-    return _boolean_mask(run, _and_masks(_same_sequence(packed), remapped), None)
+    seq = run.seq if run.tensor_parallel is None else run.tensor_parallel.between_layers(run.seq)
+    return _broadcast_mask(run, _and_masks(_same_sequence(packed), remapped), seq)
 
 
 def packed_sequences(run: Run) -> Tensor:
@@ -131,14 +135,19 @@ def _boolean_mask(run: Run, mask_function: MaskFunction, padding_mask: Tensor | 
     """(batch, 1, seq, seq), the batch dim a view unless the sequences differ."""
     if padding_mask is not None:
         mask_function = _and_masks(mask_function, _padding(padding_mask))
+    return _broadcast_mask(run, mask_function, run.seq)
+
+
+def _broadcast_mask(run: Run, mask_function: MaskFunction, seq: Dim) -> Tensor:
+    """sdpa_mask: the mask function over all places."""
     batch_arange = _arange(run, run.batch)
     _head_arange = _arange(run, ONE_DIM)
-    q_arange = like(_arange(run, run.seq), "query positions")  # arange + q_offset
-    kv_arange = like(_arange(run, run.seq), "key positions")
+    q_arange = like(_arange(run, seq), "query positions")  # arange + q_offset
+    kv_arange = like(_arange(run, seq), "key positions")
     batch_idx = unsqueeze(unsqueeze(unsqueeze(batch_arange, 1), 2), 3)
     q_idx = unsqueeze(unsqueeze(unsqueeze(q_arange, 0), 0), 3)
     kv_idx = unsqueeze(unsqueeze(unsqueeze(kv_arange, 0), 0), 0)
-    return expand(mask_function(batch_idx, q_idx, kv_idx), run.batch, ONE_DIM, run.seq, run.seq)
+    return expand(mask_function(batch_idx, q_idx, kv_idx), run.batch, ONE_DIM, seq, seq)
 
 
 def _arange(run: Run, dim: Dim) -> Tensor:
@@ -191,7 +200,9 @@ def _same_sequence(packed: Tensor) -> MaskFunction:
 
     def inner_mask(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         of_queries = _looked_up(packed, batch_idx, q_idx, "sequences of the queries")
-        return of_two(of_queries, _looked_up(packed, batch_idx, kv_idx, "sequences of the keys"), "same sequence", boolean)
+        return of_two(
+            of_queries, _looked_up(packed, batch_idx, kv_idx, "sequences of the keys"), "same sequence", boolean
+        )
 
     return inner_mask
 

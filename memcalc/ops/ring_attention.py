@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.autograd import Node
-from memcalc.dims import Dim, divided
+from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.ops.attention import heads_inside
 from memcalc.ops.axes import chunk_dim, squeeze
@@ -117,6 +117,7 @@ def _forward(ring: Ring, query: Tensor, key: Tensor, value: Tensor) -> Results:
     key, value = contiguous(key), contiguous(value)
     shapes = key.shape, value.shape
     merger = _Merger()
+    rest: list[Tensor] = []
     rotater = ring.rotater()
     for i in range(ring.ranks):
         if i > 0:
@@ -239,9 +240,8 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     """_templated_ring_attention_backward."""
     ring: Ring = node.context
     saved = node.unpack()  # all of it stays until the ring is done
-    query, key, value, out, logsumexp = saved[:5]
+    query, key, value, _out, logsumexp = saved[:5]
     dtype, shapes = key.dtype, (key.shape, value.shape)
-    (grad_out,) = grads
     grad_query = like(query, "query gradient, summed", fp32)
     grad_key = like(key, "key gradient, summed", fp32)
     grad_value = like(value, "value gradient, summed", fp32)
@@ -256,13 +256,13 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
             next_kv = _packed(key, value)
             kv_rotater.exchange(next_kv)
         if i == 0:
-            q, k, v, out_, dout, lse = query, key, value, out, grad_out, logsumexp
+            q, k, v = query, key, value
         elif i <= ring.rank:
-            q, k, v, out_, dout, lse = query, _half(key), _half(value), out, grad_out, logsumexp
+            q, k, v = query, _half(key), _half(value)
         else:
-            lse = contiguous(_half(logsumexp))
-            q, k, v, out_, dout = _half(query), key, value, _half(out), _half(grad_out)
-        grad_query_, grad_key_, grad_value_ = _kernel_gradients(q, k, v)
+            q, k, v = _half(query), key, value
+            _lse = contiguous(_half(logsumexp))
+        _gradients = _kernel_gradients(q, k, v)  # of the operands of this part, until the next one has its own
         if i > 0:
             next_grad_kv = dkv_rotater.next()
             grad_key, grad_value = _unpacked(next_grad_kv, *shapes)
