@@ -113,9 +113,22 @@ class Report:
 
             self.gpu = load_gpu(setup.gpu)
         self._batch, self._seq = setup.micro_batch_size, setup.rows
-        self._found = [found] if found else [_Found(rank, *self._find_peaks(rank)) for rank in ranks(model, setup)]
+        self._found = [found] if found else self._worst_of_stages(ranks(model, setup))
         self.rank_peaks = {one.rank.number: max(one.phases.values()) for one in self._found}
         self._take(max(self._found, key=lambda one: self.rank_peaks[one.rank.number]))
+
+    def _worst_of_stages(self, found: Iterable[Rank]) -> list[_Found]:
+        """Of the ranks that have the same stage the one with the highest peak."""
+        worst: dict[int, _Found] = {}
+        for one in map(self.find, found):
+            before = worst.get(one.rank.number)
+            if before is None or max(one.phases.values()) > max(before.phases.values()):
+                worst[one.rank.number] = one
+        return list(worst.values())
+
+    def find(self, rank: Rank) -> _Found:
+        """A rank with its peaks, of which there can be a report."""
+        return _Found(rank, *self._find_peaks(rank))
 
     def _take(self, found: _Found) -> None:
         """Report this rank."""

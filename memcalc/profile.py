@@ -145,6 +145,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     backward(loss, None if run.hooks is None else run.hooks.after_backward)
     if run.hooks is not None:
         run.hooks.backward_is_over()
+    run.held.clear()
     return Trace(
         list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent),
         renamed=frozenset(memory.renamed),

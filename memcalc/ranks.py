@@ -10,8 +10,8 @@ from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine, megatron_deepspeed, shared_sequences
 from memcalc.engines.holdings import Holdings, padding_row
-from memcalc.engines.sent import Group, collectives_of_run, expert_parallel, tensor_parallel
-from memcalc.families import auto_ep
+from memcalc.engines.sent import Group, collectives_of_run, expert_parallel, of_modules
+from memcalc.families import auto_ep, context_parallel
 from memcalc.families.expert_parallel import share_experts
 from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
@@ -20,6 +20,7 @@ from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
 from memcalc.kernels.ulysses import over_ranks
 from memcalc.megatron.schedules import State, Turn
+from memcalc.ops.ring_attention import Ring
 from memcalc.profile import Choices, Profile, profile
 from memcalc.rows import Row
 from memcalc.selective import per_op
@@ -82,7 +83,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return _deepspeed_stages(model, setup)
     if megatron_deepspeed.runs_gpt_model(setup):
         model = megatron_deepspeed.slice_of(model, setup)
-    elif setup.cp > 1:
+    elif setup.cp > 1 and setup.engine == "deepspeed":
         model = shared_sequences.rank_of(model, setup)
     elif setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
@@ -90,6 +91,13 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         model = _expert_parallel_rank(model, setup)
     if setup.pp > 1:
         return _staged_ranks(model, setup)
+    if setup.shares_sequences:
+        return [_whole_rank(of, setup) for of in _sharers(model, setup)]
+    return [_whole_rank(model, setup)]
+
+
+def _whole_rank(model: Model, setup: Setup) -> Rank:
+    """A rank that runs all layers."""
     held, sums = _held(model, setup)
     made = _profile(model, setup, held)
     if model.program.source:  # which weights get a gradient the trace has shown
@@ -99,7 +107,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     engine = load_engine(setup.engine)
     sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
     first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
-    return [Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook, first=first)]
+    return Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook, first=first)
 
 
 def _of_the_first(held: Holdings) -> Holdings:
@@ -131,6 +139,18 @@ def _expert_parallel_rank(model: Model, setup: Setup) -> Model:
     return model.profiles[key]
 
 
+def _sharers(model: Model, setup: Setup) -> list[Model]:
+    """The models of context-parallel ranks: the first, which has no rank before it, the last, which has none behind it,
+    and one of those between, which are all alike."""
+    out: list[Model] = []
+    for rank in sorted({0, 1, setup.cp - 1}):
+        ring = Ring(setup.cp, rank, setup.cp_comm_type == "all_gather")
+        if ring not in model.profiles:
+            model.profiles[ring] = Model(model.name, model.model_type, context_parallel.share(model.program, ring))
+        out.append(model.profiles[ring])
+    return out
+
+
 def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Collective]:
     if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
         from memcalc.engines.deepspeed_collectives import of_run
@@ -138,9 +158,9 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         own = of_run(model, setup, made.run.sent)
     else:
         own = engine.collectives(model, setup)
-    if setup.cp > 1:
+    if setup.engine == "deepspeed" and setup.cp > 1:
         return [*shared_sequences.collectives_of(model, setup, made), *own]
-    if setup.tp == 1 and setup.ep == 1:
+    if max(setup.tp, setup.cp, setup.ep) == 1:
         return own
     layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
     if setup.ep > 1 and setup.engine == "deepspeed":
@@ -150,7 +170,7 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         return [*expert_parallel(made, setup, layers), *own]
     if setup.engine == "deepspeed":
         return [*megatron_deepspeed.collectives_of(model, setup, made), *own]
-    return [*tensor_parallel(made, setup, layers), *own]
+    return [*of_modules(made, setup, layers), *own]
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
@@ -275,7 +295,7 @@ def _sums(holdings: Holdings) -> Sums:
 
 def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
     key = (
-        "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.dp // setup.shards, setup.precision,
+        "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
         setup.grad_dtype,
         setup.optimizer, setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
@@ -300,6 +320,9 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
 def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
     if megatron_deepspeed.runs_gpt_model(setup):
         return megatron_deepspeed.KERNELS
+    shared = model.program.context_parallel
+    if isinstance(shared, context_parallel.ContextParallel):
+        return Kernels(context_parallel.replaced(shared.ring), context_parallel.SOURCE)
     kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
     return kernels if setup.cp == 1 else over_ranks(kernels, setup.cp)
 

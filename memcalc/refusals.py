@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron": (),
-    "fsdp2": ("cp", "etp"),
+    "fsdp2": ("etp",),
     "deepspeed": (),
 }
 """The degrees that an engine leaves at one."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.families.context_parallel_checks import check_shared_sequences
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 from memcalc.refusals import (
@@ -83,8 +84,15 @@ class Setup(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Tokens of a sequence that a tensor between two layers has on one rank."""
-        return (self.seq_len or 1) // (self.cp * (self.tp if self.sequence_parallel else 1))
+        """Tokens of a sequence that a tensor between two layers has on one rank; where fsdp2's ranks share sequences half of
+        them, one of a rank's two chunks."""
+        chunks = 2 if self.shares_sequences else 1
+        return (self.seq_len or 1) // (chunks * self.cp * (self.tp if self.sequence_parallel else 1))
+
+    @property
+    def shares_sequences(self) -> bool:
+        """Whether ranks share sequences as torch's context parallelism has it."""
+        return self.engine == "fsdp2" and self.cp > 1
 
     @property
     def averaging(self) -> int:
@@ -100,6 +108,11 @@ class Setup(NamedTuple):
     def shards(self) -> int:
         """How many ranks share what ZeRO shards."""
         return self.shard_group if self.zero else 1
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks that each have all shards."""
+        return self.dp * self.cp // self.shards
 
     @property
     def compute_dtype(self) -> DType:
@@ -138,6 +151,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
         check_sequence_parallel(options, seq_len, str(attention), model)
     if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
         check_context_parallel(options, seq_len, str(attention), model)
+    if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
+        check_shared_sequences(options, precision, seq_len, str(attention), model)
     implementation = _implementation(options, engine)
     shard_group = _shard_group(options, dp, engine)
     return Setup(
@@ -194,6 +209,24 @@ def _data_parallel_degree(options: Options) -> int:
     return dp
 
 
+_CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": ("p2p", "all_gather", "a2a"),
+    "fsdp2": ("all_gather", "p2p"),
+    "deepspeed": ("a2a",),
+}
+"""Of the engines that share sequences, each one's default first."""
+
+
+def _cp_comm_type(options: Options, engine: str) -> str | None:
+    if options.cp == 1:
+        return None
+    allowed = _CP_COMM_TYPES[engine]
+    if options.cp_comm_type not in (None, *allowed):
+        why = "torch's context_parallel has no exchange of heads for tokens (Ulysses)"
+        refuse("cp_comm_type", options.cp_comm_type, f"with engine {engine}: {why}; allowed: {', '.join(allowed)}")
+    return options.cp_comm_type or allowed[0]
+
+
 _ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "reduce_bucket_size": (1, 500_000_000),
     "max_live_parameters": (3, 1_000_000_000),
@@ -245,13 +278,6 @@ def _sequence_parallel(options: Options, engine: str) -> bool:
     if options.sequence_parallel is None:
         return options.tp > 1 and engine == "megatron"
     return options.sequence_parallel
-
-
-def _cp_comm_type(options: Options, engine: str) -> str | None:
-    """How ranks share keys and values: a ring is Megatron's default."""
-    if options.cp == 1:
-        return None
-    return options.cp_comm_type or ("a2a" if engine == "deepspeed" else "p2p")
 
 
 def _pp_rank(options: Options) -> int | None:

@@ -222,7 +222,7 @@ def sharded_step(
             mode.expert_parallel_group = group.get_group().group_name
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
-        for layer in _layers(model):
+        for layer in layers(model):
             fully_shard(layer, reshard_after_forward=reshards, **how)
         fully_shard(model, reshard_after_forward=reshards, **how)
         by_mesh: dict[DeviceMesh, list[torch.nn.Parameter]] = {}
@@ -270,7 +270,7 @@ PLANS |= {
 }
 
 
-def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

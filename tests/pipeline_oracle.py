@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp2_oracle import PLANS, POLICIES, RankMode, Sent, Split, _layers, resizing
+from fsdp2_oracle import PLANS, POLICIES, RankMode, Sent, Split, layers, resizing
 from oracle import build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -160,7 +160,7 @@ def pipeline_step(
                     "mp_policy": chosen,
                     "reshard_after_forward": reshards,
                 }
-                for layer in _layers(module):
+                for layer in layers(module):
                     fully_shard(layer, **how)
                 fully_shard(module, **how)
                 part = seq_len // tp if sequence_parallel else seq_len

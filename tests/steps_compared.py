@@ -13,10 +13,15 @@ def phases(report: Report) -> list[int]:
 
 
 def of_the_plan(report: Report) -> Counter[tuple[str, str, int]]:
+    """What a plan's modules send over the axes tp and ep."""
+    return over_axis(report, "tp") + over_axis(report, "ep")
+
+
+def over_axis(report: Report, axis: str) -> Counter[tuple[str, str, int]]:
     """(phase, collective, bytes of a call) -> calls."""
     out: Counter[tuple[str, str, int]] = Counter()
     for c in report.collectives:
-        if c.axis in ("tp", "ep"):
+        if c.axis == axis:
             out[c.phase, c.collective, c.payload // c.calls] += c.calls
     return out
 

@@ -44,7 +44,7 @@ Cp = Annotated[int | None, _option("Context parallel degree. (default: 1)", _PAR
 CpCommType = Annotated[
     str | None,
     _option(
-        "Of --cp: p2p (a ring), all_gather, a2a (Ulysses). (default: p2p; with deepspeed a2a)",
+        "Of --cp: p2p (a ring), all_gather, a2a (Ulysses). (default: megatron p2p, fsdp2 all_gather, deepspeed a2a)",
         _PARALLEL,
         "--cp-comm-type",
     ),

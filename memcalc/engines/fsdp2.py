@@ -72,7 +72,7 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
         sharded,
         DTYPES[setup.grad_dtype],
         setup.micro_batches > 1,
-        setup.dp // setup.shards,
+        setup.replicas,
         _expert_units(model, setup),
     )
     return always, [*gradients, *step], sharding
@@ -140,7 +140,7 @@ def _shard(shape: Shape, axis: str, ranks: int) -> Shape:
 
 def collectives(model: Model, setup: Setup) -> list[Collective]:
     clipping = norms(model, setup, sharded_dtype(setup))
-    if setup.dp == 1:
+    if setup.dp * setup.cp == 1:
         return clipping
     root = [w for w in model.weight_classes if w.layer is None]
     experts = [w for w in model.weight_classes if _is_apart(setup, w)]
@@ -158,7 +158,7 @@ def _of_unit(
     model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int, where: str
 ) -> list[Collective]:
     """Of equal units, one of them in each of `units` layers."""
-    replicas, micro = setup.dp // setup.shards, setup.micro_batches
+    replicas, micro = setup.replicas, setup.micro_batches
     ranks = _spread(setup, weights[0])[1] if weights else 1
     elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
     reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)

@@ -55,16 +55,17 @@ def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group)
     )  # fmt: skip
 
 
-# --- of transformers' modules under tensor parallelism
+# --- of transformers' modules under tensor and context parallelism
 
 _TRANSFORMERS: Final = "transformers/distributed/tensor_parallel.py"
 _EXPERTS: Final = "transformers/distributed/expert_parallel.py"
 _TORCH: Final = "torch/distributed/tensor/parallel/style.py"
+_RING: Final = "torch/distributed/tensor/experimental/_context_parallel/_attention.py"
 
 
-def tensor_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
-    """By transformers' plan, or by torch's with sequence parallelism."""
-    return collectives_of_run(profile, setup, layers, {"tp": _group(setup)})
+def of_modules(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
+    """By transformers' plan, or by torch's with sequence parallelism; and of the ring that shares the sequences."""
+    return collectives_of_run(profile, setup, layers, {"tp": _group(setup), "cp": Group("cp", setup.cp, _RING)})
 
 
 def expert_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:

@@ -96,11 +96,13 @@ class GraniteMoe(Llama):
         hidden_states = residual + hidden_states * 0.22
         residual = hidden_states
         hidden_states = self.norm(m / "post_attention_layernorm", hidden_states)
-        hidden_states = self.mlp(m, hidden_states)
+        hidden_states, _moe_hidden_states = self.feed_forward(m, hidden_states)
         return residual + hidden_states * 0.22
 
-    def mlp(self, m: Module, x: Tensor) -> Tensor:
-        return self.sparse_mlp(m / "block_sparse_moe", x)
+    def feed_forward(self, m: Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and that of the experts, which the layer's frame holds."""
+        moe_hidden_states = self.sparse_mlp(m / "block_sparse_moe", x)
+        return moe_hidden_states, moe_hidden_states
 
     @module
     def sparse_mlp(self, m: Module, layer_input: Tensor) -> Tensor:

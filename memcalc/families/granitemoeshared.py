@@ -42,9 +42,11 @@ class GraniteMoeShared(GraniteMoe):
             yield from linear_weights("shared_mlp.input_linear", self.hidden, self.shared_gate_up, "mlp", bias=False)
             yield from linear_weights("shared_mlp.output_linear", self.shared_ffn, self.hidden, "mlp", bias=False)
 
-    def mlp(self, m: Module, x: Tensor) -> Tensor:
-        moe_hidden_states = super().mlp(m, x)
-        return moe_hidden_states + self.shared_mlp(m / "shared_mlp", x) if self.shared_ffn.size else moe_hidden_states
+    def feed_forward(self, m: Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        moe_hidden_states, _ = super().feed_forward(m, x)
+        if not self.shared_ffn.size:
+            return moe_hidden_states, moe_hidden_states
+        return moe_hidden_states + self.shared_mlp(m / "shared_mlp", x), moe_hidden_states
 
     @module
     def shared_mlp(self, m: Module, hidden_states: Tensor) -> Tensor:

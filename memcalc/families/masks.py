@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.dims import ONE_DIM, Dim
+from memcalc.dims import ONE_DIM, Dim, plus
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.elementwise import broadcast, cast, like, of_two, where
 from memcalc.ops.replaceable import replaceable
@@ -26,6 +26,35 @@ def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
     if window is None:
         return _mask(run, _causal, _padding_mask(run))
     return _mask(run, _and_masks(_sliding_window_overlay, _causal), _padding_mask(run), window)
+
+
+def packed_causal_mask(run: Run, window: int | None = None) -> Tensor:
+    """create_causal_mask where the caller's positions jump: each sequence of a packed one apart, whatever sdpa could do.
+
+    As long as the embeddings, which with sequence parallelism are a shard.
+    """
+    assert run.positions is not None
+    run.memory.scope = "causal mask"
+    packed = packed_sequences(run)
+    remapped = _of_positions(_causal, run.positions)
+    seq = run.seq if run.tensor_parallel is None else run.tensor_parallel.between_layers(run.seq)
+    return _broadcast_mask(run, _and_masks(_same_sequence(packed), remapped), seq)
+
+
+def packed_sequences(run: Run) -> Tensor:
+    """find_packed_sequence_indices: (batch, seq), to which sequence each token belongs."""
+    assert run.positions is not None
+    positions, memory = run.positions, run.memory
+    memory.scope = "causal mask"
+    batch, seq = positions.shape
+    first_dummy_value = new_tensor(memory, (batch, ONE_DIM), int64, "position before the first")
+    _prepended = new_tensor(memory, (batch, plus(seq, 1)), int64, "positions")
+    position_diff = like(positions, "steps between positions")
+    del _prepended
+    jumps = like(position_diff, "jumps", boolean)
+    packed = like(jumps, "sequence of each token", int64)
+    del jumps, first_dummy_value
+    return packed
 
 
 def decoder_mask(run: Run) -> Tensor | None:
@@ -106,14 +135,19 @@ def _boolean_mask(run: Run, mask_function: MaskFunction, padding_mask: Tensor | 
     """(batch, 1, seq, seq), the batch dim a view unless the sequences differ."""
     if padding_mask is not None:
         mask_function = _and_masks(mask_function, _padding(padding_mask))
+    return _broadcast_mask(run, mask_function, run.seq)
+
+
+def _broadcast_mask(run: Run, mask_function: MaskFunction, seq: Dim) -> Tensor:
+    """sdpa_mask: the mask function over all places."""
     batch_arange = _arange(run, run.batch)
     _head_arange = _arange(run, ONE_DIM)
-    q_arange = like(_arange(run, run.seq), "query positions")  # arange + q_offset
-    kv_arange = like(_arange(run, run.seq), "key positions")
+    q_arange = like(_arange(run, seq), "query positions")  # arange + q_offset
+    kv_arange = like(_arange(run, seq), "key positions")
     batch_idx = unsqueeze(unsqueeze(unsqueeze(batch_arange, 1), 2), 3)
     q_idx = unsqueeze(unsqueeze(unsqueeze(q_arange, 0), 0), 3)
     kv_idx = unsqueeze(unsqueeze(unsqueeze(kv_arange, 0), 0), 0)
-    return expand(mask_function(batch_idx, q_idx, kv_idx), run.batch, ONE_DIM, run.seq, run.seq)
+    return expand(mask_function(batch_idx, q_idx, kv_idx), run.batch, ONE_DIM, seq, seq)
 
 
 def _arange(run: Run, dim: Dim) -> Tensor:
@@ -159,6 +193,33 @@ def _chunked_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor
     kv_chunk = like(of_two(kv_idx, like(batch_idx, "left padding"), "key positions"), "chunks of keys")
     q_chunk = like(of_two(q_idx, like(batch_idx, "left padding"), "query positions"), "chunks of queries")
     return of_two(kv_chunk, q_chunk, "same chunk", boolean)
+
+
+def _same_sequence(packed: Tensor) -> MaskFunction:
+    """packed_sequence_mask_function: packed[batch_idx, q_idx] == packed[batch_idx, kv_idx]"""
+
+    def inner_mask(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        of_queries = _looked_up(packed, batch_idx, q_idx, "sequences of the queries")
+        return of_two(
+            of_queries, _looked_up(packed, batch_idx, kv_idx, "sequences of the keys"), "same sequence", boolean
+        )
+
+    return inner_mask
+
+
+def _of_positions(mask_function: MaskFunction, positions: Tensor) -> MaskFunction:
+    """remap_positions_for_packed_sequence: the mask of what positions say, not of places."""
+
+    def inner_mask(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        of_queries = _looked_up(positions, batch_idx, q_idx, "positions of the queries")
+        return mask_function(batch_idx, of_queries, _looked_up(positions, batch_idx, kv_idx, "positions of the keys"))
+
+    return inner_mask
+
+
+def _looked_up(table: Tensor, batch_idx: Tensor, idx: Tensor, name: str) -> Tensor:
+    """table[batch_idx, idx]"""
+    return new_tensor(table.memory, broadcast(batch_idx.shape, idx.shape), table.dtype, name)
 
 
 def _padding(padding_mask: Tensor) -> MaskFunction:

@@ -107,6 +107,8 @@ class Run:
     """The labels, where the caller has shifted them."""
     logits: Tensor | None = None
     """The model's output, where the caller holds it while it makes a loss of the model's."""
+    held: list[Tensor] = field(default_factory=list[Tensor])
+    """What the caller's frame has besides the batch, from before forward until backward is over."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, of tokens int64 and (batch, seq); None where no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])

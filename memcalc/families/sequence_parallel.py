@@ -144,7 +144,7 @@ def masks(program: Any, attention: str, seq_len: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _whole(shard: Dim, ranks: int) -> Dim:
-    return Dim("seq", ranks * shard.size, tuple(ranks * c for c in shard.poly))  # type: ignore[arg-type]
+    return Dim(shard.name.removesuffix("/tp"), ranks * shard.size, tuple(ranks * c for c in shard.poly))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)
