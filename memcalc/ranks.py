@@ -82,7 +82,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         model = megatron_deepspeed.slice_of(model, setup)
     elif setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
-    elif setup.ep > 1:
+    elif setup.engine == "fsdp2" and setup.ep > 1:
         model = _expert_parallel_rank(model, setup)
     if setup.pp > 1:
         return _staged_ranks(model, setup)
@@ -131,12 +131,18 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         own = of_run(model, setup, made.run.sent)
     else:
         own = engine.collectives(model, setup)
-    if setup.tp == 1 and setup.ep == 1:
+    if setup.engine == "fsdp2" and setup.ep > 1:
+        return [*expert_parallel(made, setup, _stack_of(model)), *own]
+    if setup.tp == 1:
         return own
     if setup.engine == "deepspeed":
         return [*megatron_deepspeed.collectives_of(model, setup, made), *own]
-    layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
-    return [*(expert_parallel if setup.ep > 1 else tensor_parallel)(made, setup, layers), *own]
+    return [*tensor_parallel(made, setup, _stack_of(model)), *own]
+
+
+def _stack_of(model: Model) -> str:
+    """What the layers are called."""
+    return next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
