@@ -158,19 +158,21 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         own = of_run(model, setup, made.run.sent)
     else:
         own = engine.collectives(model, setup)
-    if setup.engine == "deepspeed" and setup.cp > 1:
-        return [*shared_sequences.collectives_of(model, setup, made), *own]
+    return [*_of_modules(model, setup, made), *own]
+
+
+def _of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
+    """What the run's modules have sent, by the plan that they are split after."""
     if max(setup.tp, setup.cp, setup.ep) == 1:
-        return own
+        return []
     layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
-    if setup.ep > 1 and setup.engine == "deepspeed":
-        groups = {"ep": Group("ep", setup.ep, auto_ep.SOURCE)}
-        return [*collectives_of_run(made, setup, layers, groups), *own]
-    if setup.ep > 1:
-        return [*expert_parallel(made, setup, layers), *own]
+    if setup.engine == "deepspeed" and setup.cp > 1:
+        return shared_sequences.collectives_of(model, setup, made)
+    if setup.engine == "deepspeed" and setup.ep > 1:
+        return collectives_of_run(made, setup, layers, {"ep": Group("ep", setup.ep, auto_ep.SOURCE)})
     if setup.engine == "deepspeed":
-        return [*megatron_deepspeed.collectives_of(model, setup, made), *own]
-    return [*of_modules(made, setup, layers), *own]
+        return megatron_deepspeed.collectives_of(model, setup, made)
+    return (expert_parallel if setup.ep > 1 else of_modules)(made, setup, layers)
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:

@@ -250,6 +250,9 @@ def _check_expert_parallel(options: Options, model: Model | None) -> None:
         refuse("clip_grad_norm", "on", f"{why}; allowed: off")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with engine fsdp2 and ep above 1 {NOT_YET}hf")
+    if options.recompute == "op":
+        why = "the experts' hooks run again in a recomputed layer, where torch's selective checkpoint does not know all of them"
+        refuse("recompute", "op", f"with engine fsdp2 and ep above 1 {why}; allowed: none, full")
     if str(options.precision).endswith("-autocast"):
         precisions = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
         refuse("precision", options.precision, f"with engine fsdp2 and ep above 1 {NOT_YET}{precisions}")

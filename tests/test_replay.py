@@ -13,7 +13,7 @@ from memcalc.allocator import Block, CachingAllocator, OutOfMemory
 from memcalc.device import RATIO_ERROR, TORCH, Workspaces, room_to_reserve, workspaces_of
 from memcalc.dims import numel
 from memcalc.dtypes import bf16, fp32
-from memcalc.engines.fsdp2_step import STREAMS, Sharding
+from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding
 from memcalc.megatron.schedules import turns
 from memcalc.profile import Choices, trace
 from memcalc.replay import MOST_STEPS, replayed
@@ -208,6 +208,9 @@ def test_streams_are_those_of_blocks_that_a_run_has() -> None:
         sharding = Sharding(8, reshards=True, sharded=fp32, reduced=reduced, accumulating=False)
         choices = Choices(bf16, "sdpa", recompute=False, accumulating=False, hooks=sharding)
         names |= {row.name for row in trace(memcalc.load_model("llama-3.2-1b").program, choices, 1, 16, 2).rows}
+    experts = ExpertUnits("model.layers.*.mlp.experts", 1)
+    choices = choices._replace(hooks=sharding._replace(experts=experts))
+    names |= {row.name for row in trace(memcalc.load_model("mixtral-8x7b").program, choices, 1, 16, 2).rows}
     assert set(STREAMS) <= names
 
 

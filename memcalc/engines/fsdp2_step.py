@@ -23,6 +23,7 @@ STREAMS: Final = {
     "shard, cast to be gathered": "all-gather copy-in",
     "all-gather result": "all-gather copy-in",
     "reduced gradients": "reduce-scatter",
+    "gradients, divided": "reduce-scatter",
     "sharded gradients": "reduce-scatter",
 }
 """What is allocated on a stream of FSDP2's own, by its name in the run (foreach_all_gather, foreach_reduce)."""

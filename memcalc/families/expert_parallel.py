@@ -100,12 +100,10 @@ class DispatchedExperts:
         """torch.arange(local experts).repeat(ranks).repeat_interleave(recv_counts)"""
         memory = recv_tokens.memory
         _arange = new_tensor(memory, (self.own.count,), int64, "arange")
-        repeated = like(recv_counts, "experts of each rank")
+        _repeated = like(recv_counts, "experts of each rank")
         del _arange
         _indices = new_tensor(memory, recv_tokens.shape[:1], int64, "place of a row")
-        out = like(_indices, "expert of a row")
-        del repeated
-        return out
+        return like(_indices, "expert of a row")
 
     def combine_tokens(self, expert_output: Tensor, top_k_weights: Tensor, order: Tensor) -> Tensor:
         """_combine_tokens: the rows in the order of their tokens, weighted and added up."""

@@ -76,11 +76,7 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "bf16": (MIXTRAL, {"precision": "bf16"}, {"policy": None, "dtype": torch.bfloat16}),
     "fp16-mixed": (MIXTRAL, {"precision": "fp16-mixed"}, {"policy": torch.float16}),
     "qwen3_moe, some layers dense, recompute": (QWEN3 | {"mlp_only_layers": [1]}, *RECOMPUTE),
-    "qwen3_moe, zero 2, recompute op": (
-        QWEN3,
-        {"zero": 2, "recompute": "op"},
-        {"reshards": False, "recompute": "op"},
-    ),
+    "qwen3_moe, zero 2, recompute": (QWEN3, {"zero": 2, "recompute": "full"}, {"reshards": False, "recompute": True}),
     "deepseek_v3": (DEEPSEEK, {}, {}),
     "deepseek_v3, recompute": (DEEPSEEK, *RECOMPUTE),
 }
@@ -99,7 +95,7 @@ def test_a_step(name: str) -> None:
     check_step(*both(*SETUPS[name]))
 
 
-OTHERS = ("gpt_oss", "nemotron_h", "granitemoeshared", "phimoe", "qwen2_moe", "qwen3_next", "lfm2_moe")
+OTHERS = ("gpt_oss", "nemotron_h", "granitemoeshared", "qwen2_moe", "lfm2_moe")
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
@@ -262,7 +258,7 @@ def test_experts_are_near_each_other_and_their_copies_far_apart() -> None:
     [
         (MIXTRAL, {"ep": 3}, "--ep 3: does not divide gpus 8 / (tp 1 · pp 1 · cp 1) = dp 8, which its ranks are taken from;"),
         (MIXTRAL, {"ep": 8, "shard_group": 4}, "--ep 8: does not divide shard group 4, which its ranks are taken from;"),
-        (MIXTRAL, {"ep": 16, "gpus": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly;"),
+        (MIXTRAL, {"ep": 16, "gpus": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly; allowed:"),
         (MIXTRAL, {"ep": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a mixtral is not modelled by this version; allowed: 1"),
         (MIXTRAL, {"ep": 2, "pp": 2}, "--ep 2: with engine fsdp2 and pp 2 is not modelled by this version; allowed: 1"),
         (MIXTRAL, {"ep": 2, "cp": 2}, "fsdp2"),
@@ -270,6 +266,7 @@ def test_experts_are_near_each_other_and_their_copies_far_apart() -> None:
         (MIXTRAL, {"ep": 2, "clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot stack norms"),
         (MIXTRAL, {"ep": 2, "kernels": "fused"}, "--kernels fused: with engine fsdp2 and ep above 1 is not modelled"),
         (MIXTRAL, {"ep": 2, "precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2 and ep above 1"),
+        (MIXTRAL, {"ep": 2, "recompute": "op"}, "--recompute op: with engine fsdp2 and ep above 1 the experts' hooks run"),
         ("llama-7b", {"ep": 2}, "--ep 2: llama-7b routes to no experts; allowed: 1"),
         (QWEN3 | {"mlp_only_layers": [0, 1, 2]}, {"ep": 2}, "--ep 2: qwen3_moe routes to no experts; allowed: 1"),
         (config_of("dbrx"), {"ep": 2}, "--ep 2: transformers has no ep_plan for dbrx; allowed: 1"),
@@ -286,6 +283,13 @@ def test_what_is_refused(model: Any, options: dict[str, Any], line: str) -> None
 def test_a_number_of_parameters_has_no_experts() -> None:
     with pytest.raises(memcalc.InputError, match="--ep 2: which weights are experts' a number of parameters does not"):
         memcalc.estimate(params="7B", gpus=8, zero=3, ep=2)
+
+
+def test_torch_itself_fails_with_a_policy_over_shared_experts() -> None:
+    """What `--recompute op` is refused for. The layer's last product starts the recomputation before the experts' backward
+    has begun, and FSDP2 takes their forward for that of a whole model, with one call more."""
+    with pytest.raises(RuntimeError, match="encountered during backward but not found in storage"):
+        sharded_step(DEEPSEEK, **EIGHT | {"expert_parallel": 8, "recompute": "op"})
 
 
 def test_transformers_itself_refuses_experts_that_do_not_divide() -> None:
