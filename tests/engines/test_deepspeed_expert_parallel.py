@@ -213,6 +213,8 @@ def test_a_busy_expert_needs_more() -> None:
         (MIXTRAL, {"recompute": "op"}, "--recompute op: with engine deepspeed and ep above 1 .*none, full"),
         (MIXTRAL, {"kernels": "fused"}, "--kernels fused: with engine deepspeed and ep above 1 .*hf"),
         ({**MIXTRAL, "hidden_act": "gelu"}, {}, "--ep 4: AutoEP computes SwiGLU, the experts of mixtral have gelu"),
+        ({"model_type": "deepseek_v2", **CONFIGS["deepseek_v2"], "topk_method": "greedy", "n_group": 8, "topk_group": 2},
+         {}, "--ep 4: AutoEP takes 2 of 8 groups of the 8 experts that deepseek_v2 has"),
         ("llama-7b", {}, "--ep 4: DeepSpeed's AutoEP has no preset for llama; allowed: 1, or one of mixtral"),
         ("olmoe-1b-7b", {}, "--ep 4: DeepSpeed's AutoEP has no preset for olmoe"),
     ],
