@@ -88,8 +88,8 @@ class Visitor(Protocol):
         """The visit that a node belongs to."""
         ...
 
-    def gathered(self, name: str) -> Tensor | None:
-        """What stands for the data of a weight of the module that is running; None where that is the weight itself."""
+    def gathered(self, view: Tensor) -> Tensor | None:
+        """The block that a weight has been gathered into, for a view of it; None where nothing was gathered."""
         ...
 
     def backward_begins(self, nodes: Iterable[Node]) -> None: ...

@@ -45,6 +45,7 @@ class Visits:
     ) -> None:
         self.begins, self.ends, self.whole = begins, ends, gathered
         self.places = {key: i for i, key in enumerate(run.weights)}
+        self.storages = {weight.storage: i for i, weight in enumerate(run.weights.values())}
         own: dict[tuple[str, int | None], list[int]] = {}
         for (name, layer), i in self.places.items():
             own.setdefault((name.rpartition(".")[0], layer), []).append(i)
@@ -74,10 +75,9 @@ class Visits:
         if done:
             self.ends(visit, True)
 
-    def gathered(self, name: str) -> Tensor | None:
-        """The block that a weight of the module that is running has been gathered into."""
-        layer = self.running[-1].where[1] if self.running else None
-        return self.whole(self.places[name, layer])
+    def gathered(self, view: Tensor) -> Tensor | None:
+        place = self.storages.get(view.storage)
+        return None if place is None else self.whole(place)
 
     def current(self) -> Visit | None:
         return self.running[-1] if self.running else None

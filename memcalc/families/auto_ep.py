@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.dtypes import boolean, fp32, int32, int64
+from memcalc.dtypes import boolean, fp32, int32
 from memcalc.families.experts import TWO, Groups
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.sparse import gated_mlp_weights
 from memcalc.inputs.options import refuse
 from memcalc.ops.elementwise import cast, like, recording, sigmoid, softmax, sum_last
+from memcalc.ops.expert_rows import permuted, placed, swiglu, unpermuted
 from memcalc.ops.routing import div, gather, grouped_mm, index, masked_fill, maximum, sort, sum_middle, topk
 from memcalc.ops.shape import reshape, transpose, unsqueeze, view
 from memcalc.tensor import Sent, Tensor, new_tensor
@@ -167,7 +168,7 @@ class AutoEPMoELayer:
         routed_input, perm_indices = self.permute(routed_input)
         _aligned_counts = new_tensor(x.memory, (self.local,), int32, "aligned counts")
         expert_output = self.experts(m / "experts", routed_input)
-        expert_output = _unpermuted(expert_output, perm_indices, n_tokens)
+        expert_output = unpermuted(expert_output, perm_indices, n_tokens)
         expert_output = self.all_to_all(expert_output, "outputs of experts", copies)
 
         output = self.combine(expert_output, top_scores, token_indices_sorted, (tokens, per_token, hidden))
@@ -203,14 +204,14 @@ class AutoEPMoELayer:
         _sizes = [
             new_tensor(memory, (self.local,), int32, name) for name in ("aligned counts", "offsets of the blocks")
         ]
-        return _permuted(tokens, permuted_indices), permuted_indices
+        return permuted(tokens, permuted_indices), permuted_indices
 
     @module
     def experts(self, m: Module, x: Tensor) -> Tensor:
         """GroupedExperts (deepspeed/moe/ep_experts.py, _run_experts_grouped_mm)"""
         offsets = new_tensor(x.memory, (self.local,), int32, "offsets of the experts")
         gate, up = (_product(x, m.weight(name), offsets) for name in ("w1", "w3"))
-        h = _swiglu(gate, up)
+        h = swiglu(gate, up)
         return _product(h, m.weight("w2"), offsets)
 
     def combine(
@@ -219,7 +220,7 @@ class AutoEPMoELayer:
         """combine_from_routed, weighted_sum: scores are applied after the experts."""
         tokens, per_token, _hidden = shape
         output = like(expert_output, "outputs by token")
-        output = view(_placed(output, token_indices_sorted, expert_output), *shape)
+        output = view(placed(output, token_indices_sorted, expert_output), *shape)
         weighted = sum_middle(output * reshape(top_scores, tokens, per_token, ONE_DIM))
         return cast(weighted, expert_output.dtype)
 
@@ -247,6 +248,12 @@ def check_experts(ranks: int, name: str, program: Any) -> None:
     if config.hidden_act not in ("silu", "swish"):
         why = f"AutoEP computes SwiGLU, the experts of {name} have {config.hidden_act}"
         refuse("ep", ranks, f"{why}; allowed: 1")
+    groups, chosen = getattr(config, "n_group", None), getattr(config, "topk_group", None)
+    if groups is not None:
+        pairs = getattr(config, "topk_method", None) != "group_limited_greedy"
+        if chosen is None or chosen > groups or experts % groups or (pairs and experts < 2 * groups):
+            why = f"AutoEP takes {chosen} of {groups} groups of the {experts} experts that {name} has (topk_group, n_group)"
+            refuse("ep", ranks, f"{why}, which do not exist, or have no two experts; allowed: 1")
 
 
 def on_rank(program: Program, model_type: str, ranks: int, imbalance: float) -> Program:
@@ -314,12 +321,6 @@ def _padded(rows: Dim, experts: int) -> Dim:
     return plus(rows, experts * _ALIGNMENT + -rows.size % _ALIGNMENT)
 
 
-@lru_cache(maxsize=1024)
-def _together(a: Dim, b: Dim) -> Dim:
-    poly = tuple(x + y for x, y in zip(a.poly, b.poly, strict=True))
-    return Dim(f"({a.name}+{b.name})", a.size + b.size, poly)  # type: ignore[arg-type]
-
-
 # --- ops
 
 
@@ -346,66 +347,5 @@ def _all_to_all_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, shape, dtype, f"gradient of {node.context} exchanged")]
 
 
-def _inverse_permutation(permuted_indices: Tensor, rows: Dim) -> Tensor:
-    """A view of the first `rows` of a block that padding is scattered into too."""
-    memory, padded = permuted_indices.memory, permuted_indices.shape[0]
-    _positions = new_tensor(memory, (padded,), int64, "positions")
-    _indices = new_tensor(memory, (padded,), int64, "indices")
-    _valid = new_tensor(memory, (padded,), boolean, "rows that are no padding")
-    beyond = new_tensor(memory, (padded,), int64, "targets of padding")
-    _targets = like(beyond, "targets")
-    del beyond
-    inverse = new_tensor(memory, (_together(rows, padded),), int64, "inverse permutation")
-    return Tensor(inverse.storage, (rows,), inverse.strides, inverse.dtype)
-
-
-def _permuted(rows: Tensor, permuted_indices: Tensor) -> Tensor:
-    """permute_rows: saves both permutations."""
-    inverse = _inverse_permutation(permuted_indices, rows.shape[0])
-    out = new_tensor(rows.memory, (permuted_indices.shape[0], rows.shape[1]), rows.dtype, "blocks of the experts")
-    if recording(rows):
-        out.node = Node(rows.memory, _gathered_backward, (rows,), (permuted_indices, inverse), "rows gradient")
-    return out
-
-
-def _unpermuted(rows: Tensor, permuted_indices: Tensor, n_tokens: Dim) -> Tensor:
-    """unpermute_rows: saves both permutations."""
-    inverse = _inverse_permutation(permuted_indices, n_tokens)
-    out = new_tensor(rows.memory, (n_tokens, rows.shape[1]), rows.dtype, "rows as they came")
-    if recording(rows):
-        out.node = Node(rows.memory, _gathered_backward, (rows,), (permuted_indices, inverse), "blocks gradient")
-    return out
-
-
-def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    _permutations = node.unpack()
-    shape, dtype = node.metadata[0]
-    return [new_tensor(node.memory, shape, dtype, node.context)]
-
-
 def _product(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     return grouped_mm(x, transpose(weight, 1, 2), offsets, weight.name)
-
-
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """_SwiGLUFn: saves gate and up."""
-    out = like(gate, "swiglu")
-    if recording(gate, up):
-        out.node = Node(gate.memory, _swiglu_backward, (gate, up), (gate, up))
-    return out
-
-
-def _swiglu_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    return [like(t, "swiglu gradient") for t in node.unpack()]
-
-
-def _placed(zeros: Tensor, where: Tensor, rows: Tensor) -> Tensor:
-    """zeros[where] = rows: saves the indices; the result has the storage of `zeros`."""
-    node = Node(zeros.memory, _placed_backward, (rows,), (where,)) if recording(rows) else None
-    return Tensor(zeros.storage, zeros.shape, zeros.strides, zeros.dtype, node)
-
-
-def _placed_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    _where = node.unpack()
-    shape, dtype = node.metadata[0]
-    return [new_tensor(node.memory, shape, dtype, "rows gradient")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Node
+from memcalc.autograd import Leaf, Node
 from memcalc.dims import ONE_DIM, merge
 from memcalc.dtypes import int64
 from memcalc.ops.autocast import autocast
@@ -263,10 +263,9 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
     node = None
     if recording(a, b):
         visitor = a.memory.visitor
-        gathered = None if visitor is None else visitor.gathered(name)
-        node = Node(
-            a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *(() if gathered is None else (gathered,))), name
-        )
+        gathered = None if visitor is None or isinstance(b.node, Leaf) else visitor.gathered(b)
+        kept = () if gathered is None else (gathered,)
+        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *kept), name)
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
     return out

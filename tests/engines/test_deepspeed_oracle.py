@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from auto_ep_cases import CONFIGS
 from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, gloo_rank, sent
 
 import memcalc
@@ -144,6 +145,12 @@ def test_stage_3_recomputes() -> None:
 def test_stage_3_alone() -> None:
     """One rank gathers nothing."""
     check(LLAMA, SOME_KEPT, gpus=1, zero=3)
+
+
+def test_gathered_experts_stay_until_their_backward() -> None:
+    """The graph has saved views of them, which releasing a parameter does not free."""
+    config = {"model_type": "deepseek_v3", **CONFIGS["deepseek_v3"]}
+    check(config, {**NOTHING_KEPT, "reduce_bucket_size": 60_000}, gpus=4, zero=3)
 
 
 def test_a_real_process_group_sends_the_same(tmp_path: Path) -> None:
