@@ -400,8 +400,11 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
     group, ranks = options.shard_group, dp * options.cp
     if group is None or group == ranks:
         return ranks
+    divisors = ", ".join(str(n) for n in range(options.cp, ranks + 1, options.cp) if ranks % n == 0)
+    if engine == "fsdp2" and group % options.cp:
+        why = f"is no multiple of cp {options.cp}, and dp and cp are one axis of shards"
+        refuse("shard_group", group, f"{why}; allowed: {divisors}")
     if ranks % group:
-        divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
         refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
     if engine == "megatron" and not options.zero:
         refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")

@@ -126,6 +126,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     ("llama-3.2-1b", {**FSDP, "tp": 2, "recompute": "full"}),
     ("llama-3.2-1b", {**FSDP, "tp": 8}),
     ("llama-3.2-1b", {**FSDP, "gpus": 1, "seq_len": 33}),
+    ("llama-3.2-1b", {**FSDP, "cp": 4, "recompute": "full", "micro_batch_size": 2}),
+    ("llama-3.2-1b", {**FSDP, "cp": 2, "tp": 2, "cp_comm_type": "p2p", "global_batch_size": 8}),
     ("llama-3.2-1b", {**FSDP, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"}),
     ("qwen3-30b-a3b", {**FSDP, "gpus": 16, "ep": 8, "recompute": "full", "global_batch_size": 32}),
     ("mixtral-8x7b", {**FSDP, "gpus": 8, "ep": 8, "zero": 2}),

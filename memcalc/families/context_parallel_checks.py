@@ -84,9 +84,6 @@ def _check_division(options: Options, precision: str, seq_len: int, model: Model
         each = f"2·cp = {chunks} chunks" if parts == 1 else f"2·cp·tp = {chunks * parts} parts"
         why = f"does not divide into {each}, an early and a late one for each rank"
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {chunks * parts}")
-    if options.shard_group is not None and options.shard_group % options.cp:
-        why = f"is no multiple of cp {options.cp}, and dp and cp are one axis of shards"
-        refuse("shard_group", options.shard_group, f"{why}; allowed: a multiple of {options.cp}")
     latent = "v_dim" in vars(program) and program.v_dim.size != program.qk_dim.size
     if precision != "fp32" and not latent:
         return

@@ -23,6 +23,8 @@ def check(report: Report, backend: str) -> None:
         raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
     if s.engine not in _ENGINES:
         refuse("engine", s.engine, f"to be run {NOT_YET}{', '.join(_ENGINES)}")
+    if s.shares_sequences:
+        refuse("cp", s.cp, f"with engine fsdp2 to be run {NOT_YET}1")
     if s.engine == "deepspeed" and max(s.tp, s.pp, s.cp, s.ep) > 1:
         axis = next(axis for axis in ("tp", "pp", "cp", "ep") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
