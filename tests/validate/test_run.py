@@ -40,7 +40,7 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
 
 
 def test_experts_over_ranks_of_deepspeed_are_not_run() -> None:
-    with pytest.raises(memcalc.InputError, match="--ep 8: with engine deepspeed to be run .*allowed: 1"):
+    with pytest.raises(memcalc.InputError, match=r"--ep 8: with engine deepspeed to be run .*allowed: 1"):
         validate("mixtral-8x7b", engine="deepspeed", gpus=8, ep=8)
 
 
