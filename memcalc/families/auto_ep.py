@@ -3,7 +3,8 @@ routed block on a rank that has a part of the experts.
 
 Written as a GPU runs it that has torch's grouped product (`use_grouped_mm`, Hopper and newer): rows are gathered into one
 block for each expert, padded, by Triton kernels (moe/ep_kernels.py), and SwiGLU is one kernel (ops/triton_ops/
-swiglu_triton.py). Older GPUs take a grouped product of DeepSpeed's own, which saves the same. Each rank sends every token to
+swiglu_triton.py). Older GPUs take a grouped product of DeepSpeed's own, which saves the same, only that it saves the weight and
+not a view of it: under ZeRO-3 what was gathered is freed there when the module is over. Each rank sends every token to
 `per_token` experts, and each expert gets its share of all tokens, the busiest one `imbalance` times that.
 """
 

@@ -39,6 +39,11 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_experts_over_ranks_of_deepspeed_are_not_run() -> None:
+    with pytest.raises(memcalc.InputError, match=r"--ep 8: with engine deepspeed to be run .*allowed: 1"):
+        validate("mixtral-8x7b", engine="deepspeed", gpus=8, ep=8)
+
+
 @pytest.mark.parametrize(
     ("name", "known"),
     [("NVIDIA H200", "h200"), ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("a GPU", None)],
