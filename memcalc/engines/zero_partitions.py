@@ -7,12 +7,14 @@ and is updated after the one before; the gradients of all of them are one block,
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32, fp64
 from memcalc.engines.holdings import state_rows
-from memcalc.engines.zero_layout import STAGE_12, Owned, Partition, groups_of, over, whole_of
+from memcalc.engines.zero_layout import STAGE_12, Owned, groups_of, over, whole_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 
@@ -71,43 +73,52 @@ def owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
     return [own, block("buffers", name, "straddling", whole - partition, dtype, life, STAGE_12)]
 
 
+class _Moment(NamedTuple):
+    """What a step has at one moment, besides gradients and their padding."""
+
+    rows: tuple[Row, ...]
+    nbytes: int
+
+
 def step_of(owned: Owned, setup: Setup) -> list[Row]:
     """The largest of the peaks of one rank's step(): a slice in fp64 for a group's norm; a partition joined, and in fp32."""
-    whole = whole_of(owned)
+    whole, dtype = whole_of(owned), setup.compute_dtype
     gradients = owned_gradients(setup, whole, sum(part.size for part in owned)) if whole else []
-    norms = [[*_padding(owned, setup), *_norm(part, i)] for i, part in enumerate(owned)]
-    updates = [[*_padding(owned[i:], setup), *_update(part, setup)] for i, part in enumerate(owned)]
-    return [*gradients, *max([*updates, *norms], key=nbytes_of)]
+    left = [*accumulate((part.padding for part in reversed(owned)), initial=0)][::-1]
+    norms = [(left[0], _norm(part.largest, part.before_largest, i)) for i, part in enumerate(owned)]
+    updates = [
+        (left[i], _update(part.size, part.slices + (part.padding > 0) > 1, dtype, _all(setup)))
+        for i, part in enumerate(owned)
+    ]
+    padding, most = max([*updates, *norms], key=lambda moment: moment[0] * dtype.itemsize + moment[1].nbytes)
+    return [*gradients, *_padding(padding, dtype), *most.rows]
 
 
-def _padding(owned: Owned, setup: Setup) -> list[Row]:
+def _padding(elements: int, dtype: DType) -> list[Row]:
     """Zeros behind the gradients of groups that are not updated yet."""
-    elements = sum(part.padding for part in owned)
     name = "padding of the gradients"
-    return (
-        [block("temporaries", name, "padding", elements, setup.compute_dtype, _IN_STEP, STAGE_12)] if elements else []
-    )
+    return [block("temporaries", name, "padding", elements, dtype, _IN_STEP, STAGE_12)] if elements else []
 
 
-def _update(part: Partition, setup: Setup) -> list[Row]:
-    """Its gradients in one block, where they are not one slice already (flatten), and that in fp32."""
-    dtype, name = setup.compute_dtype, "gradients of the partition"
+@lru_cache(maxsize=4096)
+def _update(size: int, joined: bool, dtype: DType, dim: str) -> _Moment:
+    """A partition's gradients in one block, where they are not one slice already (flatten), and that in fp32."""
+    name = "gradients of the partition"
     rows = [block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)]
-    if part.slices + (part.padding > 0) > 1:
-        rows.append(block("temporaries", f"{name}, joined", _all(setup), part.size, dtype, _IN_STEP, STAGE_12))
+    if joined:
+        rows.append(block("temporaries", f"{name}, joined", dim, size, dtype, _IN_STEP, STAGE_12))
     if dtype is not fp32:
-        rows.append(block("temporaries", f"{name} in fp32", _all(setup), part.size, fp32, _IN_STEP, STAGE_12))
-    return rows
+        rows.append(block("temporaries", f"{name} in fp32", dim, size, fp32, _IN_STEP, STAGE_12))
+    return _Moment(tuple(rows), nbytes_of(rows))
 
 
-def _norm(part: Partition, before: int) -> list[Row]:
+@lru_cache(maxsize=4096)
+def _norm(largest: int, before_largest: int, before: int) -> _Moment:
     """While a group's norm is taken, after those of the groups `before` it."""
     rows = [
-        block(
-            "temporaries", "a gradient in fp64 for the norm", "largest slice", part.largest, fp64, _IN_STEP, STAGE_12
-        ),
-        block("temporaries", "norms of gradients", "numbers", part.before_largest + 1, fp64, _IN_STEP, STAGE_12),
+        block("temporaries", "a gradient in fp64 for the norm", "largest slice", largest, fp64, _IN_STEP, STAGE_12),
+        block("temporaries", "norms of gradients", "numbers", before_largest + 1, fp64, _IN_STEP, STAGE_12),
     ]
     if before:
         rows.append(block("temporaries", "norms of groups", "numbers", before, fp32, _IN_STEP, STAGE_12))
-    return rows
+    return _Moment(tuple(rows), nbytes_of(rows))
