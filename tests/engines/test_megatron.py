@@ -339,7 +339,6 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
         ({"cp": 2, "gpus": 2, "attention": "eager"}, "--attention eager: Megatron's own attention has no context parallelism"),
         ({"cp": 2, "gpus": 2, "engine": "ddp"}, "--cp 2: with engine ddp is not modelled"),
         ({"pp": 2, "gpus": 2, "zero": 3}, "--schedule 1f1b: torch's Schedule1F1B needs as many micro-batches"),
-        ({"cp": 2, "gpus": 2, "zero": 3, "engine": "deepspeed"}, "--cp 2: with engine deepspeed is not modelled"),
         ({"schedule": "gpipe"}, "--schedule gpipe: is a pipeline's, which needs --pp 2 or more; allowed: 1f1b"),
         ({"tp": 2, "gpus": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: megatron"),
         ({"tp": 2, "gpus": 2, "padded": True}, "--padded on: with engine megatron is not modelled"),
