@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families.context_parallel_checks import check_shared_sequences
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.kernels import DEFAULT_LOSS, losses, refusal
+from memcalc.methods import attention_of, cross_entropy_of, grad_dtype_of, implementation_of, kernels_of, precision_of
 from memcalc.refusals import (
     check_context_parallel,
     check_fsdp2,
-    check_fused_softmax,
     check_megatron,
     check_modelled,
     check_pipeline,
     check_sequence_parallel,
-    runs_gpt_model,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +135,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
     """The setup that `options` mean for `model` (None: for a bare number of parameters)."""
     dp = _data_parallel_degree(options)
     engine = _engine(options, dp, model)
-    precision = _precision(options, engine, model)
+    precision = precision_of(options, engine, model)
     check_modelled(options, engine, model)
     seq_len = None if model is None else _seq_len(options, model)
     global_batch_size = _global_batch_size(options, dp)
@@ -145,15 +143,15 @@ def resolve(options: Options, model: Model | None) -> Setup:
         check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
     elif engine == "fsdp2" and options.pp > 1:
         check_pipeline(options, global_batch_size // (dp * options.micro_batch_size), model)
-    kernels = _kernels(options, precision, engine, model)
-    attention = None if model is None else _attention(options, engine, model)
+    kernels = kernels_of(options, precision, engine, model, seq_len)
+    attention = None if model is None else attention_of(options, engine, model)
     if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
         check_sequence_parallel(options, seq_len, str(attention), model)
     if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
         check_context_parallel(options, seq_len, str(attention), model)
     if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
         check_shared_sequences(options, precision, seq_len, str(attention), model)
-    implementation = _implementation(options, engine)
+    implementation = implementation_of(options, engine)
     shard_group = _shard_group(options, dp, engine)
     return Setup(
         gpus=options.gpus,
@@ -176,7 +174,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         seq_len=seq_len,
         global_batch_size=global_batch_size,
         precision=precision,
-        grad_dtype=_grad_dtype(options, precision, engine, model),
+        grad_dtype=grad_dtype_of(options, precision, engine, model),
         optimizer=options.optimizer,
         optimizer_implementation=implementation,
         clip_grad_norm=options.clip_grad_norm,
@@ -187,7 +185,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         attention=attention,
-        cross_entropy=None if model is None else _cross_entropy(options, kernels, precision, engine, model),
+        cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
         expert_imbalance=_expert_imbalance(options, model),
         kernels=kernels,
@@ -321,81 +319,6 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
     return engine
 
 
-def _precision(options: Options, engine: str, model: Model | None) -> str:
-    precision = options.precision
-    if engine == "megatron" and precision not in ("fp32", "bf16-mixed", "fp16-mixed"):
-        refuse("precision", precision, f"with engine megatron {NOT_YET}fp32, bf16-mixed, fp16-mixed")
-    if model is None:
-        return precision
-    allowed = "fp32, bf16-mixed, fp16-mixed"
-    if engine != "deepspeed":
-        allowed = "fp32, bf16, fp16, bf16-mixed, fp16-mixed, bf16-autocast, fp16-autocast"
-    if precision == "fp8-mixed":
-        refuse("precision", precision, f"{NOT_YET}{allowed} (all of them with --params)")
-    if engine == "deepspeed" and precision.endswith("-autocast"):
-        refuse("precision", precision, f"deepspeed's own torch_autocast {NOT_YET}{allowed}")
-    if engine == "deepspeed" and precision in ("bf16", "fp16"):
-        refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: {allowed}")
-    return precision
-
-
-def _grad_dtype(options: Options, precision: str, engine: str, model: Model | None) -> str:
-    natural = (
-        "fp32"
-        if precision.endswith("-autocast")
-        else {"fp8": "bf16"}.get(precision.split("-")[0], precision.split("-")[0])
-    )
-    if engine == "fsdp2" and precision.endswith("-mixed"):
-        allowed = ("fp32", natural)  # what they are reduced in; the optimizer sees fp32
-        if options.grad_dtype not in (None, *allowed):
-            refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
-        return options.grad_dtype or "fp32"
-    if engine == "deepspeed" and options.pp > 1:
-        kept = (
-            "fp32" if options.zero else "bf16"
-        )  # data_types: {grad_accum_dtype: fp32} of Megatron-DeepSpeed's scripts
-        if options.grad_dtype not in (None, kept):
-            refuse(
-                "grad_dtype",
-                options.grad_dtype,
-                f"with engine deepspeed, pp {options.pp} and zero {options.zero} {NOT_YET}{kept}",
-            )
-        return kept
-    if engine == "megatron":
-        if options.grad_dtype not in (
-            None,
-            "fp32",
-            natural,
-        ):  # --grad-reduce-in-bf16, --accumulate-allreduce-grads-in-fp32
-            allowed = f"fp32, {natural}"
-            refuse("grad_dtype", options.grad_dtype, f"Megatron's main gradients under {precision}; allowed: {allowed}")
-        return options.grad_dtype or ("fp32" if natural == "bf16" else natural)
-    given = options.grad_dtype
-    if given is None or given == natural:
-        return natural
-    if model is not None:
-        refuse(
-            "grad_dtype", given, f"engine {engine} keeps gradients in {natural}; allowed: {natural} (any with --params)"
-        )
-    return given
-
-
-def _implementation(options: Options, engine: str) -> str:
-    from memcalc.optimizers import load_optimizer
-
-    allowed = load_optimizer(options.optimizer).implementations
-    given = options.optimizer_implementation
-    if given is None:
-        return "fused" if engine in ("deepspeed", "megatron") and "fused" in allowed else allowed[0]
-    if given not in allowed:
-        refuse(
-            "optimizer_implementation",
-            given,
-            f"{options.optimizer} has no such implementation; allowed: {', '.join(allowed)}",
-        )
-    return given
-
-
 def _shard_group(options: Options, dp: int, engine: str) -> int:
     group, ranks = options.shard_group, dp * options.cp
     if group is None or group == ranks:
@@ -455,99 +378,3 @@ def _expert_imbalance(options: Options, model: Model | None) -> float:
         routing = f"{per_token} of {experts} experts per token"
         refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")
     return imbalance
-
-
-def _attention(options: Options, engine: str, model: Model) -> str:
-    kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
-    if runs_gpt_model(options, engine):
-        if options.attention in ("sdpa", "unfused"):
-            why = "Megatron-DeepSpeed's GPTModel has the flash-attn package; allowed: flash, eager"
-            refuse("attention", options.attention, why)
-        return options.attention or "flash"
-    if engine == "megatron" and options.precision == "fp32":
-        if options.attention not in (None, "unfused"):
-            refuse(
-                "attention",
-                options.attention,
-                "takes 16 bits with engine megatron, precision is fp32; allowed: unfused",
-            )
-        return "unfused"
-    if engine == "megatron" and options.attention not in ("eager", "unfused") and _capability(options).startswith("7."):
-        why = "is older than what Transformer Engine's fused attention runs on"
-        refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager, unfused")
-    if options.attention is None:
-        return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
-    if options.attention not in kinds:
-        why = (
-            NOT_YET
-            if options.attention == "flash"
-            else "is Transformer Engine's, with --engine megatron; allowed: "
-            if options.attention == "unfused"
-            else f"transformers does not offer it for {model.model_type}; allowed: "
-        )
-        refuse("attention", options.attention, why + ", ".join(kinds))
-    return options.attention
-
-
-def _capability(options: Options) -> str:
-    """Compute capability of the GPU that was named; '' without one."""
-    if options.gpu is None:
-        return ""
-    from memcalc.inputs.gpu import load_gpu
-
-    return load_gpu(options.gpu).compute_capability
-
-
-def _takes_flash(options: Options, model: Model) -> bool:
-    """Transformer Engine prefers the flash-attn package on GPUs before Hopper (get_attention_backend, at its end)."""
-    from memcalc.megatron.architecture import ARCHITECTURES
-    from memcalc.megatron.checks import unfit_for_flash
-
-    capability = _capability(options)
-    if options.cp > 1 or not capability.startswith("8."):
-        return False
-    a = ARCHITECTURES[model.model_type](model.program.config)
-    return unfit_for_flash(a) is None and (a.head_dim <= 192 or capability == "8.0")
-
-
-def _kernels(options: Options, precision: str, engine: str, model: Model | None) -> str:
-    gpt_model = engine == "megatron" or runs_gpt_model(options, engine)
-    kernels = options.kernels or ("megatron" if gpt_model else "hf")
-    if engine == "megatron" and kernels != "megatron":
-        refuse("kernels", kernels, "engine megatron has its own; allowed: megatron")
-    if model is None:
-        return kernels
-    program = model.program
-    why = None if gpt_model else refusal(kernels, model.model_type, program.config)
-    if why is not None:
-        refuse("kernels", kernels, why)
-    if kernels != "hf" and precision.endswith("-autocast"):
-        refuse("kernels", kernels, f"under autocast (precision {precision}) {NOT_YET}hf")
-    if kernels == "megatron":
-        if options.padded:
-            refuse("kernels", kernels, f"with a padding mask {NOT_YET}hf, fused")
-        if precision == "fp32" and engine != "megatron":
-            refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
-        if options.attention == "eager":
-            other = "flash" if runs_gpt_model(options, engine) else "sdpa"
-            check_fused_softmax(options, _seq_len(options, model), program, other)
-    return kernels
-
-
-def _cross_entropy(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
-    if options.cross_entropy is None:
-        return DEFAULT_LOSS[kernels]
-    allowed = losses(kernels, model.model_type)
-    if (
-        engine == "fsdp2" and options.tp > 1
-    ):  # logits of DTensors are gathered, or split with the sequence between layers
-        allowed = ("eager", "vocab-parallel") if options.sequence_parallel else ("eager",)
-    if runs_gpt_model(options, engine):
-        allowed = ("vocab-parallel",)
-    if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
-        refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {NOT_YET}{allowed[0]}")
-    if options.cross_entropy not in allowed:
-        split = f", engine {engine} and tp {options.tp}" if options.tp > 1 else ""
-        why = f"not with kernels {kernels}{split} for {model.model_type}; allowed: {', '.join(allowed)}"
-        refuse("cross_entropy", options.cross_entropy, why)
-    return options.cross_entropy

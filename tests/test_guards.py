@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.megatron", "memcalc.pipelining"),
     ("memcalc.inputs",),
     ("memcalc.refusals",),
+    ("memcalc.methods",),
     ("memcalc.setup", "memcalc.runs", "memcalc.profile", "memcalc.device", "memcalc.cost"),
     ("memcalc.unrolled",),
     ("memcalc.engines",),
