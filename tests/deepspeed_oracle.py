@@ -25,7 +25,7 @@ from auto_ep_stand_ins import auto_ep_of_a_gpu
 from oracle import LiveBytes, balanced_routing, build
 from per_op import CHECKPOINTS
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from ulysses_oracle import CONFIGURATION, part_of_batch, shared_loss, shared_sequences
+from ulysses_oracle import part_of_batch, shared_loss, shared_sequences
 
 from memcalc.validate.deepspeed import like_cuda
 
@@ -235,7 +235,7 @@ def deepspeed_step(
             engine, *_ = deepspeed.initialize(
                 model=model,
                 model_parameters=model.parameters(),
-                config=configuration(zero, precision, micro_batches, clipping, options, ep) | CONFIGURATION,
+                config=configuration(zero, precision, micro_batches, clipping, options, ep),
                 mpu=mpu,
             )
             result = None

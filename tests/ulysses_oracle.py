@@ -10,9 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-CONFIGURATION = {"seq_parallel_communication_data_type": None}
-"""The default on CUDA with NCCL 2.27.3 or newer: the dtype of the gradients. The CPU's default is fp32."""
-
 
 class _OfNccl:
     """torch.distributed with NCCL's answer to what the backend is: reductions are scattered, not emulated."""

@@ -110,10 +110,14 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         "end of backward",
         "deepspeed/runtime/engine.py",
     )
-    scaled = _scaled_loss(1)
+    scaled, sent = _scaled_loss(1), sent_dtype(setup)
+    copies = [copy]
+    if sent is not dtype:
+        name, life = "the copy in the dtype that is sent", "end of backward"
+        copies.append(block("buffers", name, "bucket", reduced, sent, life, "deepspeed/runtime/engine.py"))
     return Holdings(
         tuple(always), accumulated, (*accumulated, scaled), tuple(step),
-        after_backward=((*gradients, copy, scaled),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
+        after_backward=((*gradients, *copies, scaled),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
     )  # fmt: skip
 
 
@@ -262,7 +266,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     always += [
         *gradients,
         *flat_states(setup, partition, STAGE_3),
-        block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "always", STAGE_3),
+        block("buffers", "reduce bucket", "reduce_bucket_size", size, sent_dtype(setup), "always", STAGE_3),
         *_kept_numbers(setup),
         *input_rows(model, fp32, setup.compute_dtype),
     ]
@@ -281,7 +285,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         return _unvisited(model, setup, held)
     groups = groups_of(model, ranks)
     experts = frozenset(i for group in groups[1:] for i in group.places)
-    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size, experts, groups[-1].ranks))
+    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size, sent_dtype(setup), experts, groups[-1].ranks))
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:

@@ -53,7 +53,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
 
 def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
     """buffered_allreduce_fallback: parameters of each group of ranks by themselves."""
-    dtype, source = setup.compute_dtype, "deepspeed/runtime/engine.py"
+    dtype, source = sent_dtype(setup), "deepspeed/runtime/engine.py"
     out: list[Collective] = []
     for kind in kinds_of(model, setup.averaging):
         payload = sum(kind.sizes) * dtype.itemsize
@@ -160,9 +160,10 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
     """What ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
     if setup.averaging == 1:
         return []
-    dtype, m = setup.compute_dtype, setup.micro_batches
+    m = setup.micro_batches
     out: list[Collective] = []
     for kind, phase, name in _OF_RUN:
+        dtype = sent_dtype(setup) if kind == "reduce_scatter" else setup.compute_dtype
         for own, axis in zip(kinds_of(model, setup.averaging), ("dp", EXPERTS), strict=False):
             elements = [
                 numel(call.shape)[0] for call in sent if (call.axis, call.kind, call.phase) == (axis, kind, phase)

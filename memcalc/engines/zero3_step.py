@@ -33,6 +33,8 @@ class ZeRO3(NamedTuple):
     dtype: DType
     thresholds: Thresholds
     bucket: int
+    sent: DType
+    """What gradients are reduced in."""
     experts: frozenset[int] = frozenset()
     """Parameters that are sharded over the ranks with the same experts, by their place in definition order."""
     expert_ranks: int = 1
@@ -162,7 +164,8 @@ class Step(_Hooks):
     def _send(self, kind: Kind, phase: str, parameter: int, elements: int) -> None:
         axis = EXPERTS if parameter in self.how.experts else "dp"
         shape = (Dim("elements", elements),)
-        self.run.memory.sent.append(Sent(axis, kind, "", phase, None, shape, self.how.dtype))
+        dtype = self.how.sent if kind == "reduce_scatter" else self.how.dtype
+        self.run.memory.sent.append(Sent(axis, kind, "", phase, None, shape, dtype))
 
     # --- gradients
 
@@ -190,7 +193,14 @@ class Step(_Hooks):
         summed over fewer ranks than dp is scaled."""
         elements = sum(self._padded(i) for i, _ in self.bucket)
         self._send("reduce_scatter", "backward", self.bucket[0][0], elements)
+        casts = self.how.sent is not self.how.dtype
+        _casts = [
+            self._of_sent("gradient in the dtype that is sent", self.sizes[i]) for i, g in self.bucket if casts and g
+        ]
         _copy = self._copied(elements)
+        if casts:
+            own = sum(self._padded(i) // self._ranks(i) for i, _ in self.bucket)
+            _parts = self._block("reduced gradients in their own dtype", own)
         if self.bucket[0][0] in self.how.experts:
             ranks = self.how.expert_ranks
             parts = sum(-(-self.sizes[i] // ranks) for i, _ in self.bucket)
@@ -203,15 +213,18 @@ class Step(_Hooks):
         if len(self.bucket) == 1 and elements == self.in_bucket:
             return None
         padding = elements - self.in_bucket
-        _pads = self._block("padding of the bucket", padding) if padding else None
-        return self._block("copy of the bucket that is reduced", elements)
+        _pads = self._of_sent("padding of the bucket", padding) if padding else None
+        return self._of_sent("copy of the bucket that is reduced", elements)
 
-    def _block(self, name: str, elements: int) -> Tensor:
+    def _of_sent(self, name: str, elements: int) -> Tensor:
+        return self._block(name, elements, self.how.sent)
+
+    def _block(self, name: str, elements: int, dtype: DType | None = None) -> Tensor:
         memory = self.run.memory
         layer, scope = memory.layer, memory.scope
         memory.layer, memory.scope = None, ""
         try:
-            return new_tensor(memory, (Dim("elements", elements),), self.how.dtype, name, component="gathered")
+            return new_tensor(memory, (Dim("elements", elements),), dtype or self.how.dtype, name, component="gathered")
         finally:
             memory.layer, memory.scope = layer, scope
 

@@ -304,7 +304,8 @@ def copied(calls: list[AllReduce], dtype: DType, sent: DType) -> Copies:
 
 
 def sent_dtype(setup: Setup) -> DType:
-    """What stages 1 and 2 all-reduce gradients in: fp32 where ranks share sequences (stage_1_and_2.py, allreduce_bucket)."""
+    """What gradients are reduced in: fp32 where ranks share sequences, unless `seq_parallel_communication_data_type` says
+    otherwise (deepspeed/runtime/constants.py; stages 1 and 2 whatever it says: stage_1_and_2.py, allreduce_bucket)."""
     return fp32 if setup.cp > 1 else setup.compute_dtype
 
 

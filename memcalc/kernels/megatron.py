@@ -177,7 +177,7 @@ def _scaled_product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def _gradient_of(factor: Tensor) -> Tensor:
     """Laid out by token for queries, keys and values, as the views that lead to them need it."""
-    if factor.strides[2] == 1:
+    if factor.strides[2] == 1 != factor.strides[3]:
         return transpose(_gradient_of(transpose(factor, 2, 3)), 2, 3)
     strides = heads_inside(factor.shape) if factor.strides[1] < factor.strides[2] else None
     return new_tensor(factor.memory, factor.shape, factor.dtype, "attention gradient", strides)

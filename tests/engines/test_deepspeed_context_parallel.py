@@ -134,10 +134,17 @@ def _check_first_to_own(config: dict[str, Any], size: int, **how: Any) -> None:
     assert report.phases["backward"] == ranked.backward
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
-def test_stage_3_keeps_the_dtype(gpus: int) -> None:
-    """All-reduces are in the gradients' dtype here, as on CUDA with an NCCL that sums in fp32."""
-    check(TIED, ranks=(0,), gpus=gpus, cp=2, zero=3, seq_len=32, **SOME_KEPT, **BUCKET)
+@pytest.mark.parametrize(("gpus", "size"), [(2, 400_000), (4, 400_000), (4, 20_000)])
+def test_stage_3_reduces_in_fp32(gpus: int, size: int) -> None:
+    """The bucket is of that dtype; a gradient that it has no room for is cast."""
+    report = check(TIED, ranks=(0,), gpus=gpus, cp=2, zero=3, seq_len=32, **SOME_KEPT, reduce_bucket_size=size)
+    assert [i.nbytes for i in report.items if i.name == "reduce bucket"] == [4 * size]
+    assert {c.dtype for c in report.collectives if c.collective == "reduce_scatter" and c.axis == "dp"} == {"fp32"}
+
+
+def test_stage_0_reduces_in_fp32() -> None:
+    report = check(LLAMA, gpus=2, cp=2, zero=0)
+    assert {c.dtype for c in report.collectives if c.name == "gradients"} == {"fp32"}
 
 
 @pytest.mark.parametrize("zero", [0, 3])
