@@ -61,7 +61,7 @@ def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | 
             "fp32",
             natural,
         ):  # --grad-reduce-in-bf16, --accumulate-allreduce-grads-in-fp32
-            allowed = f"fp32, {natural}"
+            allowed = ", ".join(dict.fromkeys(("fp32", natural)))
             refuse("grad_dtype", options.grad_dtype, f"Megatron's main gradients under {precision}; allowed: {allowed}")
         return options.grad_dtype or ("fp32" if natural == "bf16" else natural)
     given = options.grad_dtype

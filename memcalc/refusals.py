@@ -28,6 +28,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
     """What the engine leaves at one, what needs another option, and what the model's program cannot do."""
     for name in _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages", "cp", "ep", "etp")):
         degree: int | None = getattr(options, name)
+        if name == "etp" and degree == options.tp:  # its default, where nothing has experts
+            continue
         if degree is not None and degree > 1:
             refuse(name, degree, f"with engine {engine} {NOT_YET}1")
     if engine == "fsdp2" and options.virtual_stages > 1 and options.pp == 1:

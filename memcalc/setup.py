@@ -200,7 +200,8 @@ def _data_parallel_degree(options: Options) -> int:
     product = options.tp * options.pp * options.cp
     if options.gpus % product:
         named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
-        refuse("gpus", options.gpus, f"does not divide by {named} = {product}; allowed: a multiple of {product}")
+        shown = f"{named} = {product}" if "·" in named else named
+        refuse("gpus", options.gpus, f"does not divide by {shown}; allowed: a multiple of {product}")
     dp = options.gpus // product
     if options.dp is not None and options.dp != dp:
         refuse("dp", options.dp, f"{options.gpus} GPUs over tp·pp·cp = {product} leave dp = {dp}; allowed: {dp}")

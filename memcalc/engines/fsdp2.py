@@ -74,6 +74,7 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
         setup.micro_batches > 1,
         setup.replicas,
         _expert_units(model, setup),
+        over(setup),
     )
     return always, [*gradients, *step], sharding
 
@@ -85,7 +86,14 @@ def _expert_units(model: Model, setup: Setup) -> ExpertUnits | None:
 
 def _spread(setup: Setup, weight: Weight) -> tuple[str, int]:
     """The axis that a weight is sharded over, and its ranks."""
-    return ("edp", setup.shards // setup.ep) if _is_apart(setup, weight) else ("dp", setup.shards)
+    return ("edp", setup.shards // setup.ep) if _is_apart(setup, weight) else (over(setup), setup.shards)
+
+
+def over(setup: Setup) -> str:
+    """What the names of shards are divided by."""
+    if setup.replicas > 1:
+        return "shard group"
+    return "dp" if setup.cp == 1 else "(dp·cp)"
 
 
 def _is_apart(setup: Setup, weight: Weight) -> bool:

@@ -55,6 +55,8 @@ class Sharding(NamedTuple):
     """Groups of such ranks whose shards of gradients are all-reduced (hybrid sharding)."""
     experts: ExpertUnits | None = None
     """None where experts are in their layers' units."""
+    over: str = "dp"
+    """What the names of shards are divided by."""
 
     def start(self, run: Run) -> Step:
         return Step(self, run)
@@ -85,8 +87,6 @@ def _stack_and_layer(path: str, layer: int | None) -> tuple[str, int | None]:
 
 class Unit:
     """Parameters that are gathered, and whose gradients are reduced, together (FSDPParamGroup)."""
-
-    axis = "dp"
 
     __slots__ = (
         "all_reduced",
@@ -189,7 +189,7 @@ class Unit:
         return self._allocate(Dim("unit", self.elements), name, dtype, component)
 
     def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
-        part = Dim(f"unit/{self.axis}", self.elements // self.sharding.ranks)
+        part = Dim(f"unit/{self.sharding.over}", self.elements // self.sharding.ranks)
         return self._allocate(part, name, dtype, component)
 
     def _allocate(self, dim: Dim, name: str, dtype: DType, component: str) -> Tensor:
@@ -205,13 +205,11 @@ class Unit:
 class ExpertUnit(Unit):
     """The experts of a rank in one layer. Their gradients are divided by dp, which is not how many ranks have reduced them."""
 
-    axis = "edp"
-
     __slots__ = ()
 
     def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
         assert sharding.experts is not None
-        super().__init__(sharding._replace(ranks=sharding.experts.ranks), run, layer, weights)
+        super().__init__(sharding._replace(ranks=sharding.experts.ranks, over="edp"), run, layer, weights)
         self.name = sharding.experts.path
 
     def divide(self) -> None:

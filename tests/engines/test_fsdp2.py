@@ -218,3 +218,20 @@ def test_what_is_refused() -> None:
 def test_model_states_of_a_size_are_16_bytes_over_the_ranks() -> None:
     report = memcalc.estimate(params=7_500_000_000, engine="fsdp2", zero=3, gpus=64)
     assert report.peak == 16 * 7_500_000_000 // 64 + (7_500_000_000 % 64 and 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "divisor"),
+    [({}, "⌈vocab/dp⌉"), ({"cp": 2}, "⌈vocab/(dp·cp)⌉"), ({"shard_group": 4}, "⌈vocab/shard group⌉")],
+)
+def test_a_shard_is_named_after_what_divides_it(options: dict[str, Any], divisor: str) -> None:
+    report = memcalc.estimate("llama-7b", engine="fsdp2", gpus=8, zero=3, seq_len=64, **options)
+    (table,) = (i for i in report.items if (i.component, i.name) == ("parameters", "model.embed_tokens.weight"))
+    ranks = report.setup.shards
+    assert table.formula.startswith(divisor) and dict(table.shape)[divisor] == 32000 // ranks
+
+
+def test_what_a_setup_says_of_experts_can_be_given_back() -> None:
+    report = memcalc.estimate("llama-7b", engine="fsdp2", gpus=8, tp=2, zero=3, seq_len=64)
+    again = memcalc.estimate("llama-7b", engine="fsdp2", gpus=8, tp=2, zero=3, seq_len=64, etp=report.setup.etp)
+    assert again.setup == report.setup

@@ -191,7 +191,7 @@ def between_two(sent: Totals, pp: int) -> Totals:
             "--recompute selective: of core attention Megatron-DeepSpeed skips where",
         ),
         ({"pp": 2, "zero": 1, "reduce_bucket_size": 9}, "--reduce-bucket-size 9: BF16_Optimizer, which a pipeline"),
-        ({"tp": 3, "zero": 1, "gpus": 8}, "--gpus 8: does not divide by tp 3 = 3; allowed: a multiple of 3"),
+        ({"tp": 3, "zero": 1, "gpus": 8}, "--gpus 8: does not divide by tp 3; allowed: a multiple of 3"),
         ({"tp": 2, "pp": 2, "gpus": 6}, "--gpus 6: does not divide by tp 2·pp 2 = 4; allowed: a multiple of 4"),
     ],
 )

@@ -164,7 +164,7 @@ def test_optimizers(optimizer: str, implementation: str) -> None:
     same(validate(QWEN3, seq_len=4, **options))
 
 
-@pytest.mark.parametrize("optimizer", ["lion", "sgd"])
+@pytest.mark.parametrize("optimizer", ["lion", "sgd", "sgd-momentum"])
 def test_optimizers_of_shards(optimizer: str) -> None:
     same(validate(LLAMA, engine="fsdp2", gpus=4, zero=3, seq_len=4, optimizer=optimizer))
 
