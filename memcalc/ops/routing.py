@@ -135,12 +135,6 @@ def _masked_fill_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [like(grads[0], "masked gradient")]
 
 
-def masked_fill_(a: Tensor, mask: Tensor) -> Tensor:
-    """a.masked_fill_(mask, number): saves the mask; the result has a's storage."""
-    node = Node(a.memory, _masked_fill_backward, (a,), (mask,)) if recording(a) else None
-    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
-
-
 def sort(a: Tensor) -> tuple[Tensor, Tensor]:
     """torch.sort of integers: the sorted values and where they were."""
     return like(a, "sorted"), like(a, "permutation")
