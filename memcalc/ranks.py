@@ -65,6 +65,8 @@ class Rank(NamedTuple):
     """Of the first micro-batch, where those after it differ."""
     in_flight: int | None = None
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
+    cp: int | None = None
+    """Which of the ranks that share sequences, where they differ."""
 
 
 _WHOLE: Final = (Turn("forward", 0), Turn("backward", 0))
@@ -92,7 +94,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     if setup.pp > 1:
         return _staged_ranks(model, setup)
     if setup.shares_sequences:
-        return [_whole_rank(of, setup) for of in _sharers(model, setup)]
+        return [_whole_rank(of, setup)._replace(cp=rank) for rank, of in _sharers(model, setup).items()]
     return [_whole_rank(model, setup)]
 
 
@@ -139,15 +141,15 @@ def _expert_parallel_rank(model: Model, setup: Setup) -> Model:
     return model.profiles[key]
 
 
-def _sharers(model: Model, setup: Setup) -> list[Model]:
+def _sharers(model: Model, setup: Setup) -> dict[int, Model]:
     """The models of context-parallel ranks: the first, which has no rank before it, the last, which has none behind it,
     and one of those between, which are all alike."""
-    out: list[Model] = []
+    out: dict[int, Model] = {}
     for rank in sorted({0, 1, setup.cp - 1}):
         ring = Ring(setup.cp, rank, setup.cp_comm_type == "all_gather")
         if ring not in model.profiles:
             model.profiles[ring] = Model(model.name, model.model_type, context_parallel.share(model.program, ring))
-        out.append(model.profiles[ring])
+        out[rank] = model.profiles[ring]
     return out
 
 

@@ -54,7 +54,7 @@ def _memory(report: Report) -> dict[str, Any]:
         "reserved": report.reserved,
         "device": report.device,
         "at_peak": at_peak,
-        "rank": {"pp": report.rank.number},
+        "rank": {"pp": report.rank.number} | ({} if report.rank.cp is None else {"cp": report.rank.cp}),
         "ranks": [rank_document(one) for one in report.each_rank()],
         "items": [_item(item) for item in [*report.items, *report.overheads]],
     }

@@ -3,6 +3,7 @@ every phase's peak and every collective, byte for byte, on ranks of a fake proce
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from math import prod
 from typing import Any
@@ -20,6 +21,7 @@ from memcalc.families import FAMILIES
 from memcalc.families.context_parallel_checks import SHARED
 from memcalc.profile import Choices, full_profile
 from memcalc.ranks import Rank, ranks
+from memcalc.report.table import print_report
 from memcalc.validate.checks import check as check_backend
 
 LLAMA: dict[str, Any] = {
@@ -141,6 +143,15 @@ def test_no_rank_has_more_than_the_reported_one() -> None:
     real = [shared_step(fields, **FOUR | five, rank=rank) for rank in range(5)]
     assert max(phases(report)) == max(max(one.forward, one.backward, one.step) for one in real)
     assert len({(one.forward, one.backward) for one in real[1:4]}) == 1
+    named = report.to_dict()["memory"]["rank"]["cp"]
+    assert max(real[named].forward, real[named].backward, real[named].step) == max(phases(report))
+    assert f"cp rank {named}, which has most" in show(report)
+
+
+def show(report: Report) -> str:
+    out = io.StringIO()
+    print_report(report, rows=False, file=out)
+    return " ".join(out.getvalue().split())
 
 
 def config_of(model_type: str) -> dict[str, Any]:
@@ -204,7 +215,7 @@ SETUP: dict[str, Any] = {"gpus": 8, "zero": 3, "engine": "fsdp2", "seq_len": 409
         ("deepseek-v3", {"cp": 2, "seq_len": 64}, "--seq-len 64: leaves chunks of 16 tokens; latent attention's"),
         ("llama-7b", {"cp": 4, "shard_group": 2}, "--shard-group 2: is no multiple of cp 4, and dp and cp are one axis"),
         ("llama-7b", {"cp": 2, "pp": 2, "global_batch_size": 8}, "--pp 2: with engine fsdp2 and cp above 1 is not modelled"),
-        ("llama-7b", {"cp": 3}, "--gpus 8: does not divide by cp 3 = 3; allowed: a multiple of 3"),
+        ("llama-7b", {"cp": 3}, "--gpus 8: does not divide by cp 3; allowed: a multiple of 3"),
         (LLAMA | {"attention_dropout": 0.1}, {"cp": 2}, "has attention_dropout 0.1, and torch's ring keeps the random state of"),
         (
             "llama-7b",
