@@ -89,7 +89,7 @@ def distance(collective: Collective, setup: Setup) -> int:
         return stage * (setup.pp - 1 if collective.collective == "all_reduce" else 1)
     if collective.axis == "dp":  # the outermost axis of a stage; a hybrid shard group is inside its replicas
         inside = setup.zero and collective.collective != "all_reduce"
-        return stage // (collective.group_size * (setup.dp * setup.cp // setup.shards if inside else 1))
+        return stage // (collective.group_size * (setup.replicas if inside else 1))
     if collective.axis == "ep":  # counts of tokens go to all ranks that share the experts
         return setup.etp if collective.group_size == setup.ep else 1
     return {"tp": 1, "cp": setup.tp}[collective.axis]

@@ -51,6 +51,7 @@ SIZES = {
     "float32": ("fp32", 4),
     "float64": ("fp64", 8),
     "uint8": ("uint8", 1),
+    "int32": ("int32", 4),
     "int64": ("int64", 8),
 }
 

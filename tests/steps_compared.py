@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from memcalc.dims import evaluate
 from memcalc.estimation import Report
 
 
@@ -34,6 +35,15 @@ def over_dp(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
             calls, payload = out.get((c.collective, c.group_size), (0, 0))
             out[c.collective, c.group_size] = calls + c.calls, payload + c.payload
     return out
+
+
+def check_step_and_forward(report: Report, real: Any) -> None:
+    """And what is alive at the end of forward, where that is of one micro-batch."""
+    check_step(report, real)
+    saved, always = report.rank.profiles[0].saved.poly, report.rank.sums.always
+    if report.setup.micro_batches == 1:
+        size = report.setup.micro_batch_size, report.setup.rows
+        assert evaluate(saved, *size) + evaluate(always, *size) == real.forward_end
 
 
 def check_step(report: Report, real: Any) -> None:

@@ -125,12 +125,12 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
     classes = weights_of(stage)
     dense = {w: n for w, n in classes.items() if w.component != "experts"}
     experts = {w: n for w, n in classes.items() if w.component == "experts"}
-    instances = setup.zero and setup.shards < setup.dp * setup.cp
+    instances = setup.zero and setup.replicas > 1
     divisor = "shard group" if instances else "dp" if setup.cp == 1 else "(dp·cp)"
     out = [Buffer("weights", divisor, dense, setup.dp * setup.cp, setup.shards)]
     if experts:
         ranks = setup.expert_dp
-        of_instance = ranks // (setup.dp * setup.cp // setup.shards) if setup.zero else 1
+        of_instance = ranks // setup.replicas if setup.zero else 1
         out.append(Buffer("experts", "expert shard group" if instances else "expert dp", experts, ranks, of_instance))
     return out
 

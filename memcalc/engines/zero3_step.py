@@ -195,7 +195,9 @@ class Step(_Hooks):
         self._send("reduce_scatter", "backward", self.bucket[0][0], elements)
         casts = self.how.sent is not self.how.dtype
         _casts = [
-            self._of_sent("gradient in the dtype that is sent", self.sizes[i]) for i, g in self.bucket if casts and g
+            self._of_sent("gradient in the dtype that is sent", self.sizes[i])
+            for i, g in self.bucket
+            if casts and g is not None
         ]
         _copy = self._copied(elements)
         if casts:

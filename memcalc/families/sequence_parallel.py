@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim
+from memcalc.dims import ONE_DIM, Dim, whole_of
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Run
 from memcalc.families.tensor_parallel import TensorParallel, group_dim, part_of_sum
@@ -52,7 +52,7 @@ class SequenceParallel(TensorParallel):
 
     def whole(self, shard: Dim) -> Dim:
         """The sequence of which a tensor between two layers has `shard`."""
-        return _whole(shard, self.ranks)
+        return whole_of(shard, self.ranks, "/tp")
 
     def between_layers(self, whole: Dim) -> Dim:
         """What a tensor between two layers has of a sequence: this rank's part."""
@@ -140,11 +140,6 @@ def masks(program: Any, attention: str, seq_len: int) -> bool:
     """Whether a program's attention has a mask. transformers makes it as long as the embeddings: of a shard."""
     run = Run(Memory(), fp32, attention, False, Dim("batch", 1), Dim("seq", seq_len))
     return any(mask is not None for mask in program.masks(run).values())
-
-
-@lru_cache(maxsize=1024)
-def _whole(shard: Dim, ranks: int) -> Dim:
-    return Dim(shard.name.removesuffix("/tp"), ranks * shard.size, tuple(ranks * c for c in shard.poly))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)

@@ -25,7 +25,7 @@ from memcalc.ops.shape import clone, contiguous, transpose
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from memcalc.families.blocks import Attended
     from memcalc.families.module import Module, Run
@@ -145,7 +145,11 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
 
 def product(a: Tensor, b: Tensor, name: str) -> Tensor:
     """A batched product that reads its factors where they lie: saves both, copies neither."""
-    node = Node(a.memory, _product_backward, (a, b), (a, b)) if recording(a, b) else None
+    return _product(a, b, name, _product_backward)
+
+
+def _product(a: Tensor, b: Tensor, name: str, backward: Callable[[Node, list[Tensor]], list[Tensor]]) -> Tensor:
+    node = Node(a.memory, backward, (a, b), (a, b)) if recording(a, b) else None
     out = new_tensor(a.memory, (*a.shape[:3], b.shape[3]), a.dtype, name)
     out.node = node
     return out
@@ -159,10 +163,7 @@ def _product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def scaled_product(a: Tensor, b: Tensor, name: str) -> Tensor:
     """torch.baddbmm with a scale, which each factor's gradient is multiplied with in turn."""
-    node = Node(a.memory, _scaled_product_backward, (a, b), (a, b)) if recording(a, b) else None
-    out = new_tensor(a.memory, (*a.shape[:3], b.shape[3]), a.dtype, name)
-    out.node = node
-    return out
+    return _product(a, b, name, _scaled_product_backward)
 
 
 def _scaled_product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

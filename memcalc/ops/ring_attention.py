@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.autograd import Node
-from memcalc.dims import Dim
+from memcalc.dims import Dim, whole_of
 from memcalc.dtypes import DType, fp32, int64
 from memcalc.ops.attention import heads_inside
 from memcalc.ops.axes import chunk_dim, squeeze
@@ -231,9 +231,7 @@ def _joined(key: Dim, value: Dim) -> Dim:
 @lru_cache(maxsize=1024)
 def _of_all(shape: Shape, ranks: int) -> Shape:
     """The shape of what all ranks have together."""
-    seq = shape[_SEQ]
-    whole = Dim(seq.name.removesuffix("/cp"), ranks * seq.size, tuple(ranks * c for c in seq.poly))  # type: ignore[arg-type]
-    return (*shape[:_SEQ], whole, *shape[_SEQ + 1 :])
+    return (*shape[:_SEQ], whole_of(shape[_SEQ], ranks, "/cp"), *shape[_SEQ + 1 :])
 
 
 def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from auto_ep_cases import CONFIGS
-from deepspeed_oracle import Ranked, deepspeed_step
+from deepspeed_oracle import OPTIONS, PRECISIONS, SIZES, Ranked, deepspeed_step
 
 import memcalc
 from memcalc.cost import Cost
@@ -23,18 +23,6 @@ QWEN3 = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96, 
          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500,
          "num_experts": 8, "num_experts_per_tok": 4, "head_dim": 16, "mlp_only_layers": [0]}  # fmt: skip
 
-OPTIONS = {
-    "reduce_bucket_size": "reduce_bucket_size",
-    "sub_group_size": "sub_group_size",
-    "max_live_parameters": "stage3_max_live_parameters",
-    "max_reuse_distance": "stage3_max_reuse_distance",
-    "param_persistence_threshold": "stage3_param_persistence_threshold",
-    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
-}
-"""Ours, and DeepSpeed's own names."""
-PRECISIONS = {"fp32": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
-DTYPES = {"bfloat16": ("bf16", 2), "float16": ("fp16", 2), "float32": ("fp32", 4), "uint8": ("uint8", 1),
-          "int32": ("int32", 4), "float64": ("fp64", 8)}  # fmt: skip
 PHASES = ("forward", "backward", "step")
 Sent = dict[tuple[str, str, int], tuple[int, int]]
 """(collective, dtype, ranks) -> calls and bytes."""
@@ -63,7 +51,7 @@ def sent(ranked: Ranked) -> Sent:
     payload: Counter[tuple[str, str, int]] = Counter()
     for (collective, name, elements, ranks), count in ranked.by_group.items():
         if ranks > 1 and collective != "broadcast":
-            dtype, itemsize = DTYPES[name]
+            dtype, itemsize = SIZES[name]
             calls[collective, dtype, ranks] += count
             payload[collective, dtype, ranks] += count * elements * itemsize
     return {key: (calls[key], payload[key]) for key in calls}

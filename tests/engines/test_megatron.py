@@ -308,7 +308,6 @@ def test_bytes_per_parameter_in_fp32() -> None:
         ours = memcalc.estimate("llama-7b", **model, **options)
         states = sum(ours.total(c) for c in ("parameters", "gradients", "optimizer_states"))
         assert states == pytest.approx(each * ours.total("parameters") // 4, rel=1e-6)
-        assert {i.dtype for i in ours.items if i.component != "buffers" or "tokens" not in i.name} >= {"fp32"}
         assert "bf16" not in {i.dtype for i in ours.items} | {c.dtype for c in ours.collectives}
 
 
