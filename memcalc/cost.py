@@ -85,6 +85,8 @@ class StepTime(NamedTuple):
 def distance(collective: Collective, setup: Setup) -> int:
     """How far apart in rank order two neighbours of the group are."""
     stage = setup.gpus // setup.pp
+    if collective.group_size > {"pp": setup.pp, "tp": max(setup.tp, setup.etp)}.get(collective.axis, stage):
+        return setup.gpus // collective.group_size  # of several axes: as if spread evenly over all ranks
     if collective.axis == "pp":  # a tied embedding is summed over the first and the last stage
         return stage * (setup.pp - 1 if collective.collective == "all_reduce" else 1)
     if collective.axis == "dp":  # the outermost axis of a stage; a hybrid shard group is inside its replicas

@@ -179,6 +179,7 @@ def _of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.engines import megatron
+    from memcalc.engines.megatron_collectives import collectives_of
     from memcalc.engines.megatron_order import order_of
     from memcalc.megatron.schedules import few_turns, states
 
@@ -202,7 +203,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         sizes = [(w, numel(w.shape)[0] * n) for w, n in megatron.weights_of(stage).items()]
         layers = sum(chunk.layers for chunk in stage.chunks)
         each = sum(size for w, size in sizes if "*" in w.name) // layers
-        sends = partial(megatron.collectives_of, setup, stage, profiles)
+        sends = partial(collectives_of, setup, stage, profiles)
         total = sum(size for _, size in sizes)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],

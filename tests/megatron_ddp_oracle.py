@@ -1,5 +1,5 @@
-"""What Megatron-Core's DistributedDataParallel and its buffers send for weights of given shapes: one rank of a `fake` process
-group of any size."""
+"""What Megatron-Core's DistributedDataParallel, its buffers and its optimizers send for weights of given shapes: one rank of a
+`fake` process group of any size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +19,7 @@ Sent = list[tuple[str, int, int]]
 
 _KINDS: Mapping[str, tuple[str, int]] = {
     "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
     "allgather_into_tensor_coalesced_": ("all_gather", 0),
 }
@@ -37,12 +39,25 @@ class _Mode(TorchDispatchMode):
 
 
 class _Weights(torch.nn.Module):
-    def __init__(self, dense: Sequence[tuple[int, ...]], experts: Sequence[tuple[int, ...]]) -> None:
+    """`allreduce` as megatron/core/extensions/transformer_engine.py sets it: False of experts that ranks share."""
+
+    def __init__(self, dense: Sequence[tuple[int, ...]], experts: Sequence[tuple[int, ...]], shared: bool) -> None:
         super().__init__()
         for i, shape in enumerate([*dense, *experts]):
             weight = torch.nn.Parameter(torch.empty(shape, dtype=torch.bfloat16))
-            weight.allreduce = i < len(dense)  # type: ignore[attr-defined]
+            weight.allreduce = i < len(dense) or not shared  # type: ignore[attr-defined]
             self.register_parameter(f"weight_{i}", weight)
+
+
+class _OnCPU(TorchFunctionMode):
+    """Optimizers ask for CUDA tensors, and whether weights are such."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        out = func(*args, **kwargs)
+        return out.replace("torch.", "torch.cuda.") if func is torch.Tensor.type and isinstance(out, str) else out
 
 
 @contextlib.contextmanager
@@ -65,20 +80,26 @@ def _one_rank(world_size: int, **degrees: int) -> Iterator[None]:
 def sent_for(
     dense: Sequence[tuple[int, ...]], experts: Sequence[tuple[int, ...]], *, world_size: int, zero: int, **degrees: int
 ) -> Sent:
-    """What a step sends for the gradients and, with the distributed optimizer, for the updated weights."""
+    """What a step sends for the gradients, for their norm and, with the distributed optimizer, for the updated weights."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    with _one_rank(world_size, **degrees):
+    with _one_rank(world_size, **degrees), _OnCPU():
         config = TransformerConfig(num_layers=1, hidden_size=64, num_attention_heads=4, bf16=True)
         how = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=bool(zero),
             num_distributed_optimizer_instances=degrees.get("num_distributed_optimizer_instances", 1),
         )
-        model = DistributedDataParallel(config, how, _Weights(dense, experts))
+        shared = degrees.get("expert_model_parallel_size", 1) > 1
+        model = DistributedDataParallel(config, how, _Weights(dense, experts, shared))
+        adam = OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, use_distributed_optimizer=bool(zero))
+        optimizer = get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
         with _Mode() as mode:
             model.finish_grad_sync()
+            optimizer.prepare_grads()
+            optimizer.get_grad_norm()
             if zero:
                 model.start_param_sync(force_sync=True)
     return mode.sent

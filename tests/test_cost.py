@@ -122,6 +122,8 @@ def test_groups_are_those_that_counting_finds(size: int, apart: int, blocks: int
         ("dp", "all_reduce", 4, 4),
         ("pp", "send", 4, 16),
         ("pp", "all_reduce", 2, 48),  # the tied embedding, first and last stage
+        ("dp", "all_reduce", 64, 1),  # a number over all ranks
+        ("tp", "all_reduce", 16, 4),  # one over all slices of all stages
     ],
 )
 def test_how_far_apart_neighbours_are(axis: str, kind: str, size: int, apart: int) -> None:
@@ -302,7 +304,7 @@ def test_a_pipeline_of_one_gpu_stages_stays_in_its_node() -> None:
     )
     links = [
         {cost.link for c, cost in zip(report.collectives, report.costs, strict=True)
-         if c.axis == "pp" and isinstance(cost, Cost)}
+         if c.collective == "send" and isinstance(cost, Cost)}
         for report in (inside, across)
     ]  # fmt: skip
     assert links == [{"nvlink"}, {"network"}]

@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.collectives import Collective, Overlap
 from memcalc.dims import Dim, Shape, evaluate, numel
 from memcalc.dtypes import DType, boolean, fp32, int64
 from memcalc.engines.holdings import Holdings, state_rows
-from memcalc.engines.sent import Group, collectives_of_run
 from memcalc.megatron.architecture import ARCHITECTURES, Architecture
 from memcalc.megatron.between_stages import left
-from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
+from memcalc.megatron.gpt_model import GPTModel, Layout
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Component, Row
@@ -29,7 +27,6 @@ from memcalc.setup import DTYPES
 if TYPE_CHECKING:
     from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
-    from memcalc.profile import Profile
     from memcalc.setup import Setup
 
 _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
@@ -40,7 +37,6 @@ _CACHED_POSITIONS: Final = 4096
 """original_max_position_embeddings of MLATransformerConfig"""
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
 TWO: Final = Dim("2", 2)
-_PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
 
 
@@ -121,10 +117,13 @@ class Buffer(NamedTuple):
 
 
 def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
-    """core/distributed/distributed_data_parallel.py: dense and expert-parallel parameters apart."""
+    """core/distributed/distributed_data_parallel.py: dense and expert-parallel parameters apart.
+
+    Experts that all ranks have are among the dense ones (core/extensions/transformer_engine.py: `allreduce`).
+    """
     classes = weights_of(stage)
-    dense = {w: n for w, n in classes.items() if w.component != "experts"}
-    experts = {w: n for w, n in classes.items() if w.component == "experts"}
+    experts = {w: n for w, n in classes.items() if w.component == "experts" and setup.ep > 1}
+    dense = {w: n for w, n in classes.items() if w not in experts}
     instances = setup.zero and setup.replicas > 1
     divisor = "shard group" if instances else "dp" if setup.cp == 1 else "(dp·cp)"
     out = [Buffer("weights", divisor, dense, setup.dp * setup.cp, setup.shards)]
@@ -234,11 +233,17 @@ def between_stages(setup: Setup, stage: Stage) -> Row:
     return Row("buffers", name, shape, setup.compute_dtype, 1, life, "modelled", _SCHEDULES)
 
 
+def layers_with_expert_bias(stage: Stage) -> int:
+    """Layers whose routers have a bias for each expert, which balances them (`--moe-router-enable-expert-bias`)."""
+    experts = stage.chunks[0].a.experts
+    return sum(sum(chunk.layout.routed) for chunk in stage.chunks) if experts is not None and experts.sigmoid else 0
+
+
 def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
     """Buffers that every layer has of its own."""
     a, rows = stage.chunks[0].a, list[Row]()
-    routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
-    if routed and a.experts is not None and a.experts.sigmoid:
+    routed = layers_with_expert_bias(stage)
+    if routed:
         source = "megatron/core/transformer/moe/router.py"
         rows.append(
             Row("buffers", "bias and counts of experts", (TWO, stage.chunks[0].moe.count), fp32, routed, source=source)
@@ -270,160 +275,3 @@ def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
     layout = Layout(setup.tp, setup.sequence_parallel, setup.cp)
     tp = layout.group(Dim("seq", 1, (0, 1, 0, 0, 0, 0)))
     return Dim("batch", 1, (0, 0, 0, 1, 0, 0)), tp.whole, tp.shard
-
-
-# --- communication
-
-
-def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[Collective]:
-    """What one rank of this stage sends in a step."""
-    out: list[Collective] = []
-    for chunk, profile in zip(stage.chunks, profiles, strict=True):
-        out += _within_layers(setup, chunk, profile)
-    out += _pipeline(setup, stage)
-    return [*out, *_data_parallel(setup, stage), *_replicated(setup, stage)]
-
-
-def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Collective]:
-    experts = setup.ep * setup.etp
-    groups = {
-        "tp": Group("tp", setup.tp, _LAYERS),
-        "cp": Group("cp", setup.cp, "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"),
-        "ep": Group("ep", setup.ep, _DISPATCHER),
-        "etp": Group("tp", setup.etp, _DISPATCHER),
-        "ep·etp": Group("ep", experts, _DISPATCHER),
-    }
-    made = collectives_of_run(profile, setup, "decoder.layers.*", groups)
-    return [c._replace(overlap=_overlap(c), source=_CROSS_ENTROPY if c.name in _LOSS else c.source) for c in made]
-
-
-_DISPATCHER: Final = "megatron/core/transformer/moe/token_dispatcher.py"
-_CROSS_ENTROPY: Final = "megatron/core/tensor_parallel/cross_entropy.py"
-_LOSS: Final = ("maximum of the logits", "logits of the targets", "sum of exponentials", "softmax statistics")
-
-
-def _overlap(c: Collective) -> Overlap:
-    """In a ring keys and values go round while attention runs on those that came before (context_parallel.py of Transformer
-    Engine); gathered or exchanged they must be there first.
-
-    Of the tensor-parallel ones only what backward starts asynchronously hides: behind the gradients of a column-parallel layer.
-
-    Those are the second gather of its input and the sum of its input's gradient
-    (LinearWithGradAccumulationAndAsyncCommunication in layers.py, Linear in transformer_engine/pytorch/module/linear.py).
-    """
-    if c.axis == "cp" and c.collective != "send":
-        return "exposed"
-    if c.axis == "cp":
-        return "forward" if c.phase == "forward" else "backward"
-    own = c.name.startswith("input gradient of ") or c.name.endswith(", again")
-    return "backward" if own and c.phase == "backward" else "exposed"
-
-
-def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
-    if setup.pp == 1:
-        return []
-    dtype, micro = setup.compute_dtype, setup.micro_batches
-    each = setup.micro_batch_size * setup.rows * stage.chunks[0].hidden.size * dtype.itemsize
-    forwards = sum(not chunk.layout.last for chunk in stage.chunks)
-    backwards = sum(not chunk.layout.first for chunk in stage.chunks)
-    name = sequence_dims(setup)[2].name
-
-    def one(what: str, phase: str, boundaries: int) -> Collective:
-        calls = boundaries * micro
-        formula = f"{calls}·batch·{name}·hidden·{dtype.itemsize} B = {calls}·{each} B"
-        # overlap_p2p_comm is on with virtual stages alone (megatron/training/arguments.py)
-        overlap: Overlap = "exposed" if len(stage.chunks) == 1 else "forward" if phase == "forward" else "backward"
-        return Collective(
-            "pp",
-            "send",
-            what,
-            phase,
-            dtype.name,
-            setup.pp,
-            calls,
-            calls * each,
-            formula,
-            source=_PIPELINE,
-            overlap=overlap,
-        )
-
-    out = [one("hidden states to the next stage", "forward", forwards)] if forwards else []
-    return out + ([one("gradient to the stage before", "backward", backwards)] if backwards else [])
-
-
-def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
-    """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
-    out: list[Collective] = []
-    grad_dtype = DTYPES[setup.grad_dtype]
-    layers = sum(chunk.layers for chunk in stage.chunks)
-    for buffer in buffers_of(setup, stage):
-        dense = buffer.name == "weights"
-        of = "parameters of the stage" if dense else "parameters of its experts"
-        name = "main gradients" if dense else "main gradients of experts"
-        if setup.zero:
-            made = _of_distributed_optimizer(setup, buffer, name, of)
-        else:
-            ranks, total = buffer.data_ranks, buffer.elements
-            made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
-        share = buffer.of_a_layer(layers), buffer.elements
-        out += [c._replace(by_layer=True, shares=share) for c in made if c.group_size > 1]
-    return out
-
-
-def _of_distributed_optimizer(setup: Setup, buffer: Buffer, name: str, of: str) -> list[Collective]:
-    """Within an instance, and the shards between instances (`--num-distributed-optimizer-instances`; start_grad_sync)."""
-    grad_dtype, ranks, total = DTYPES[setup.grad_dtype], buffer.ranks, buffer.padded
-    padded = of if total == buffer.elements else f"padded {of}"
-    scattered = _of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=padded)
-    updated = f"updated {buffer.name}"
-    gathered = _of_parameters("all_gather", updated, "step", setup.compute_dtype, ranks, total, _DISTRIBUTED, of=padded)
-    instances, shard = buffer.data_ranks // ranks, total // ranks
-    between = f"{name}, between instances of the optimizer"
-    shards = f"shard of the {padded}"
-    summed = _of_parameters("all_reduce", between, "backward", grad_dtype, instances, shard, _BUFFER, of=shards)
-    return [scattered, summed, gathered]
-
-
-def _of_parameters(
-    kind: str, name: str, phase: str, dtype: DType, ranks: int, total: int, source: str, axis: str = "dp",
-    of: str = "parameters of the stage",
-) -> Collective:  # fmt: skip
-    payload = total * dtype.itemsize
-    formula = f"{of}·{dtype.itemsize} B = {total}·{dtype.itemsize} B"
-    return Collective(axis, kind, name, phase, dtype.name, ranks, 1, payload, formula, source=source)  # type: ignore[arg-type]
-
-
-def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
-    """finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first and the last stage."""
-    out: list[Collective] = []
-    source = "megatron/core/distributed/finalize_model_grads.py"
-    replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias", "router.weight", "gate_weight",
-                  "q_down_proj.weight", "kv_down_proj.weight")  # fmt: skip
-    always = ("q_layernorm.weight", "k_layernorm.weight")
-    whole = sum(
-        numel(w.shape)[0] * n
-        for w, n in weights_of(stage).items()
-        if w.name.endswith(replicated if setup.sequence_parallel else always)
-    )
-    if setup.tp > 1 and whole:
-        name = "gradients of replicated weights" if setup.sequence_parallel else "gradients of the norms of q and k"
-        out.append(
-            _of_parameters(
-                "all_reduce",
-                name,
-                "step",
-                DTYPES[setup.grad_dtype],
-                setup.tp,
-                whole,
-                source,
-                "tp",
-                "replicated parameters",
-            )
-        )
-    layout = stage.chunks[0].layout, stage.chunks[-1].layout
-    if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
-        a = stage.chunks[0].a
-        table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
-        name, of = "gradient of the tied embedding", "padded vocab/tp·hidden"
-        out.append(_of_parameters("all_reduce", name, "step", DTYPES[setup.grad_dtype], 2, table, source, "pp", of))
-    return out

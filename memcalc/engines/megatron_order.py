@@ -56,13 +56,8 @@ def _flat(component: Component, buffer: Buffer, dtype: DType) -> Row:
 
 def _parts(stage: Stage, buffer: Buffer) -> list[Parameter]:
     """What the first rank updates of each weight. The padding of its shard counts as part of the last one."""
-    experts = buffer.name == "experts"
-    sizes = [
-        numel(weight.shape)[0]
-        for chunk in stage.chunks
-        for weight in chunk.weights()
-        if (weight.component == "experts") == experts
-    ]
+    names = {weight.name for weight in buffer.weights}
+    sizes = [numel(w.shape)[0] for chunk in stage.chunks for w in chunk.weights() if w.name in names]
     shard = buffer.padded // buffer.ranks
     return [Parameter("part of a weight", (Dim("part", part),), 1, False) for part in _first(sizes, shard)]
 

@@ -284,7 +284,11 @@ def test_pipeline_sends_cross_every_boundary() -> None:
     options: dict[str, Any] = {"gpus": 4, "pp": 4, "global_batch_size": 8, "seq_len": 128}
     each = 128 * 4096 * 2
     sent = [
-        sum(c.payload for c in memcalc.estimate("llama-7b", pp_rank=rank, **options).collectives if c.axis == "pp")
+        sum(
+            c.payload
+            for c in memcalc.estimate("llama-7b", pp_rank=rank, **options).collectives
+            if c.collective == "send"
+        )
         for rank in range(4)
     ]
     assert sent == [8 * each, 16 * each, 16 * each, 8 * each]
@@ -385,12 +389,23 @@ def test_what_is_reduced_besides() -> None:
 
     def named(**options: Any) -> dict[str, int]:
         report = memcalc.estimate("qwen3-0.6b", gpus=2, seq_len=64, **options)
-        return {c.name: c.payload for c in report.collectives if c.phase == "step"}
+        return {c.name: c.payload for c in report.collectives if c.phase == "step" and c.name != "gradient norm"}
 
     assert named(tp=2, sequence_parallel=False) == {"gradients of the norms of q and k": 28 * 2 * 128 * 4}
     norms = 28 * (2 * 128 + 2 * 1024) + 1024
     assert named(tp=2) == {"gradients of replicated weights": norms * 4}
     assert named(pp=2, pp_rank=1) == {"gradient of the tied embedding": padded_vocab(151936, 1) * 1024 * 4}
+
+
+def test_counts_of_experts_balance_routers_with_a_bias() -> None:
+    """get_updated_expert_bias (moe_utils.py): of all the stage's layers at once, over all its ranks."""
+    options: dict[str, Any] = {"gpus": 32, "ep": 8, "pp": 2, "first_stage_layers": 31, "seq_len": 64, "zero": 1}
+    for rank, routed in ((0, 28), (1, 30)):  # three layers are dense
+        report = memcalc.estimate("deepseek-v3", pp_rank=rank, **options)
+        counts = [(c.payload, c.group_size, c.calls) for c in report.collectives if "tokens per expert, for" in c.name]
+        assert counts == [(routed * 256 * 4, 16, 1)]
+    others = memcalc.estimate("mixtral-8x7b", gpus=8, ep=8, seq_len=64).collectives
+    assert not [c for c in others if "tokens per expert, for" in c.name]
 
 
 def test_one_block_serves_gathers_and_scores() -> None:
@@ -456,6 +471,7 @@ def test_experts_have_a_data_parallel_group_of_their_own() -> None:
         ("updated weights", "all_gather"): 8,
         ("main gradients of experts", "reduce_scatter"): 4,
         ("updated experts", "all_gather"): 4,
+        ("gradient norm", "all_reduce"): 32,
     }
     weights = parameters(report)
     states = sum(i.nbytes for i in report.items if i.component == "optimizer_states")

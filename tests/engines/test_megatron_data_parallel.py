@@ -1,4 +1,4 @@
-"""Gradients and updated weights of Megatron's data-parallel ranks, with one and several instances of the distributed
+"""Gradients, their norm and updated weights of Megatron's data-parallel ranks, with one and several instances of the distributed
 optimizer, as Megatron-Core's DistributedDataParallel sends them."""
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two instances": (LLAMA, {"gpus": 8, "zero": 1, "shard_group": 4}),
     "four instances over context-parallel ranks": (LLAMA, {"gpus": 16, "tp": 2, "cp": 2, "zero": 1, "shard_group": 2}),
     "an instance of one rank": (LLAMA, {"gpus": 4, "zero": 1, "shard_group": 1}),
+    "stages": (LLAMA, {"gpus": 8, "tp": 2, "pp": 2}),
+    "stages, shards": (LLAMA, {"gpus": 8, "tp": 2, "pp": 2, "zero": 1}),
+    "stages, two instances": (LLAMA, {"gpus": 8, "pp": 2, "zero": 1, "shard_group": 2}),
+    "experts that all ranks have": (MIXTRAL, {"gpus": 4, "zero": 1}),
+    "experts that all slices have": (MIXTRAL, {"gpus": 8, "tp": 2, "etp": 1, "zero": 1}),
+    "experts of slices and stages": (MIXTRAL, {"gpus": 16, "tp": 2, "pp": 2, "ep": 2}),
+    "experts that slices share": (MIXTRAL, {"gpus": 16, "tp": 2, "etp": 1, "ep": 4}),
     "experts": (MIXTRAL, {"gpus": 8, "ep": 2, "zero": 1}),
     "experts, no shards": (MIXTRAL, {"gpus": 8, "ep": 2}),
     "experts, two instances": (MIXTRAL, {"gpus": 16, "ep": 4, "zero": 1, "shard_group": 8}),
@@ -33,9 +40,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def shapes_of(model: dict[str, Any], setup: Setup) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def shapes_of(model: dict[str, Any], setup: Setup, rank: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Of the rank's weights, those of its experts apart."""
-    (stage,) = stages(memcalc.load_model(model), setup)
+    stage = stages(memcalc.load_model(model), setup)[rank]
     dense, experts = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for weight, copies in weights_of(stage).items():
         shape = tuple(dim.size for dim in weight.shape)
@@ -49,12 +56,15 @@ def test_what_data_parallel_ranks_send(case: str) -> None:
     report = memcalc.estimate(model, engine="megatron", seq_len=16, **options)
     setup = report.setup
     instances = setup.dp * setup.cp // setup.shards if setup.zero else 1
+    dense, experts = shapes_of(model, setup, report.to_dict()["memory"]["rank"]["pp"])
     sent = sent_for(
-        *shapes_of(model, setup), world_size=setup.gpus, zero=setup.zero, tensor_model_parallel_size=setup.tp,
-        context_parallel_size=setup.cp, expert_model_parallel_size=setup.ep,
+        dense, experts, world_size=setup.gpus, zero=setup.zero, tensor_model_parallel_size=setup.tp,
+        pipeline_model_parallel_size=setup.pp, context_parallel_size=setup.cp, expert_model_parallel_size=setup.ep,
+        expert_tensor_parallel_size=setup.etp,
         num_distributed_optimizer_instances=instances,
     )  # fmt: skip
-    ours = [(c.collective, c.payload, c.group_size) for c in report.collectives if c.axis == "dp"]
+    whole = [c for c in report.collectives if c.axis == "dp" or c.name.startswith("gradient norm")]
+    ours = [(c.collective, c.payload, c.group_size) for c in whole]
     assert Counter(ours) == Counter(one for one in sent if one[2] > 1)
 
 
@@ -90,6 +100,7 @@ def test_experts_have_as_many_instances_as_the_others() -> None:
         ("main gradients of experts", "reduce_scatter"): 2,
         ("main gradients of experts, between instances of the optimizer", "all_reduce"): 2,
         ("updated experts", "all_gather"): 2,
+        ("gradient norm", "all_reduce"): 8,
     }
 
 

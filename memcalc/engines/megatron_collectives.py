@@ -1,0 +1,211 @@
+"""What a rank of Megatron-Core sends in a step: within its layers, to the stages beside it, over its data-parallel ranks.
+
+Gradients and updated weights go buffer by buffer (core/distributed/param_and_grad_buffer.py), which the distributed
+optimizer pads; the norm of the gradients is added up over all ranks whose optimizers hold other parts of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.collectives import Collective, Overlap
+from memcalc.dims import numel
+from memcalc.dtypes import DType, fp32
+from memcalc.engines.megatron import Buffer, Stage, buffers_of, layers_with_expert_bias, sequence_dims, weights_of
+from memcalc.engines.sent import Group, collectives_of_run
+from memcalc.megatron.gpt_model import GPTModel, padded_vocab
+from memcalc.setup import DTYPES
+
+if TYPE_CHECKING:
+    from memcalc.profile import Profile
+    from memcalc.setup import Setup
+
+_BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
+_DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
+_LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
+_PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
+_DISPATCHER: Final = "megatron/core/transformer/moe/token_dispatcher.py"
+_CROSS_ENTROPY: Final = "megatron/core/tensor_parallel/cross_entropy.py"
+_NORM: Final = "megatron/core/optimizer/clip_grads.py, get_grad_norm_fp32"
+_LOSS: Final = ("maximum of the logits", "logits of the targets", "sum of exponentials", "softmax statistics")
+
+
+def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[Collective]:
+    """What one rank of this stage sends in a step."""
+    out: list[Collective] = []
+    for chunk, profile in zip(stage.chunks, profiles, strict=True):
+        out += _within_layers(setup, chunk, profile)
+    out += _pipeline(setup, stage)
+    out += [*_data_parallel(setup, stage), *_replicated(setup, stage), *_balance(setup, stage), *_norms(setup, stage)]
+    return out
+
+
+def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Collective]:
+    experts = setup.ep * setup.etp
+    groups = {
+        "tp": Group("tp", setup.tp, _LAYERS),
+        "cp": Group("cp", setup.cp, "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"),
+        "ep": Group("ep", setup.ep, _DISPATCHER),
+        "etp": Group("tp", setup.etp, _DISPATCHER),
+        "ep·etp": Group("ep", experts, _DISPATCHER),
+    }
+    made = collectives_of_run(profile, setup, "decoder.layers.*", groups)
+    return [c._replace(overlap=_overlap(c), source=_CROSS_ENTROPY if c.name in _LOSS else c.source) for c in made]
+
+
+def _overlap(c: Collective) -> Overlap:
+    """In a ring keys and values go round while attention runs on those that came before (context_parallel.py of Transformer
+    Engine); gathered or exchanged they must be there first.
+
+    Of the tensor-parallel ones only what backward starts asynchronously hides: behind the gradients of a column-parallel layer.
+
+    Those are the second gather of its input and the sum of its input's gradient
+    (LinearWithGradAccumulationAndAsyncCommunication in layers.py, Linear in transformer_engine/pytorch/module/linear.py).
+    """
+    if c.axis == "cp" and c.collective != "send":
+        return "exposed"
+    if c.axis == "cp":
+        return "forward" if c.phase == "forward" else "backward"
+    own = c.name.startswith("input gradient of ") or c.name.endswith(", again")
+    return "backward" if own and c.phase == "backward" else "exposed"
+
+
+def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
+    if setup.pp == 1:
+        return []
+    dtype, micro = setup.compute_dtype, setup.micro_batches
+    each = setup.micro_batch_size * setup.rows * stage.chunks[0].hidden.size * dtype.itemsize
+    forwards = sum(not chunk.layout.last for chunk in stage.chunks)
+    backwards = sum(not chunk.layout.first for chunk in stage.chunks)
+    name = sequence_dims(setup)[2].name
+
+    def one(what: str, phase: str, boundaries: int) -> Collective:
+        calls = boundaries * micro
+        formula = f"{calls}·batch·{name}·hidden·{dtype.itemsize} B = {calls}·{each} B"
+        # overlap_p2p_comm is on with virtual stages alone (megatron/training/arguments.py)
+        overlap: Overlap = "exposed" if len(stage.chunks) == 1 else "forward" if phase == "forward" else "backward"
+        return Collective(
+            "pp",
+            "send",
+            what,
+            phase,
+            dtype.name,
+            setup.pp,
+            calls,
+            calls * each,
+            formula,
+            source=_PIPELINE,
+            overlap=overlap,
+        )
+
+    out = [one("hidden states to the next stage", "forward", forwards)] if forwards else []
+    return out + ([one("gradient to the stage before", "backward", backwards)] if backwards else [])
+
+
+def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
+    """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
+    out: list[Collective] = []
+    grad_dtype = DTYPES[setup.grad_dtype]
+    layers = sum(chunk.layers for chunk in stage.chunks)
+    for buffer in buffers_of(setup, stage):
+        dense = buffer.name == "weights"
+        of = "parameters of the stage" if dense else "parameters of its experts"
+        name = "main gradients" if dense else "main gradients of experts"
+        if setup.zero:
+            made = _of_distributed_optimizer(setup, buffer, name, of)
+        else:
+            ranks, total = buffer.data_ranks, buffer.elements
+            made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
+        share = buffer.of_a_layer(layers), buffer.elements
+        out += [c._replace(by_layer=True, shares=share) for c in made if c.group_size > 1]
+    return out
+
+
+def _of_distributed_optimizer(setup: Setup, buffer: Buffer, name: str, of: str) -> list[Collective]:
+    """Within an instance, and the shards between instances (`--num-distributed-optimizer-instances`; start_grad_sync)."""
+    grad_dtype, ranks, total = DTYPES[setup.grad_dtype], buffer.ranks, buffer.padded
+    padded = of if total == buffer.elements else f"padded {of}"
+    scattered = _of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=padded)
+    updated = f"updated {buffer.name}"
+    gathered = _of_parameters("all_gather", updated, "step", setup.compute_dtype, ranks, total, _DISTRIBUTED, of=padded)
+    instances, shard = buffer.data_ranks // ranks, total // ranks
+    between = f"{name}, between instances of the optimizer"
+    shards = f"shard of the {padded}"
+    summed = _of_parameters("all_reduce", between, "backward", grad_dtype, instances, shard, _BUFFER, of=shards)
+    return [scattered, summed, gathered]
+
+
+def _of_parameters(
+    kind: str, name: str, phase: str, dtype: DType, ranks: int, total: int, source: str, axis: str = "dp",
+    of: str = "parameters of the stage",
+) -> Collective:  # fmt: skip
+    payload = total * dtype.itemsize
+    formula = f"{of}·{dtype.itemsize} B = {total}·{dtype.itemsize} B"
+    return Collective(axis, kind, name, phase, dtype.name, ranks, 1, payload, formula, source=source)  # type: ignore[arg-type]
+
+
+def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
+    """finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first and the last stage."""
+    out: list[Collective] = []
+    source = "megatron/core/distributed/finalize_model_grads.py"
+    replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias", "router.weight", "gate_weight",
+                  "q_down_proj.weight", "kv_down_proj.weight")  # fmt: skip
+    always = ("q_layernorm.weight", "k_layernorm.weight")
+    whole = sum(
+        numel(w.shape)[0] * n
+        for w, n in weights_of(stage).items()
+        if w.name.endswith(replicated if setup.sequence_parallel else always)
+    )
+    if setup.tp > 1 and whole:
+        name = "gradients of replicated weights" if setup.sequence_parallel else "gradients of the norms of q and k"
+        out.append(
+            _of_parameters(
+                "all_reduce",
+                name,
+                "step",
+                DTYPES[setup.grad_dtype],
+                setup.tp,
+                whole,
+                source,
+                "tp",
+                "replicated parameters",
+            )
+        )
+    layout = stage.chunks[0].layout, stage.chunks[-1].layout
+    if setup.pp > 1 and stage.chunks[0].a.tied and (layout[0].first or layout[1].last):
+        a = stage.chunks[0].a
+        table = padded_vocab(a.vocab, setup.tp) // setup.tp * a.hidden
+        name, of = "gradient of the tied embedding", "padded vocab/tp·hidden"
+        out.append(_of_parameters("all_reduce", name, "step", DTYPES[setup.grad_dtype], 2, table, source, "pp", of))
+    return out
+
+
+def _balance(setup: Setup, stage: Stage) -> list[Collective]:
+    """Tokens of each expert over all ranks of the stage, by which biases of routers change (moe_utils.py)."""
+    ranks, layers = setup.gpus // setup.pp, layers_with_expert_bias(stage)
+    if ranks == 1 or not layers:
+        return []
+    counts = layers * stage.chunks[0].moe.count.size
+    name, formula = "tokens per expert, for the biases of routers", f"layers·experts·4 B = {counts}·4 B"
+    source = "megatron/core/transformer/moe/moe_utils.py, get_updated_expert_bias"
+    return [Collective("dp", "all_reduce", name, "step", fp32.name, ranks, 1, counts * 4, formula, source=source)]
+
+
+def _norms(setup: Setup, stage: Stage) -> list[Collective]:
+    """One number over all ranks of an instance of the distributed optimizer, or over the slices of a buffer's weights.
+
+    ChainedOptimizer.step takes it whether it clips or not (optimizer.py). The experts' is another optimizer's; it is added
+    to the others' before the sum where both are summed over the same ranks.
+    """
+    if setup.zero:
+        groups = [("gradient norm", setup.gpus // setup.replicas)]
+    else:
+        ranks = {"weights": setup.tp * setup.pp, "experts": setup.etp * setup.ep * setup.pp}
+        names = {"weights": "gradient norm", "experts": "gradient norm of experts"}
+        groups = [(names[b.name], ranks[b.name]) for b in buffers_of(setup, stage)]
+    axis = "dp" if setup.zero else "tp" if setup.tp > 1 else "pp"
+    return [
+        Collective(axis, "all_reduce", name, "step", fp32.name, ranks, 1, fp32.itemsize, "4 B", source=_NORM)
+        for name, ranks in groups
+        if ranks > 1
+    ]
