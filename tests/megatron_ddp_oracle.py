@@ -41,10 +41,12 @@ class _Mode(TorchDispatchMode):
 class _Weights(torch.nn.Module):
     """`allreduce` as megatron/core/extensions/transformer_engine.py sets it: False of experts that ranks share."""
 
-    def __init__(self, dense: Sequence[tuple[int, ...]], experts: Sequence[tuple[int, ...]], shared: bool) -> None:
+    def __init__(
+        self, dense: Sequence[tuple[int, ...]], experts: Sequence[tuple[int, ...]], shared: bool, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         for i, shape in enumerate([*dense, *experts]):
-            weight = torch.nn.Parameter(torch.empty(shape, dtype=torch.bfloat16))
+            weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype))
             weight.allreduce = i < len(dense) or not shared  # type: ignore[attr-defined]
             self.register_parameter(f"weight_{i}", weight)
 
@@ -78,7 +80,13 @@ def _one_rank(world_size: int, **degrees: int) -> Iterator[None]:
 
 
 def sent_for(
-    dense: Sequence[tuple[int, ...]], experts: Sequence[tuple[int, ...]], *, world_size: int, zero: int, **degrees: int
+    dense: Sequence[tuple[int, ...]],
+    experts: Sequence[tuple[int, ...]],
+    *,
+    world_size: int,
+    zero: int,
+    fp16: bool,
+    **degrees: int,
 ) -> Sent:
     """What a step sends for the gradients, for their norm and, with the distributed optimizer, for the updated weights."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -86,15 +94,17 @@ def sent_for(
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     with _one_rank(world_size, **degrees), _OnCPU():
-        config = TransformerConfig(num_layers=1, hidden_size=64, num_attention_heads=4, bf16=True)
+        config = TransformerConfig(num_layers=1, hidden_size=64, num_attention_heads=4, fp16=fp16, bf16=not fp16)
         how = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
+            grad_reduce_in_fp32=not fp16,  # as megatron/training/arguments.py sets it
             use_distributed_optimizer=bool(zero),
             num_distributed_optimizer_instances=degrees.get("num_distributed_optimizer_instances", 1),
         )
         shared = degrees.get("expert_model_parallel_size", 1) > 1
-        model = DistributedDataParallel(config, how, _Weights(dense, experts, shared))
-        adam = OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, use_distributed_optimizer=bool(zero))
+        model = DistributedDataParallel(
+            config, how, _Weights(dense, experts, shared, torch.float16 if fp16 else torch.bfloat16)
+        )
+        adam = OptimizerConfig(lr=1e-3, fp16=fp16, bf16=not fp16, use_distributed_optimizer=bool(zero))
         optimizer = get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
         with _Mode() as mode:
             model.finish_grad_sync()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.collectives import Collective, Overlap
 from memcalc.dims import numel
-from memcalc.dtypes import DType, fp32
+from memcalc.dtypes import DType, fp16, fp32
 from memcalc.engines.megatron import Buffer, Stage, buffers_of, layers_with_expert_bias, sequence_dims, weights_of
 from memcalc.engines.sent import Group, collectives_of_run
 from memcalc.megatron.gpt_model import GPTModel, padded_vocab
@@ -27,6 +27,7 @@ _PIPELINE: Final = "megatron/core/pipeline_parallel/p2p_communication.py"
 _DISPATCHER: Final = "megatron/core/transformer/moe/token_dispatcher.py"
 _CROSS_ENTROPY: Final = "megatron/core/tensor_parallel/cross_entropy.py"
 _NORM: Final = "megatron/core/optimizer/clip_grads.py, get_grad_norm_fp32"
+_OVERFLOW: Final = "megatron/core/optimizer/optimizer.py, _unscale_main_grads_and_check_for_nan"
 _LOSS: Final = ("maximum of the logits", "logits of the targets", "sum of exponentials", "softmax statistics")
 
 
@@ -192,20 +193,20 @@ def _balance(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _norms(setup: Setup, stage: Stage) -> list[Collective]:
-    """One number over all ranks of an instance of the distributed optimizer, or over the slices of a buffer's weights.
+    """Single numbers over all ranks of an instance of the distributed optimizer, or over the slices of a buffer's weights.
 
-    ChainedOptimizer.step takes it whether it clips or not (optimizer.py). The experts' is another optimizer's; it is added
-    to the others' before the sum where both are summed over the same ranks.
+    ChainedOptimizer.step takes the norm whether it clips or not (optimizer.py). Experts have an optimizer of their own; its
+    norm is added to the others' before the sum where both are summed over the same ranks. Each looks for overflows of fp16.
     """
+    ranks = {"weights": setup.tp * setup.pp, "experts": setup.etp * setup.ep * setup.pp}
     if setup.zero:
-        groups = [("gradient norm", setup.gpus // setup.replicas)]
-    else:
-        ranks = {"weights": setup.tp * setup.pp, "experts": setup.etp * setup.ep * setup.pp}
-        names = {"weights": "gradient norm", "experts": "gradient norm of experts"}
-        groups = [(names[b.name], ranks[b.name]) for b in buffers_of(setup, stage)]
-    axis = "dp" if setup.zero else "tp" if setup.tp > 1 else "pp"
+        ranks = dict.fromkeys(ranks, setup.gpus // setup.replicas)
+    buffers = [buffer.name for buffer in buffers_of(setup, stage)]
+    numbers = [("overflow check", name, _OVERFLOW) for name in buffers if setup.compute_dtype is fp16]
+    numbers += [("gradient norm", name, _NORM) for name in (buffers[:1] if setup.zero else buffers)]
+    axis, of = "dp" if setup.zero else "tp" if setup.tp > 1 else "pp", {"weights": "", "experts": " of experts"}
     return [
-        Collective(axis, "all_reduce", name, "step", fp32.name, ranks, 1, fp32.itemsize, "4 B", source=_NORM)
-        for name, ranks in groups
-        if ranks > 1
+        Collective(axis, "all_reduce", what + of[name], "step", fp32.name, ranks[name], 1, 4, "4 B", source=source)
+        for what, name, source in numbers
+        if ranks[name] > 1
     ]

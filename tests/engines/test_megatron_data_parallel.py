@@ -36,6 +36,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": (MIXTRAL, {"gpus": 8, "ep": 2, "zero": 1}),
     "experts, no shards": (MIXTRAL, {"gpus": 8, "ep": 2}),
     "experts, two instances": (MIXTRAL, {"gpus": 16, "ep": 4, "zero": 1, "shard_group": 8}),
+    "fp16": (LLAMA, {"gpus": 8, "tp": 2, "zero": 1, "precision": "fp16-mixed"}),
+    "fp16, experts": (MIXTRAL, {"gpus": 8, "ep": 2, "zero": 1, "precision": "fp16-mixed"}),
+    "fp16, experts, no shards": (MIXTRAL, {"gpus": 8, "pp": 2, "ep": 2, "precision": "fp16-mixed"}),
     "experts of one rank an instance": (MIXTRAL, {"gpus": 8, "ep": 4, "zero": 1, "shard_group": 4}),
 }
 
@@ -58,12 +61,12 @@ def test_what_data_parallel_ranks_send(case: str) -> None:
     instances = setup.dp * setup.cp // setup.shards if setup.zero else 1
     dense, experts = shapes_of(model, setup, report.to_dict()["memory"]["rank"]["pp"])
     sent = sent_for(
-        dense, experts, world_size=setup.gpus, zero=setup.zero, tensor_model_parallel_size=setup.tp,
-        pipeline_model_parallel_size=setup.pp, context_parallel_size=setup.cp, expert_model_parallel_size=setup.ep,
-        expert_tensor_parallel_size=setup.etp,
+        dense, experts, world_size=setup.gpus, zero=setup.zero, fp16=setup.precision == "fp16-mixed",
+        tensor_model_parallel_size=setup.tp, pipeline_model_parallel_size=setup.pp, context_parallel_size=setup.cp,
+        expert_model_parallel_size=setup.ep, expert_tensor_parallel_size=setup.etp,
         num_distributed_optimizer_instances=instances,
     )  # fmt: skip
-    whole = [c for c in report.collectives if c.axis == "dp" or c.name.startswith("gradient norm")]
+    whole = [c for c in report.collectives if c.axis == "dp" or c.payload == 4]
     ours = [(c.collective, c.payload, c.group_size) for c in whole]
     assert Counter(ours) == Counter(one for one in sent if one[2] > 1)
 
