@@ -15,8 +15,9 @@ from memcalc.families.blocks import Rotary, act
 from memcalc.families.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.variations import HeadNorm, PlainMLP
-from memcalc.ops.elementwise import like, maximum, sub, where_of_two
+from memcalc.ops.elementwise import like, sub
 from memcalc.ops.exponential import expm1, softplus
+from memcalc.ops.selection import maximum, where_of_two
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,9 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.masks import bidirectional_mask, causal_mask_of_ones
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import stacked
-from memcalc.ops.elementwise import clamp, dropout, like, of_two, scale
+from memcalc.ops.elementwise import dropout, like, of_two, scale
 from memcalc.ops.loss import cross_entropy
+from memcalc.ops.selection import clamp
 from memcalc.ops.shape import contiguous, expand, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 

@@ -26,9 +26,10 @@ from memcalc.families.config import (
 from memcalc.families.experts import REFUSED, TWO, balanced_rows
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.elementwise import clamp, dropout, like, mul_, softmax
+from memcalc.ops.elementwise import dropout, like, mul_, softmax
 from memcalc.ops.matmul import mm
 from memcalc.ops.routing import absolute_norm, div, index, index_add_, index_two, topk
+from memcalc.ops.selection import clamp
 from memcalc.ops.shape import reshape, select, split, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 

@@ -28,10 +28,11 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.axes import narrow, permute, repeat, squeeze
 from memcalc.ops.convolution import convolution
-from memcalc.ops.elementwise import add_, cast, dropout, like, masked_fill_, of_two, over, softmax
+from memcalc.ops.elementwise import add_, cast, dropout, like, of_two, over, softmax
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import bmm, times
 from memcalc.ops.routing import gather, masked_fill
+from memcalc.ops.selection import masked_fill_
 from memcalc.ops.shape import contiguous, expand, first, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 

@@ -16,9 +16,10 @@ from memcalc.families.config import Activation, Bounds, Count, Layers, RotaryCon
 from memcalc.families.experts import REFUSED, Experts, check_experts
 from memcalc.families.module import Module, Weight, module
 from memcalc.families.sparse import SparseLayers, gated_mlp_weights
-from memcalc.ops.elementwise import cast, clamp, softmax, sum_last
+from memcalc.ops.elementwise import cast, softmax, sum_last
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import div, gather, topk
+from memcalc.ops.selection import clamp
 from memcalc.ops.shape import reshape, unsqueeze, view
 from memcalc.tensor import Autocast
 

@@ -13,9 +13,10 @@ from memcalc.dims import Dim, divided, merge, numel
 from memcalc.dtypes import boolean, fp32, int32
 from memcalc.families.blocks import act
 from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, like, masked_fill_, sigmoid, softmax, sum_last
+from memcalc.ops.elementwise import cast, like, sigmoid, softmax, sum_last
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import add_, div_, gather, grouped_mm, index, masked_fill, sort, sum_middle, topk
+from memcalc.ops.selection import masked_fill_
 from memcalc.ops.shape import chunk, expand, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 

@@ -26,9 +26,10 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.masks import boolean_mask, causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.attention import math_attention, scaled_dot_product_attention
-from memcalc.ops.elementwise import add_, cast, dropout, like, of_two, scale, scale_, softmax, where
+from memcalc.ops.elementwise import add_, cast, dropout, like, of_two, scale, scale_, softmax
 from memcalc.ops.matmul import matmul, times
 from memcalc.ops.routing import index_one
+from memcalc.ops.selection import where
 from memcalc.ops.shape import expand, part, reshape, select, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 

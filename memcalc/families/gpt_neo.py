@@ -17,8 +17,9 @@ from memcalc.families.gptj import GPTJ
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, dropout, softmax, where_else
+from memcalc.ops.elementwise import cast, dropout, softmax
 from memcalc.ops.matmul import matmul
+from memcalc.ops.selection import where_else
 from memcalc.ops.shape import contiguous, first, reshape, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 

@@ -16,9 +16,10 @@ from memcalc.families.experts import REFUSED, Experts, check_experts
 from memcalc.families.llama import Llama
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
-from memcalc.ops.elementwise import cast, clamp, dropout, like, scale, sigmoid, softmax, sub
+from memcalc.ops.elementwise import cast, dropout, like, scale, sigmoid, softmax, sub
 from memcalc.ops.matmul import matmul
 from memcalc.ops.routing import maximum, topk
+from memcalc.ops.selection import clamp
 from memcalc.ops.shape import cat, chunk, contiguous, every_second, expand, part, reshape, transpose, unsqueeze
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from memcalc.families.module import Module, Run, Weight, module
 from memcalc.ops.axes import cat_dim, narrow, pad_dim, permute, repeat_interleave, select
 from memcalc.ops.contraction import einsum
 from memcalc.ops.cumulative import cumsum
-from memcalc.ops.elementwise import cast, clamp, like, mean, power, rsqrt, sub
+from memcalc.ops.elementwise import cast, like, mean, power, rsqrt, sub
 from memcalc.ops.exponential import exp, softplus
 from memcalc.ops.routing import masked_fill
+from memcalc.ops.selection import clamp
 from memcalc.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from memcalc.dims import ONE_DIM, Dim, plus
 from memcalc.dtypes import boolean, fp32, int64
-from memcalc.ops.elementwise import broadcast, cast, like, of_two, where
+from memcalc.ops.elementwise import broadcast, cast, like, of_two
 from memcalc.ops.replaceable import replaceable
+from memcalc.ops.selection import where
 from memcalc.ops.shape import expand, unsqueeze
 from memcalc.tensor import Tensor, new_tensor
 

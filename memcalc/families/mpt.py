@@ -14,8 +14,9 @@ from memcalc.families.gpt2 import GPT2
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
-from memcalc.ops.elementwise import activation, cast, clamp, scale, softmax, where_else
+from memcalc.ops.elementwise import activation, cast, scale, softmax
 from memcalc.ops.matmul import matmul
+from memcalc.ops.selection import clamp, where_else
 from memcalc.ops.shape import chunk, contiguous, first, reshape, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 

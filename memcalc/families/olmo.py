@@ -10,8 +10,9 @@ from memcalc.families.blocks import QKV
 from memcalc.families.config import Activation, Count, Decimal, DecoderConfig, Layers
 from memcalc.families.module import Module, Weight
 from memcalc.families.variations import RotaryInFp32
-from memcalc.ops.elementwise import cast, clamp_
+from memcalc.ops.elementwise import cast
 from memcalc.ops.norm import layer_norm
+from memcalc.ops.selection import clamp_
 from memcalc.ops.shape import transpose, view
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from memcalc.families.config import Activation, Count, Decimal, Layers, Probabil
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.module import Module, Weight, module
 from memcalc.families.normed_projections import NormedProjections
-from memcalc.ops.elementwise import clamp_
+from memcalc.ops.selection import clamp_
 from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.program import Program
 from memcalc.ops.axes import assign_place, pad_dim, select
-from memcalc.ops.elementwise import cast, larger, like, one_minus, power, scale, sigmoid, sub
+from memcalc.ops.elementwise import cast, like, one_minus, power, scale, sigmoid, sub
 from memcalc.ops.exponential import exp
 from memcalc.ops.routing import div
 from memcalc.ops.scan import Block, earlier_steps
+from memcalc.ops.selection import larger
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:

@@ -17,22 +17,10 @@ from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.program import stacked
 from memcalc.ops.attention import scaled_dot_product_attention
 from memcalc.ops.axes import permute
-from memcalc.ops.elementwise import (
-    add_,
-    cast,
-    clamp_to,
-    dropout,
-    like,
-    mean,
-    of_two,
-    power,
-    rsqrt,
-    scale,
-    softmax,
-    where_else,
-)
+from memcalc.ops.elementwise import add_, cast, dropout, like, mean, of_two, power, rsqrt, scale, softmax
 from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import matmul
+from memcalc.ops.selection import clamp_to, where_else
 from memcalc.ops.shape import contiguous, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 

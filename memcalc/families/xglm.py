@@ -12,8 +12,9 @@ from memcalc.families.blocks import Attended, act
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, dropout, maximum, scale, softmax
+from memcalc.ops.elementwise import cast, dropout, scale, softmax
 from memcalc.ops.matmul import bmm
+from memcalc.ops.selection import maximum
 from memcalc.ops.shape import reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 

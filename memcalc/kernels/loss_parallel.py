@@ -13,7 +13,8 @@ from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Shape, merge
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.families.blocks import shifted_labels
-from memcalc.ops.elementwise import cast, like, recording, where
+from memcalc.ops.elementwise import cast, like, recording
+from memcalc.ops.selection import where
 from memcalc.ops.shape import view
 from memcalc.tensor import Tensor, new_tensor
 

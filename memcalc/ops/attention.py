@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING
 from memcalc.autograd import Node
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.autocast import autocast
-from memcalc.ops.elementwise import cast, like, recording, scale, softmax, where
+from memcalc.ops.elementwise import cast, like, recording, scale, softmax
 from memcalc.ops.matmul import matmul
+from memcalc.ops.selection import where
 from memcalc.ops.shape import expand, transpose
 from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
