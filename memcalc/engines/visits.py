@@ -90,7 +90,8 @@ class Visits:
             visit: Any = node.visit
             if isinstance(node, Leaf):
                 continue
-            feeds = [other.visit for other, _ in node.edges if other is not None and not isinstance(other, Leaf)]
+            feeds = {other.visit for other, _ in node.edges if other is not None and not isinstance(other, Leaf)}
+            feeds.discard(visit)  # most are: from inside the visit, and so inside all around it
             while visit is not None:
                 visit.waiting += 1
                 visit.from_outside = visit.from_outside or any(not _within(other, visit) for other in feeds)

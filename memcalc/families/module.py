@@ -155,12 +155,14 @@ class Run:
 class Module:
     """A place in the model: `m / "self_attn"` is the child of that name."""
 
-    __slots__ = ("layer", "outer", "path", "run", "visited")
+    __slots__ = ("entered", "layer", "path", "run")
 
     def __init__(self, run: Run, path: str, layer: int | None = None) -> None:
         self.run = run
         self.path = path
         self.layer = layer
+        self.entered: list[tuple[str, bool]] = []
+        """The scope around it and whether that began a visit, each time that it was entered: `forward` may call `forward`."""
 
     def __truediv__(self, name: str) -> Module:
         return Module(self.run, f"{self.path}.{name}" if self.path else name, self.layer)
@@ -211,13 +213,14 @@ class Module:
     def __enter__(self) -> None:
         """What is allocated from here on bears this module's name."""
         memory = self.run.memory
-        self.outer, memory.scope = memory.scope, self.path
-        self.visited = memory.visitor is not None and memory.visitor.enter(self.path, self.layer)
+        visited = memory.visitor is not None and memory.visitor.enter(self.path, self.layer)
+        self.entered.append((memory.scope, visited))
+        memory.scope = self.path
 
     def __exit__(self, failed: object, *_: object) -> None:
         memory = self.run.memory
-        memory.scope = self.outer
-        if self.visited and memory.visitor is not None:
+        memory.scope, visited = self.entered.pop()
+        if visited and memory.visitor is not None:
             memory.visitor.leave(done=failed is None)
 
 

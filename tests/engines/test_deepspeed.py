@@ -235,3 +235,14 @@ def test_thresholds_of_stage_3() -> None:
 def test_sizes_that_nothing_has_are_refused(options: dict[str, int], line: str) -> None:
     with pytest.raises(memcalc.InputError, match=line):
         memcalc.estimate("gpt2", **options)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "mamba-130m", "qwen3-30b-a3b"])
+def test_hooks_of_stage_3_leave_the_names_of_rows(name: str) -> None:
+    """A module whose forward calls its forward again ends twice."""
+
+    def saved(zero: int) -> set[str]:
+        report = memcalc.estimate(name, engine="deepspeed", gpus=8, zero=zero, recompute="full", seq_len=64)
+        return {i.name for i in report.items if i.component == "saved_activations"}
+
+    assert saved(3) == saved(2)
