@@ -131,9 +131,7 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
     from memcalc.families.auto_ep import PRESETS, check_experts
 
     given, split = options.ep, "with engine deepspeed and ep above 1"
-    for name in ("tp", "pp", "cp"):
-        if getattr(options, name) > 1:
-            refuse(name, getattr(options, name), f"{split} {NOT_YET}1")
+    _check_auto_ep_alone(options)
     if options.gpus % given:
         divisors = ", ".join(str(n) for n in range(1, options.gpus + 1) if options.gpus % n == 0)
         refuse("ep", given, f"does not divide dp = {options.gpus}, whose ranks share the experts; allowed: {divisors}")
@@ -150,11 +148,30 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
     check_experts(given, model.name, model.program)
 
 
+def _check_auto_ep_alone(options: Options) -> None:
+    """DeepSpeed 0.19.8 itself (runtime/engine.py, _configure_expert_parallel): it asks the mpu for its tensor-parallel ranks,
+    and Ulysses' (runtime/sequence_parallel/parallel_state_sp.py) names the ranks of a sequence then."""
+    auto_ep = f"DeepSpeed's AutoEP (ep {options.ep})"
+    if options.tp > 1:
+        why = f"{auto_ep} refuses Megatron-DeepSpeed's tensor parallelism; with DeepSpeed's AutoTP, which it takes, it"
+        refuse("tp", options.tp, f"{why} {NOT_YET}1")
+    if options.pp > 1:
+        why = f"{auto_ep} finds transformers' experts, of which Megatron-DeepSpeed's stages have none"
+        refuse("pp", options.pp, f"{why}; allowed: 1")
+    if options.cp > 1:
+        why = "takes the ranks of a sequence for tensor-parallel ones, as Ulysses' mpu names them, and refuses these"
+        if options.zero == 3:
+            why += ", and ZeRO-3 refuses it with any shared sequence"
+        refuse("cp", options.cp, f"{auto_ep} {why}; allowed: 1, or --ep 1")
+
+
 def _check_shared(options: Options) -> None:
-    """What goes with sequences that DeepSpeed's ranks share."""
-    for name in ("tp", "pp", "ep"):
+    """What goes with sequences that DeepSpeed's ranks share. Megatron-DeepSpeed has its own assertion against two of them
+    (megatron/core/parallel_state.py, initialize_model_parallel)."""
+    for name, parallelism in (("tp", "tensor"), ("pp", "pipeline")):
         if getattr(options, name) > 1:
-            refuse("cp", options.cp, f"with engine deepspeed and {name} {getattr(options, name)} {NOT_YET}1")
+            why = f"Megatron-DeepSpeed ({name} {getattr(options, name)}) refuses shared sequences with {parallelism} parallelism"
+            refuse("cp", options.cp, f"{why}; allowed: 1, or --{name} 1")
     if options.cp_comm_type not in (None, "a2a"):
         refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens; allowed: a2a")
     if options.kernels not in (None, "hf"):
