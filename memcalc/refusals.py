@@ -99,7 +99,8 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         if getattr(options, name) is not None:
             refuse(name, getattr(options, name), "DeepSpeed balances its stages itself; allowed: leave it out")
     if options.sequence_parallel:
-        refuse("sequence_parallel", "on", f"with engine deepspeed {NOT_YET}off")
+        why = "under DeepSpeed nobody adds up the slices' gradients of the norms, which Megatron's own optimizer does"
+        refuse("sequence_parallel", "on", f"{why}; allowed: off, or --engine megatron")
     split = "with engine deepspeed and tp or pp above 1"
     if options.pp > 1 and options.precision != "bf16-mixed":
         refuse("precision", options.precision, f"with engine deepspeed and pp {options.pp} {NOT_YET}bf16-mixed")

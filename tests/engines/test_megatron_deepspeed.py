@@ -177,7 +177,10 @@ def between_two(sent: Totals, pp: int) -> Totals:
             {"tp": 2, "cp": 2, "zero": 1},
             "--cp 2: Megatron-DeepSpeed (tp 2) refuses shared sequences with tensor parallelism; allowed: 1, or --tp 1",
         ),
-        ({"tp": 2, "zero": 1, "sequence_parallel": True}, "--sequence-parallel on: with engine deepspeed"),
+        (
+            {"tp": 2, "zero": 1, "sequence_parallel": True},
+            "--sequence-parallel on: under DeepSpeed nobody adds up the slices' gradients of the norms",
+        ),
         (
             {"tp": 2, "zero": 1, "attention": "sdpa"},
             "--attention sdpa: Megatron-DeepSpeed's GPTModel has the flash-attn",
