@@ -81,7 +81,8 @@ def runs_gpt_model(options: Options, engine: str) -> bool:
 def check_deepspeed(options: Options, model: Model | None) -> None:
     """What PipelineEngine takes, and what of Megatron-DeepSpeed's GPTModel is modelled."""
     if options.etp not in (None, 1, options.tp):
-        refuse("etp", options.etp, f"with engine deepspeed {NOT_YET}{options.tp}")
+        why = "DeepSpeed has no tensor parallelism of the experts' own (AutoEP's expert_tensor_parallel_size is 1)"
+        refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
     if options.virtual_stages > 1:
         refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
     if options.ep > 1:

@@ -218,6 +218,7 @@ def test_a_busy_expert_needs_more() -> None:
         (MIXTRAL, {"pp": 2}, r"--pp 2: DeepSpeed's AutoEP \(ep 4\) finds transformers' experts.*; allowed: 1"),
         (MIXTRAL, {"cp": 2}, r"--cp 2: DeepSpeed's AutoEP \(ep 4\) takes .* refuses these; allowed: 1, or --ep 1"),
         (MIXTRAL, {"cp": 2, "zero": 3}, "--cp 2: .*, and ZeRO-3 refuses it with any shared sequence; allowed: 1, or --ep 1"),
+        (MIXTRAL, {"etp": 2}, "--etp 2: DeepSpeed has no tensor parallelism of the experts' own .*; allowed: 1"),
         (MIXTRAL, {"recompute": "op"}, "--recompute op: with engine deepspeed and ep above 1 .*none, full"),
         (MIXTRAL, {"kernels": "fused"}, "--kernels fused: with engine deepspeed and ep above 1 .*hf"),
         ({**MIXTRAL, "hidden_act": "gelu"}, {}, "--ep 4: AutoEP computes SwiGLU, the experts of mixtral have gelu"),
