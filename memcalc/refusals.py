@@ -7,7 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from memcalc.families.expert_parallel import expert_path, runs_dispatched
-from memcalc.families.sequence_parallel import PLAIN, masks
+from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
 from memcalc.families.tensor_parallel import NOT_RUN, PLANS
 from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
@@ -350,7 +350,7 @@ def check_context_parallel(options: Options, seq_len: int, attention: str, model
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {ranks}")
     if options.padded:
         refuse("padded", "on", "DeepSpeed drops the mask of a sequence that ranks share; allowed: off, or --cp 1")
-    if masks(program, attention, seq_len):
+    if layers_mask(program, attention, seq_len):
         why = f"DeepSpeed drops the mask of a sequence that ranks share, here that of {model.name or model.model_type}'s window"
         refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --cp 1")
     if options.cross_entropy not in (None, "eager"):
