@@ -7,7 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from memcalc.families.expert_parallel import expert_path, runs_dispatched
-from memcalc.families.sequence_parallel import PLAIN, masks
+from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
 from memcalc.families.tensor_parallel import NOT_RUN, PLANS
 from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
@@ -81,7 +81,8 @@ def runs_gpt_model(options: Options, engine: str) -> bool:
 def check_deepspeed(options: Options, model: Model | None) -> None:
     """What PipelineEngine takes, and what of Megatron-DeepSpeed's GPTModel is modelled."""
     if options.etp not in (None, 1, options.tp):
-        refuse("etp", options.etp, f"with engine deepspeed {NOT_YET}{options.tp}")
+        why = "DeepSpeed has no tensor parallelism of the experts' own (AutoEP's expert_tensor_parallel_size is 1)"
+        refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
     if options.virtual_stages > 1:
         refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
     if options.ep > 1:
@@ -99,7 +100,8 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         if getattr(options, name) is not None:
             refuse(name, getattr(options, name), "DeepSpeed balances its stages itself; allowed: leave it out")
     if options.sequence_parallel:
-        refuse("sequence_parallel", "on", f"with engine deepspeed {NOT_YET}off")
+        why = "under DeepSpeed nobody adds up the slices' gradients of the norms, which Megatron's own optimizer does"
+        refuse("sequence_parallel", "on", f"{why}; allowed: off, or --engine megatron")
     split = "with engine deepspeed and tp or pp above 1"
     if options.pp > 1 and options.precision != "bf16-mixed":
         refuse("precision", options.precision, f"with engine deepspeed and pp {options.pp} {NOT_YET}bf16-mixed")
@@ -131,9 +133,7 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
     from memcalc.families.auto_ep import PRESETS, check_experts
 
     given, split = options.ep, "with engine deepspeed and ep above 1"
-    for name in ("tp", "pp", "cp"):
-        if getattr(options, name) > 1:
-            refuse(name, getattr(options, name), f"{split} {NOT_YET}1")
+    _check_auto_ep_alone(options)
     if options.gpus % given:
         divisors = ", ".join(str(n) for n in range(1, options.gpus + 1) if options.gpus % n == 0)
         refuse("ep", given, f"does not divide dp = {options.gpus}, whose ranks share the experts; allowed: {divisors}")
@@ -150,11 +150,30 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
     check_experts(given, model.name, model.program)
 
 
+def _check_auto_ep_alone(options: Options) -> None:
+    """DeepSpeed 0.19.8 itself (runtime/engine.py, _configure_expert_parallel): it asks the mpu for its tensor-parallel ranks,
+    and Ulysses' (runtime/sequence_parallel/parallel_state_sp.py) names the ranks of a sequence then."""
+    auto_ep = f"DeepSpeed's AutoEP (ep {options.ep})"
+    if options.tp > 1:
+        why = f"{auto_ep} refuses Megatron-DeepSpeed's tensor parallelism; with DeepSpeed's AutoTP, which it takes, it"
+        refuse("tp", options.tp, f"{why} {NOT_YET}1")
+    if options.pp > 1:
+        why = f"{auto_ep} finds transformers' experts, of which Megatron-DeepSpeed's stages have none"
+        refuse("pp", options.pp, f"{why}; allowed: 1")
+    if options.cp > 1:
+        why = "takes the ranks of a sequence for tensor-parallel ones, as Ulysses' mpu names them, and refuses these"
+        if options.zero == 3:
+            why += ", and ZeRO-3 refuses it with any shared sequence"
+        refuse("cp", options.cp, f"{auto_ep} {why}; allowed: 1, or --ep 1")
+
+
 def _check_shared(options: Options) -> None:
-    """What goes with sequences that DeepSpeed's ranks share."""
-    for name in ("tp", "pp", "ep"):
+    """What goes with sequences that DeepSpeed's ranks share. Megatron-DeepSpeed has its own assertion against two of them
+    (megatron/core/parallel_state.py, initialize_model_parallel)."""
+    for name, parallelism in (("tp", "tensor"), ("pp", "pipeline")):
         if getattr(options, name) > 1:
-            refuse("cp", options.cp, f"with engine deepspeed and {name} {getattr(options, name)} {NOT_YET}1")
+            why = f"Megatron-DeepSpeed ({name} {getattr(options, name)}) refuses shared sequences with {parallelism} parallelism"
+            refuse("cp", options.cp, f"{why}; allowed: 1, or --{name} 1")
     if options.cp_comm_type not in (None, "a2a"):
         refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens; allowed: a2a")
     if options.kernels not in (None, "hf"):
@@ -331,7 +350,7 @@ def check_context_parallel(options: Options, seq_len: int, attention: str, model
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {ranks}")
     if options.padded:
         refuse("padded", "on", "DeepSpeed drops the mask of a sequence that ranks share; allowed: off, or --cp 1")
-    if masks(program, attention, seq_len):
+    if layers_mask(program, attention, seq_len):
         why = f"DeepSpeed drops the mask of a sequence that ranks share, here that of {model.name or model.model_type}'s window"
         refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --cp 1")
     if options.cross_entropy not in (None, "eager"):

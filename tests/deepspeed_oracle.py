@@ -12,9 +12,10 @@ import contextlib
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("LOCAL_RANK", "0")
@@ -115,6 +116,31 @@ class RankMode(LiveBytes):
         self.exchanged[self.phase, kind, *_size(tensors)] += 1
 
 
+class InOrder(set[Any]):
+    """A set that is gone through in the order in which things came. A set of parameters goes by their addresses, and so would
+    the order in which ZeRO-3 waits for the gathers of a module."""
+
+    def __init__(self, things: Iterable[Any] = ()) -> None:
+        super().__init__()
+        self.order: dict[Any, None] = {}
+        self.update(things)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.order)
+
+    def add(self, thing: Any) -> None:
+        super().add(thing)
+        self.order[thing] = None
+
+    def update(self, *others: Iterable[Any]) -> None:
+        for thing in (thing for things in others for thing in things):
+            self.add(thing)
+
+    def discard(self, thing: Any) -> None:
+        super().discard(thing)
+        self.order.pop(thing, None)
+
+
 def _size(tensors: Sequence[torch.Tensor]) -> tuple[str, int]:
     return str(tensors[0].dtype).removeprefix("torch."), sum(t.numel() for t in tensors)
 
@@ -141,6 +167,7 @@ def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
     from deepspeed import comm
     from deepspeed.accelerator import get_accelerator, set_accelerator
     from deepspeed.ops.adam import fused_adam
+    from deepspeed.runtime.zero import partitioned_param_coordinator
     from deepspeed.utils import groups
 
     if store:
@@ -154,7 +181,8 @@ def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
     fused_adam.FusedAdamBuilder = lambda: accelerator.create_op_builder("FusedAdamBuilder")
     try:
-        yield
+        with mock.patch.object(partitioned_param_coordinator, "set", InOrder, create=True):
+            yield
     finally:
         torch.nn.functional.linear = linear
         fused_adam.FusedAdamBuilder = builder

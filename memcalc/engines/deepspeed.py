@@ -31,6 +31,7 @@ from memcalc.engines.holdings import (
 from memcalc.engines.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
+from memcalc.engines.zero3_leaves import leaf_modules
 from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
     COORDINATOR,
@@ -285,7 +286,8 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         return _unvisited(model, setup, held)
     groups = groups_of(model, ranks)
     experts = frozenset(i for group in groups[1:] for i in group.places)
-    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size, sent_dtype(setup), experts, groups[-1].ranks))
+    sent, leaves = sent_dtype(setup), leaf_modules(model)
+    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size, sent, experts, groups[-1].ranks, leaves))
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:
@@ -309,12 +311,12 @@ def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[l
     assert in_group is not None
     groups = sub_groups_of(model, setup)
     parts = [n for group in groups for n in group.parts]
-    largest = max(i for i, group in enumerate(groups) if max(group.parts) == max(parts))
-    own = max(k for k, n in enumerate(groups[largest].parts) if n == max(parts))
-    before = largest
+    norms = max(
+        before + own + 1 for before, group in enumerate(groups) for own, n in enumerate(group.parts) if n == max(parts)
+    )  # of the groups before, and of its own gradients
     yield [
         block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3),
-        block("temporaries", "norms", "numbers", before + own + 1, fp64, life, STAGE_3),
+        block("temporaries", "norms", "numbers", norms, fp64, life, STAGE_3),
     ]
     numbers = block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
     group = max(sum(group.parts) for group in groups)

@@ -2,30 +2,40 @@
 
 DeepSpeed's ZeRO-3 wraps what a module is given and what it returns in autograd functions
 (deepspeed/runtime/zero/parameter_offload.py). Here a node knows the module that it was made in: the module's backward
-begins with the first of its nodes and is over when the last has run and its weights' gradients are accumulated.
+begins with the first of its nodes and is over when the last has run and its weights' gradients are accumulated. Modules
+within a leaf (utils/z3_leaf_module.py) have no hooks: what runs in them is the leaf's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 from memcalc.autograd import Leaf, Node
 from memcalc.families.module import Run
 from memcalc.tensor import Tensor
+
+Where = tuple[str, int | None]
+"""A module: its path, and its layer where that has a `*`."""
 
 Event = Callable[["Visit", bool], None]
 """What is done when a visit begins or ends; whether in forward."""
 
 
 class Visit:
-    """One call of a module: its own parameters, by their place in definition order."""
+    """One call of a module: its parameters, by their place in definition order. A leaf's are those of modules in it too."""
 
-    __slots__ = ("begun", "from_outside", "outer", "parameters", "waiting", "where")
+    __slots__ = ("begun", "from_outside", "is_leaf", "outer", "parameters", "waiting", "where", "within")
 
-    def __init__(self, where: tuple[str, int | None], parameters: frozenset[int], outer: Visit | None) -> None:
+    def __init__(
+        self, where: Where, own: frozenset[int], within: frozenset[int], outer: Visit | None, *, is_leaf: bool
+    ) -> None:
         self.where = where
-        self.parameters = parameters
+        self.parameters = within if is_leaf else own
+        self.within = within
+        """Its own parameters and those of all modules in it."""
+        self.is_leaf = is_leaf
         self.outer = outer
         self.waiting = 0
         """Nodes that have not run yet, those of inner modules included."""
@@ -34,24 +44,29 @@ class Visit:
         """Whether it was given anything that wants a gradient: else nothing tells that its backward is over."""
 
 
-_ROOT: Final = ("", None)
-
-
 class Visits:
     """The visitor of one run."""
 
     def __init__(
-        self, run: Run, begins: Event, ends: Event, gathered: Callable[[int], Tensor | None] = lambda _: None
+        self,
+        run: Run,
+        leaves: AbstractSet[Where],
+        begins: Event,
+        ends: Event,
+        gathered: Callable[[int], Tensor | None] = lambda _: None,
     ) -> None:
-        self.begins, self.ends, self.whole = begins, ends, gathered
+        self.leaves, self.begins, self.ends, self.whole = leaves, begins, ends, gathered
         self.places = {key: i for i, key in enumerate(run.weights)}
         self.storages = {weight.storage: i for i, weight in enumerate(run.weights.values())}
-        own: dict[tuple[str, int | None], list[int]] = {}
-        for (name, layer), i in self.places.items():
-            own.setdefault((name.rpartition(".")[0], layer), []).append(i)
-        for module, weight in run.external:
-            own.setdefault((module, None), []).append(self.places[weight, None])
+        own: dict[Where, list[int]] = {}
+        within: dict[Where, list[int]] = {}
+        modules = [(*_parent(where), i) for where, i in self.places.items()]
+        for path, layer, i in [*modules, *((path, None, self.places[weight, None]) for path, weight in run.external)]:
+            own.setdefault((path, layer), []).append(i)
+            for where in _around(path, layer):
+                within.setdefault(where, []).append(i)
         self.own = {where: frozenset(parameters) for where, parameters in own.items()}
+        self.within = {where: frozenset(parameters) for where, parameters in within.items()}
         self.running: list[Visit] = []
         self.over: list[Visit] = []
 
@@ -59,13 +74,14 @@ class Visits:
 
     def enter(self, path: str, layer: int | None, weight: Tensor | None = None) -> bool:
         where = path, layer
-        if self.running and self.running[-1].where == where:
+        outer = self.running[-1] if self.running else None
+        if outer is not None and (outer.where == where or outer.is_leaf):
             return False
-        parameters = self.own.get(where, frozenset[int]())
-        if weight is not None:
-            given = self.places.get((weight.name, layer))
-            parameters = parameters if given is None else parameters | {given}
-        visit = Visit(where, parameters, self.running[-1] if self.running else None)
+        own, within = (of.get(where, frozenset[int]()) for of in (self.own, self.within))
+        given = None if weight is None else self.places.get((weight.name, layer))
+        if given is not None:
+            own, within = own | {given}, within | {given}
+        visit = Visit(where, own, within, outer, is_leaf=where in self.leaves)
         self.running.append(visit)
         self.begins(visit, True)
         return True
@@ -134,3 +150,17 @@ def _within(inner: Visit | None, visit: Visit) -> bool:
             return True
         inner = inner.outer
     return False
+
+
+def _parent(weight: Where) -> Where:
+    """The module that has a weight."""
+    name, layer = weight
+    return name.rpartition(".")[0], layer
+
+
+def _around(path: str, layer: int | None) -> Iterator[Where]:
+    """A module, and all modules that it is in."""
+    while path:
+        yield path, layer if "*" in path else None
+        path = path.rpartition(".")[0]
+    yield "", None

@@ -10,8 +10,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-Order = Sequence[frozenset[int]]
-"""The parameters of each module that begins, in forward and then in backward."""
+
+class Begun(NamedTuple):
+    """A module that begins, by its parameters."""
+
+    parameters: frozenset[int]
+    """Those that are gathered for it."""
+    within: frozenset[int]
+    """Its own and those of all modules in it."""
+    is_leaf: bool
+
+    def seen_by(self, leaf: bool) -> frozenset[int]:
+        """What the search for the next use takes it to have: it looks into modules if the one that is over is a leaf, and
+        only then, whatever this one is."""
+        if leaf:
+            return self.within
+        return frozenset() if self.is_leaf else self.parameters
+
+
+Order = Sequence[Begun]
+"""The modules that begin, in forward and then in backward."""
 
 
 class Thresholds(NamedTuple):
@@ -50,7 +68,7 @@ class Coordinator:
         self.active: dict[int, set[Any]] = {i: set() for i in range(len(sizes))}
         self.live = 0
         self.step = 0
-        self.queue = deque((i, at) for at, parameters in enumerate(order) for i in sorted(parameters))
+        self.queue = deque((i, at) for at, begun in enumerate(order) for i in sorted(begun.parameters))
         self.fetched_for: dict[int, int] = {}
         self.backward: dict[Any, frozenset[int]] = {}
 
@@ -96,14 +114,15 @@ class Coordinator:
             handle = self.launch(Gathered(missing, forward))
             self.in_flight.update(dict.fromkeys(missing, handle))
 
-    def release(self, module: Any, parameters: frozenset[int], forward: bool) -> None:
+    def release(self, module: Any, parameters: frozenset[int], forward: bool, *, is_leaf: bool = False) -> None:
         """A module is over: free what is not used again soon (release_sub_module)."""
         going = {i for i in parameters if i not in self.persistent and self.fetched_for.get(i, -1) <= self.step}
         traversed = 0
         if going:
-            for following in self.order[self.step :]:
+            for begun in self.order[self.step :]:
                 if traversed >= self.thresholds.max_reuse:
                     break
+                following = begun.seen_by(is_leaf)
                 going -= following
                 traversed += sum(self.sizes[i] for i in following)
         if not forward:

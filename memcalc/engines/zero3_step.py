@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.autograd import Leaf
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType
-from memcalc.engines.visits import Visit, Visits
-from memcalc.engines.zero3_coordinator import Coordinator, Gathered, Order, Thresholds
+from memcalc.engines.visits import Visit, Visits, Where
+from memcalc.engines.zero3_coordinator import Begun, Coordinator, Gathered, Order, Thresholds
 from memcalc.families.module import Module, Run
 from memcalc.tensor import Sent, Tensor, new_tensor
 
@@ -38,11 +38,13 @@ class ZeRO3(NamedTuple):
     experts: frozenset[int] = frozenset()
     """Parameters that are sharded over the ranks with the same experts, by their place in definition order."""
     expert_ranks: int = 1
+    leaves: frozenset[Where] = frozenset()
+    """Modules that are gathered whole, and reduced when their backward is over."""
     order: Order | None = None
     """Which parameters each module has, as an earlier step has recorded it; None: this run records."""
 
     def start(self, run: Run) -> Step | Recorder:
-        return Recorder(run) if self.order is None else Step(self, run, self.order)
+        return Recorder(self, run) if self.order is None else Step(self, run, self.order)
 
     def prepared(self, record: Callable[[ZeRO3], Any]) -> ZeRO3:
         """What is kept depends on what comes next, layer or not."""
@@ -76,12 +78,12 @@ class _Hooks:
 class Recorder(_Hooks):
     """The first steps: which module begins when, and nothing else."""
 
-    def __init__(self, run: Run) -> None:
-        self.order: list[frozenset[int]] = []
-        super().__init__(run, Visits(run, self._begins, self._ends))
+    def __init__(self, how: ZeRO3, run: Run) -> None:
+        self.order: list[Begun] = []
+        super().__init__(run, Visits(run, how.leaves, self._begins, self._ends))
 
     def _begins(self, visit: Visit, forward: bool) -> None:
-        self.order.append(visit.parameters)
+        self.order.append(Begun(visit.parameters, visit.within, visit.is_leaf))
 
     def _ends(self, visit: Visit, forward: bool) -> None: ...
 
@@ -103,15 +105,18 @@ class Step(_Hooks):
 
     def __init__(self, how: ZeRO3, run: Run, order: Order) -> None:
         self.whole: dict[int, Tensor] = {}
-        super().__init__(run, Visits(run, self._begins, self._ends, self.whole.get))
+        super().__init__(run, Visits(run, how.leaves, self._begins, self._ends, self.whole.get))
         self.how = how
         self.sizes = [numel(weight.shape)[0] for weight in run.weights.values()]
         self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
         self.bucket: list[tuple[int, Tensor | None]] = []
         self.in_bucket = 0
+        self.waiting: dict[int, Leaf] = {}
+        """Whose gradients wait for the rest of a leaf module."""
+        late = frozenset[int]().union(*(self.visits.within[where] for where in how.leaves))
         for i, weight in enumerate(run.weights.values()):
             if isinstance(weight.node, Leaf):
-                self._hook(i, weight.node)
+                self._hook(i, weight.node, late=i in late)
 
     # --- parameters
 
@@ -119,7 +124,9 @@ class Step(_Hooks):
         self.coordinator.fetch(visit.where, visit.parameters, forward)
 
     def _ends(self, visit: Visit, forward: bool) -> None:
-        self.coordinator.release(visit.where, visit.parameters, forward)
+        if visit.is_leaf and not forward:
+            self._reduce_leaf_module(visit)
+        self.coordinator.release(visit.where, visit.parameters, forward, is_leaf=visit.is_leaf)
 
     def _launch(self, gathered: Gathered) -> Handle | None:
         """all_gather_coalesced: parameters of each group of ranks by themselves."""
@@ -169,13 +176,24 @@ class Step(_Hooks):
 
     # --- gradients
 
-    def _hook(self, i: int, leaf: Leaf) -> None:
+    def _hook(self, i: int, leaf: Leaf, *, late: bool) -> None:
         def ready(gradient: Tensor) -> None:
-            leaf.grad = None
             self.run.memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
-            self._reduce(i, gradient)
+            if late:
+                self.waiting[i] = leaf
+            else:
+                leaf.grad = None
+                self._reduce(i, gradient)
 
         leaf.ready = ready
+
+    def _reduce_leaf_module(self, visit: Visit) -> None:
+        """reduce_leaf_module_grads: one by one, when the gradient of what the module was given is there."""
+        for i in sorted(visit.parameters & self.waiting.keys()):
+            leaf = self.waiting.pop(i)
+            gradient, leaf.grad = leaf.grad, None
+            assert gradient is not None
+            self._reduce(i, gradient)
 
     def _reduce(self, i: int, gradient: Tensor) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads: a gradient moves into the bucket, if it fits."""

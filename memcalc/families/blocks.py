@@ -104,9 +104,10 @@ def act(x: Tensor, name: str) -> Tensor:
     visitor = x.memory.visitor
     if visitor is None:
         return activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
-    visitor.enter("act_fn", None)
+    visited = visitor.enter("act_fn", None)
     out = activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
-    visitor.leave(done=True)
+    if visited:
+        visitor.leave(done=True)
     return out
 
 

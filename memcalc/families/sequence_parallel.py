@@ -138,8 +138,18 @@ class SequenceParallel(TensorParallel):
 
 def masks(program: Any, attention: str, seq_len: int) -> bool:
     """Whether a program's attention has a mask. transformers makes it as long as the embeddings: of a shard."""
+    return bool(_kinds_with_mask(program, attention, seq_len))
+
+
+def layers_mask(program: Any, attention: str, seq_len: int) -> bool:
+    """Whether a layer takes one: qwen2_moe makes one for windows that no layer may have."""
+    masked = _kinds_with_mask(program, attention, seq_len)
+    return any(program.layer_kind(i) in masked for i in range(program.layers))
+
+
+def _kinds_with_mask(program: Any, attention: str, seq_len: int) -> list[str]:
     run = Run(Memory(), fp32, attention, False, Dim("batch", 1), Dim("seq", seq_len))
-    return any(mask is not None for mask in program.masks(run).values())
+    return [kind for kind, mask in program.masks(run).items() if mask is not None]
 
 
 @lru_cache(maxsize=1024)

@@ -30,6 +30,10 @@ TWO_KEYS = {**WIDE, "num_key_value_heads": 2, "num_hidden_layers": 2}
 MIXTRAL = {"model_type": "mixtral", "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 12,
            "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 211, "num_local_experts": 4}  # fmt: skip
 MISTRAL = {**WIDE, "model_type": "mistral", "sliding_window": 64}
+QWEN2_MOE = {"model_type": "qwen2_moe", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101, "num_experts": 4,
+             "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}  # fmt: skip
+"""Without windows, for which it makes a mask all the same."""
 PHI = {"model_type": "phi", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
        "vocab_size": 301, "partial_rotary_factor": 0.5}  # fmt: skip
 
@@ -163,7 +167,7 @@ def test_fp16_and_many_micro_batches() -> None:
     check(PHI, gpus=4, cp=4, zero=0, precision="fp16", micro_batches=3, seq_len=32)
 
 
-@pytest.mark.parametrize("config", [MIXTRAL, MISTRAL], ids=["mixtral", "mistral"])
+@pytest.mark.parametrize("config", [MIXTRAL, MISTRAL, QWEN2_MOE], ids=["mixtral", "mistral", "qwen2_moe"])
 def test_other_families(config: dict[str, Any]) -> None:
     with balanced_routing():
         cp = 3 if config is MIXTRAL else 2
@@ -224,8 +228,11 @@ def test_a_layers_share_and_its_link() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cp": 8, "gpus": 8, "seq_len": 60}, "--seq-len 60: does not divide by cp 8"),
     ({"cp": 16, "gpus": 16}, "--cp 16: does not divide the 8 attention heads"),
-    ({"cp": 2, "tp": 2}, "--cp 2: with engine deepspeed and tp 2"),
-    ({"cp": 2, "pp": 2, "zero": 1}, "--cp 2: with engine deepspeed and pp 2"),
+    ({"cp": 2, "tp": 2}, "--cp 2: Megatron-DeepSpeed (tp 2) refuses shared sequences with tensor parallelism"),
+    (
+        {"cp": 2, "pp": 2, "zero": 1},
+        "--cp 2: Megatron-DeepSpeed (pp 2) refuses shared sequences with pipeline parallelism",
+    ),
     ({"cp": 2, "attention": "eager"}, "--attention eager: "),
     ({"cp": 2, "padded": True}, "--padded on: "),
     ({"cp": 2, "kernels": "fused"}, "--kernels fused: "),
@@ -253,10 +260,14 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
         ),
         ({"model_type": "gpt2"}, "--cp 4: with engine deepspeed for a gpt2"),
         ({**MISTRAL, "sliding_window": 64}, "--seq-len 64: DeepSpeed drops the mask"),
+        (
+            {**QWEN2_MOE, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
+            "--seq-len 64: DeepSpeed drops the mask",
+        ),
         ({"model_type": "mixtral"}, "--cp 4: DeepSpeed reads head_dim"),
         ({"model_type": "gemma2"}, "--attention eager: "),
     ],
-    ids=["keys", "family", "window", "head_dim", "no sdpa"],
+    ids=["keys", "family", "window", "windows of some layers", "head_dim", "no sdpa"],
 )
 def test_models_that_are_refused(config: dict[str, Any], line: str) -> None:
     with pytest.raises(memcalc.InputError) as refused:

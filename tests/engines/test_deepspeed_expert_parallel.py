@@ -139,6 +139,24 @@ def test_stage_3_of_families(model_type: str) -> None:
     check(config, gpus=8, ep=4, zero=3, precision="fp16", micro_batch_size=2, seq_len=12, **SOME_KEPT)
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_deepspeed_itself_takes_the_ranks_of_a_sequence_for_tensor_parallel_ones(zero: int) -> None:
+    """What `--ep` with `--cp` is refused for: once it goes, AutoEP can be modelled over shared sequences."""
+    with pytest.raises(
+        ValueError, match=r"tensor model parallelism from mpu \(bwc_tensor_model_parallel_world_size=2\)"
+    ):
+        deepspeed_step(MIXTRAL, gpus=4, cp=2, ep=2, zero=zero)
+
+
+def test_stage_3_takes_no_shared_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an mpu that has one tensor-parallel rank it comes so far."""
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    monkeypatch.setattr(parallel_state_sp, "get_tensor_model_parallel_world_size", lambda: 1, raising=False)
+    with pytest.raises(AssertionError, match="AutoEP with ZeRO Stage 3 does not support sequence parallelism yet"):
+        deepspeed_step(MIXTRAL, gpus=4, cp=2, ep=2, zero=3)
+
+
 # --- properties
 
 
@@ -196,8 +214,11 @@ def test_a_busy_expert_needs_more() -> None:
     [
         (MIXTRAL, {"gpus": 6}, "--ep 4: does not divide dp = 6, whose ranks share the experts; allowed: 1, 2, 3, 6"),
         (MIXTRAL, {"gpus": 9, "ep": 3}, "--ep 3: mixtral has 8 experts, which 3 ranks cannot share; allowed: 1, 2, 4, 8"),
-        (MIXTRAL, {"tp": 2}, "--tp 2: with engine deepspeed and ep above 1"),
-        (MIXTRAL, {"pp": 2}, "--pp 2: with engine deepspeed and ep above 1"),
+        (MIXTRAL, {"tp": 2}, r"--tp 2: DeepSpeed's AutoEP \(ep 4\) refuses Megatron-DeepSpeed's tensor parallelism"),
+        (MIXTRAL, {"pp": 2}, r"--pp 2: DeepSpeed's AutoEP \(ep 4\) finds transformers' experts.*; allowed: 1"),
+        (MIXTRAL, {"cp": 2}, r"--cp 2: DeepSpeed's AutoEP \(ep 4\) takes .* refuses these; allowed: 1, or --ep 1"),
+        (MIXTRAL, {"cp": 2, "zero": 3}, "--cp 2: .*, and ZeRO-3 refuses it with any shared sequence; allowed: 1, or --ep 1"),
+        (MIXTRAL, {"etp": 2}, "--etp 2: DeepSpeed has no tensor parallelism of the experts' own .*; allowed: 1"),
         (MIXTRAL, {"recompute": "op"}, "--recompute op: with engine deepspeed and ep above 1 .*none, full"),
         (MIXTRAL, {"kernels": "fused"}, "--kernels fused: with engine deepspeed and ep above 1 .*hf"),
         ({**MIXTRAL, "hidden_act": "gelu"}, {}, "--ep 4: AutoEP computes SwiGLU, the experts of mixtral have gelu"),

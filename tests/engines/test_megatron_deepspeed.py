@@ -175,9 +175,12 @@ def between_two(sent: Totals, pp: int) -> Totals:
         ({"tp": 8, "zero": 2}, "--tp 8: llama has 4 key/value heads; allowed: a divisor of 4"),
         (
             {"tp": 2, "cp": 2, "zero": 1},
-            "--cp 2: with engine deepspeed and tp 2 is not modelled by this version; allowed: 1",
+            "--cp 2: Megatron-DeepSpeed (tp 2) refuses shared sequences with tensor parallelism; allowed: 1, or --tp 1",
         ),
-        ({"tp": 2, "zero": 1, "sequence_parallel": True}, "--sequence-parallel on: with engine deepspeed"),
+        (
+            {"tp": 2, "zero": 1, "sequence_parallel": True},
+            "--sequence-parallel on: under DeepSpeed nobody adds up the slices' gradients of the norms",
+        ),
         (
             {"tp": 2, "zero": 1, "attention": "sdpa"},
             "--attention sdpa: Megatron-DeepSpeed's GPTModel has the flash-attn",
