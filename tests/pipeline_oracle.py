@@ -63,6 +63,8 @@ class StageModule(torch.nn.Module):
         self.given = {} if positions is None else {"position_ids": positions}
         model = whole.model
         model.layers = torch.nn.ModuleList(list(model.layers)[start : start + count])
+        if getattr(model.config, "layer_types", None):  # which are looked up by a layer's place in the list
+            model.config.layer_types = model.config.layer_types[start : start + count]
         if not first:
             model.embed_tokens = None
         if not last:

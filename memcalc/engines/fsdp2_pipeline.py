@@ -20,6 +20,7 @@ from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
 from memcalc.engines.sent import tensor_parallel_of_stages
 from memcalc.families.module import Input, Run
+from memcalc.families.program import common_pattern
 from memcalc.inputs.model import Model
 from memcalc.pipelining.orders import (
     GPIPE_ENDS,
@@ -51,8 +52,16 @@ _SCHEDULES: Final = "torch/distributed/pipelining/schedules.py"
 _FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
-_LAYERS: Final = 6
-"""Of a stage, run on paper."""
+_PERIODS: Final = 6
+"""Of a stage's layers, run on paper."""
+
+
+class Unit(NamedTuple):
+    """Parameters that are gathered and reduced together."""
+
+    elements: int
+    """Padded."""
+    where: str
 
 
 class StagedRank(NamedTuple):
@@ -159,8 +168,8 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     parallel = rank.program.tensor_parallel
     shard = size.seq if parallel is None else parallel.between_layers(whole)
     paper: list[PaperStage] = []
-    more = layers_left_out(rank)
-    for stage in (stage.of_fewer(more) for stage in rank.program.stages):
+    middle = middle_of(rank)
+    for stage in (stage.without(_left_out_layers(middle)) for stage in rank.program.stages):
         run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole)
         run.tensor_parallel = parallel
         run.policy = choices.policy
@@ -186,7 +195,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         memory.rows,
         memory.segments,
         0,
-        Middle(range(2, 3), range(3, 4), more) if more else NO_MIDDLE,
+        middle,
         "",
         choices.kernels,
         tuple(memory.sent),
@@ -200,15 +209,32 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
     stage besides on how many are not, whose losses are there."""
-    stages = tuple((span.layers, span.first, span.last) for span in rank.program.spans)
+    stages = tuple(
+        (span.first, span.last, *(stage.variant(i) for i in range(stage.layers)))
+        for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
+    )
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
     return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, stages
 
 
-def layers_left_out(rank: StagedRank) -> int:
-    """Layers of each stage that are not run: two at each end see what no other does, two in the middle stand for the rest."""
-    return max(0, min(span.layers for span in rank.program.spans) - _LAYERS)
+def middle_of(rank: StagedRank) -> Middle:
+    """Which layers of each stage stand for others that are not run: after the first unlike ones, two periods at each end see
+    what no other does, two in the middle stand for the rest."""
+    stacks = [[stage.variant(i) for i in range(stage.layers)] for stage in rank.program.stages]
+    pattern = common_pattern(stacks)
+    if pattern is None:
+        return NO_MIDDLE
+    lead, period = pattern
+    more = (min(map(len, stacks)) - lead) // period - _PERIODS
+    first = lead + 2 * period
+    middle = Middle(range(first, first + period), range(first + period, first + 2 * period), more)
+    return middle if more else NO_MIDDLE
+
+
+def _left_out_layers(middle: Middle) -> range:
+    """Of a stage, those that the middle stands for."""
+    return range(middle.late.stop, middle.late.stop + middle.more * len(middle.late))
 
 
 def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
@@ -288,53 +314,69 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
     of_layers = gathers(actions, reshards=setup.zero == 3)
     of_root = gathers(actions, reshards=False)
     stages = rank.program.stages
-    layer = [w for w in stages[0].weights() if w.layer == 0]
     out: list[Collective] = []
-    for wanted in WANTED:
-        calls = sum(stage.layers * of_layers[chunk, wanted] for chunk, stage in enumerate(stages))
-        out += _gathered(setup, layer, wanted, calls, rank.program.layers)
-    out += _reduced(setup, layer, rank.program.layers)
+    for unit, layers in _units_of_layers(setup, rank).items():
+        for wanted in WANTED:
+            calls = sum(n * of_layers[chunk, wanted] for chunk, n in enumerate(layers))
+            out += _gathered(setup, unit, wanted, calls, sum(layers))
+        out += _reduced(setup, unit, sum(layers))
     for chunk, stage in enumerate(stages):
         root = [w for w in stage.weights() if w.layer is None]
+        unit = Unit(sum(padded_elements(w.shape, setup.shards) for w in root), "outside the layers")
         for wanted in WANTED:
-            out += _gathered(setup, root, wanted, of_root[chunk, wanted], 0)
-        out += _reduced(setup, root, 0)
+            out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
+        out += _reduced(setup, unit, 0)
     return out
 
 
-def _gathered(setup: Setup, weights: list[Weight], wanted: Wanted, calls: int, layers: int) -> list[Collective]:
-    """`layers` of the rank that the unit is one of; 0 for what is outside of them."""
-    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
-    if setup.shards == 1 or not calls * elements:
+def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
+    """How many layers of each chunk are units of a size: those with experts have another one."""
+    chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
+    mixed = len({_has_experts(weights) for kinds in chunks for weights, _ in kinds}) > 1
+    found: dict[Unit, list[int]] = {}
+    for chunk, kinds in enumerate(chunks):
+        for weights, layers in kinds:
+            kind = "layers with experts" if _has_experts(weights) else "dense layers"
+            elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
+            found.setdefault(Unit(elements, kind if mixed else "layers"), [0] * len(chunks))[chunk] += layers
+    return found
+
+
+def _has_experts(weights: list[Weight]) -> bool:
+    return any(w.component == "experts" for w in weights)
+
+
+def _gathered(setup: Setup, unit: Unit, wanted: Wanted, calls: int, layers: int) -> list[Collective]:
+    """`layers` of the rank that are such units; 0 for what is outside of them."""
+    if setup.shards == 1 or not calls * unit.elements:
         return []
     dtype, ranks = setup.compute_dtype, setup.shards
     if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
-        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, elements, layers)]
+        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, unit, layers)]
     overlap: Overlap = wanted if layers else "exposed"
     name = "parameters" if wanted == "forward" else "parameters again"
-    return [_one("all_gather", name, wanted, dtype, ranks, calls, elements, layers, overlap)]
+    return [_one("all_gather", name, wanted, dtype, ranks, calls, unit, layers, overlap)]
 
 
-def _reduced(setup: Setup, weights: list[Weight], layers: int) -> list[Collective]:
-    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
-    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.dp // setup.shards, layers or 1
+def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
+    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.replicas, layers or 1
     out: list[Collective] = []
-    if setup.shards > 1 and elements:
-        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, elements, layers))
-    if replicas > 1 and elements:
-        name, part = "gradient shards over replicas", elements // setup.shards
+    if setup.shards > 1 and unit.elements:
+        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, unit, layers))
+    if replicas > 1 and unit.elements:
+        name, part = "gradient shards over replicas", unit._replace(elements=unit.elements // setup.shards)
         out.append(_one("all_reduce", name, "backward", dtype, replicas, calls, part, layers))
     return out
 
 
 def _one(
-    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, elements: int, layers: int,
+    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, unit: Unit, layers: int,
     overlap: Overlap = "exposed",
 ) -> Collective:  # fmt: skip
-    where = "layers" if layers else "outside the layers"
-    unit, each = f"unit·{dtype.itemsize} B", elements * dtype.itemsize
+    formula, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
     return Collective(
-        "dp", kind, f"{name}, {where}", phase, dtype.name, ranks, calls, calls * each, f"{calls}·{unit} = {calls}·{each} B",
-        by_layer=bool(layers), shares=(elements, elements * layers) if layers else None, source=_FSDP, each=unit,
-        overlap=overlap,
+        "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
+        f"{calls}·{formula} = {calls}·{each} B",
+        by_layer=bool(layers), shares=(unit.elements, unit.elements * layers) if layers else None, source=_FSDP,
+        each=formula, overlap=overlap,
     )  # fmt: skip
