@@ -99,7 +99,7 @@ def test_transformers_dispatches_no_tokens_in_a_pipeline() -> None:
     from transformers.distributed import DistributedConfig
 
     for degrees, refused in (({}, False), ({"pp_size": 2}, True)):
-        config = DistributedConfig(ep_size=2, fsdp_size=2, **degrees)
+        config = DistributedConfig(ep_size=2, tp_size=2, **degrees)
         with pytest.raises(ValueError, match="token dispatch with pipeline") if refused else nullcontext():
             config._validate_resolved_ep_plan({"layers.*.mlp.experts": "ep_dispatch_experts"})
 
