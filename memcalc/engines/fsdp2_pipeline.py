@@ -1,6 +1,7 @@
 """FSDP2 over the stages of a pipeline (torch.distributed.pipelining): what a rank holds, runs and sends.
 
-Every layer of a stage is a unit of its own, and the stage's module holds the rest. dp is the mesh's other axis.
+Every layer of a stage is a unit of its own, and the stage's module holds the rest. Units are sharded over the mesh's other
+axes: dp, and cp where ranks share sequences.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.collectives import Collective, Kind, Overlap
-from memcalc.dims import Dim, workload_size
+from memcalc.dims import Dim, evaluate, numel, workload_size
 from memcalc.dtypes import fp32, int64
 from memcalc.engines.fsdp2 import order_of, sharded_dtype, states_and_step
 from memcalc.engines.fsdp2_stages import StageStep
 from memcalc.engines.fsdp2_step import Sharding, padded_elements
 from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
-from memcalc.engines.sent import tensor_parallel_of_stages
+from memcalc.engines.sent import of_stages
 from memcalc.families.module import Input, Run
 from memcalc.families.program import common_pattern
 from memcalc.inputs.model import Model
@@ -42,10 +43,13 @@ from memcalc.tensor import Memory, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable
 
+    from memcalc.dims import Shape
     from memcalc.dtypes import DType
+    from memcalc.families.context_parallel import ContextParallel
     from memcalc.families.module import Weight
     from memcalc.profile import Profile
     from memcalc.setup import Setup
+    from memcalc.tensor import Tensor
 
 _STAGE: Final = "torch/distributed/pipelining/stage.py"
 _SCHEDULES: Final = "torch/distributed/pipelining/schedules.py"
@@ -108,7 +112,7 @@ def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
     copies = sum(not stage.span.first for stage in rank.program.stages)
     if not (_left_out(setup, rank) and copies and setup.schedule == "zero-bubble"):
         return []
-    shape = (Dim("micro-batches", _left_out(setup, rank)), _BATCH, _SEQ, rank.program.hidden)
+    shape = (Dim("micro-batches", _left_out(setup, rank)), *_hidden_states(rank))
     name, life = "gradients of received hidden states", "until the next step"
     return [Row("buffers", name, shape, setup.compute_dtype, copies, life, source=_STAGE)]
 
@@ -116,17 +120,19 @@ def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
 def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     stages, micro = rank.program.stages, Dim("micro-batches", setup.micro_batches)
     first, last = stages[0].span.first, stages[-1].span.last
-    whole = rank.program.whole(_SEQ)
-    positions = rank.program.given_positions(whole)
+    own = rank.program.whole(_SEQ)
+    shared, positions = _shared(rank), _positions(rank, own)
+    whole = own if shared is None else shared.whole(own)
     rows: list[Row] = []
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if first or last:
-        name = "input_ids (also the labels)" if first and last else "input_ids" if first else "labels"
+        labels = "labels" if shared is None else "shift_labels"
+        name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
         rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
         rows.append(Row("buffers", "losses", (micro,), fp32, life="until the next step's", source="the caller"))
-    hidden = (micro, _BATCH, _SEQ, rank.program.hidden)
+    hidden = (micro, *_hidden_states(rank))
     for what, has in (("received hidden states", "first"), ("received gradients", "last")):
         copies = sum(not getattr(stage.span, has) for stage in stages)
         if copies:
@@ -136,6 +142,22 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         dtype = buffer.dtype or sharded_dtype(setup)
         rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
     return rows
+
+
+def _shared(rank: StagedRank) -> ContextParallel | None:
+    """How ranks share sequences, where they do."""
+    return rank.program.context_parallel  # type: ignore[return-value]
+
+
+def _positions(rank: StagedRank, own: Dim) -> Input | None:
+    """Those of a sequence of which the rank has `own` tokens, where the caller has to give them."""
+    shared = _shared(rank)
+    return rank.program.given_positions(own) if shared is None else shared.positions(own)
+
+
+def _hidden_states(rank: StagedRank) -> Shape:
+    """What a micro-batch has between two stages."""
+    return _BATCH, rank.program.between_layers(rank.program.whole(_SEQ)), rank.program.hidden
 
 
 # --- a step
@@ -164,9 +186,9 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
     size = workload_size(setup.micro_batch_size, setup.rows)
     whole = rank.program.whole(size.seq)
-    given = rank.program.given_positions(whole)
+    shared, given = _shared(rank), _positions(rank, whole)
     parallel = rank.program.tensor_parallel
-    shard = size.seq if parallel is None else parallel.between_layers(whole)
+    shard = rank.program.between_layers(whole)
     paper: list[PaperStage] = []
     middle = middle_of(rank)
     for stage in (stage.without(_left_out_layers(middle)) for stage in rank.program.stages):
@@ -180,14 +202,18 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         for buffer in stage.buffers():
             run.add_buffer(buffer)
         run.positions = None if given is None else run.add_input(given)
+        if shared is not None and run.positions is not None:
+            run.positions = shared.cut_positions(run.positions, whole)
         tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
         paper.append(PaperStage(stage, run, hooks, tokens, hidden))
     if paper[-1].last and _left_out(setup, rank):
         shape = (Dim("micro-batches", _left_out(setup, rank)),)
         paper[-1].losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
+    _held = _by_the_context(setup, rank, memory, size.batch, whole)
     memory.enter("forward", None)
     _run(setup, rank.number, paper)
+    del _held
     ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
     once = tuple(sent for stage in paper for sent in stage.sent_once)
     return Trace(
@@ -206,16 +232,27 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     )
 
 
+def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
+    """What is held around a step where ranks share sequences."""
+    shared, stages = _shared(rank), rank.program.stages
+    if shared is None:
+        return []
+    has_batch = stages[0].span.first or stages[-1].span.last
+    shape = (Dim("micro-batches", setup.micro_batches), batch, own) if has_batch else None
+    return shared.held_around_a_schedule(memory, shape, own)
+
+
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
-    stage besides on how many are not, whose losses are there."""
+    stage besides on how many are not, whose losses are there, and where sequences are shared the batch's shards on all."""
     stages = tuple(
         (span.first, span.last, *(stage.variant(i) for i in range(stage.layers)))
         for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
     )
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
-    return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, stages
+    shards = setup.micro_batches if setup.shares_sequences else 0
+    return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, shards, stages
 
 
 def middle_of(rank: StagedRank) -> Middle:
@@ -271,13 +308,13 @@ def _actions(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
 
 def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
     """What one rank sends in a step."""
-    split = tensor_parallel_of_stages(made, setup, _paper_micro_batches(setup, rank.number)) if setup.tp > 1 else []
+    split = of_stages(made, setup, _paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
     return [*_sends(setup, rank), *split, *_of_units(setup, rank)]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     dtype, stages = setup.compute_dtype, rank.program.stages
-    each = setup.micro_batch_size * setup.rows * rank.program.hidden.size * dtype.itemsize
+    each = evaluate(numel(_hidden_states(rank))[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
     out: list[Collective] = []
     ways: tuple[tuple[str, Overlap, str], ...] = (
         ("hidden states to the next stage", "forward", "last"),

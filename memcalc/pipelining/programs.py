@@ -142,11 +142,15 @@ class RankProgram(Program):
 
     def __init__(self, whole: Llama, spans: Sequence[Span]) -> None:
         super().__init__(whole.config)
-        self.tensor_parallel = whole.tensor_parallel
+        self.tensor_parallel, self.context_parallel = whole.tensor_parallel, whole.context_parallel
         self.spans = tuple(spans)
         self.stages = tuple(Stage(whole, span) for span in spans)
         self.layers = sum(span.layers for span in spans)
         self.hidden: Dim = whole.hidden
+
+    def between_layers(self, whole: Dim) -> Dim:
+        """What a tensor between two layers, and so between two stages, has of a rank's tokens of a sequence."""
+        return whole if self.tensor_parallel is None else self.tensor_parallel.between_layers(whole)
 
     def weights(self) -> Iterator[Weight]:
         for stage in self.stages:

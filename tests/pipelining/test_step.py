@@ -201,7 +201,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cross_entropy": "chunked"}, "--cross-entropy chunked: with engine fsdp2 and pp above 1 is not modelled"),
     ({"gpus": 64, "pp": 64, "global_batch_size": 64}, "--pp 64: llama-7b: 32 layers do not make 64 stages; "),
     ({"first_stage_layers": 32}, "--first-stage-layers 32: llama-7b: 32 layers do not make 2 stages; "),
-    ({"cp": 2, "gpus": 8}, "--pp 2: with engine fsdp2 and cp above 1 is not modelled"),
 ]
 
 
