@@ -92,7 +92,8 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     elif setup.ep > 1:
         model = _expert_parallel_rank(model, setup)
     if setup.pp > 1:
-        return _staged_ranks(model, setup)
+        sharers = _sharers(model, setup) if setup.shares_sequences else {None: model}
+        return [staged._replace(cp=rank) for rank, of in sharers.items() for staged in _staged_ranks(of, setup)]
     if setup.shares_sequences:
         return [_whole_rank(of, setup)._replace(cp=rank) for rank, of in _sharers(model, setup).items()]
     return [_whole_rank(model, setup)]
@@ -220,7 +221,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.pipelining.orders import most_in_flight, order
 
     assert setup.attention is not None and setup.cross_entropy is not None
-    kernels = choose(model.model_type, setup.kernels, setup.cross_entropy, selective=False)
+    kernels = _kernels(model, setup, setup.cross_entropy)
     out: list[Rank] = []
     for staged in engine.staged_ranks(model, setup):
         if setup.pp_rank not in (None, staged.number):

@@ -240,7 +240,10 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
 
 def _check_expert_parallel(options: Options, model: Model | None) -> None:
     """transformers' ep_plan (distributed/configuration_utils.py, expert_parallel.py): what it goes with, and what divides."""
-    for name in ("tp", "pp", "cp"):
+    if options.pp > 1:
+        why = "transformers itself refuses to dispatch tokens to experts in a pipeline (distributed/configuration_utils.py)"
+        refuse("ep", options.ep, f"with engine fsdp2 and pp {options.pp} {why}; allowed: 1, or --pp 1")
+    for name in ("tp", "cp"):
         degree: int = getattr(options, name)
         if degree > 1:
             refuse("ep", options.ep, f"with engine fsdp2 and {name} {degree} {NOT_YET}1")

@@ -49,6 +49,8 @@ class RingMode(RankMode):
             self.ring.append((self.phase, "send", args[0].nbytes))
 
     def _over_ring(self, group: Any) -> bool:
+        if self.ring_group is None:
+            return False
         return getattr(group, "group_name", group) == self.ring_group.group_name
 
 

@@ -6,6 +6,10 @@ A stage is a copy of the model without the layers of the others: its forward is 
 agree upon before their first step are given to them.
 
 With tensor parallelism the plan comes before `fully_shard`, as torchtitan has it, and tensors are real (`fsdp2_oracle`).
+
+With context parallelism a step of the schedule is in torch's `context_parallel`, as torchtitan's trainer has it, over the ids
+of the first stage, the shifted labels of the last one and the positions that every stage is given, which alone are restored;
+attention gets no mask, as accelerate has it. Units are sharded over dp and cp; tensors are real.
 """
 
 from __future__ import annotations
@@ -17,14 +21,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp2_oracle import PLANS, POLICIES, RankMode, Sent, Split, layers, resizing
+from context_parallel_oracle import RingMode
+from fsdp2_oracle import PLANS, POLICIES, Sent, Split, layers, resizing
 from oracle import build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
+from ring_stand_ins import as_on_cuda, shared_tensors, without_masks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -36,7 +43,7 @@ CLASSES: dict[str, Any] = {
 }
 
 
-class PipelineMode(RankMode):
+class PipelineMode(RingMode):
     """Live bytes of one rank and what it sends, to other stages too."""
 
     def __init__(self) -> None:
@@ -63,6 +70,8 @@ class StageModule(torch.nn.Module):
         self.given = {} if positions is None else {"position_ids": positions}
         model = whole.model
         model.layers = torch.nn.ModuleList(list(model.layers)[start : start + count])
+        if getattr(model.config, "layer_types", None):  # which are looked up by a layer's place in the list
+            model.config.layer_types = model.config.layer_types[start : start + count]
         if not first:
             model.embed_tokens = None
         if not last:
@@ -91,6 +100,7 @@ class RankStep:
     sent: list[Sent]
     moved: list[tuple[str, int]]
     split: list[Split]
+    ring: list[Split]
     log: list[tuple[str, int, tuple[int, ...]]] | None
 
 
@@ -114,61 +124,77 @@ def pipeline_step(
     implementation: str = "fused",
     tensor_parallel: int = 1,
     plan: str = "transformers",
+    context_parallel: int = 1,
+    ring_rank: int = 0,
+    rotate: str = "allgather",
     log: bool = False,
 ) -> RankStep:
-    """A step of pipeline rank `rank`; `spans`: of each rank its chunks' (first layer, layers)."""
+    """A step of pipeline rank `rank`; `spans`: of each rank its chunks' (first layer, layers).
+
+    `ring_rank`: of those that share sequences.
+    """
     mode = PipelineMode()
     ranks, chunks = len(spans), len(spans[0])
     chosen = POLICIES[policy] if reduced is None else MixedPrecisionPolicy(param_dtype=policy, reduce_dtype=reduced)
     sequence_parallel = plan in ("sequence parallel", "loss parallel")
-    tp = tensor_parallel
-    dist.init_process_group("fake", rank=rank * dp * tp, world_size=ranks * dp * tp, store=FakeStore())
+    tp, cp = tensor_parallel, context_parallel
+    number, count = (rank * dp * cp + ring_rank) * tp, ranks * dp * cp * tp
+    dist.init_process_group("fake", rank=number, world_size=count, store=FakeStore())
     try:
         with contextlib.ExitStack() as stack:
-            sizes, names = (ranks, replicas, dp // replicas), ("pp", "replicas", "dp")
+            sizes, names = (ranks, replicas, dp // replicas, cp), ("pp", "replicas", "dp", "cp")
             over_tp = None
             if tp == 1:
                 mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             else:
                 # Meshes that differ by the rank alone are equal, and DTensor's caches would give this one another's groups.
                 axis = f"tp of rank {rank} of {sizes}"
                 mesh = init_device_mesh("cpu", (*sizes, tp), mesh_dim_names=(*names, axis))
                 over_tp = mesh[axis]
                 mode.tensor_parallel_group = over_tp.get_group().group_name
-            for context in (not_traced(), cuda_kernels(), resizing(mode)):
+            mode.leave_out(mesh._rank_map)
+            mesh["dp", "cp"]._flatten("shards")
+            if cp > 1:
+                mode.ring_group = mesh["cp"].get_group()
+            elif tp == 1:
+                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            on_cuda = (as_on_cuda(),) if cp > 1 else (not_traced(), cuda_kernels())
+            for context in (*on_cuda, resizing(mode)):
                 stack.enter_context(context)
             total = ranks * chunks
             hidden_dtype = policy or dtype
             stages: list[Any] = []
             loss_function: Any = None
             vocab = 0
-            positions = torch.arange(seq_len).unsqueeze(0) if sequence_parallel else None
+            positions = torch.arange(seq_len).unsqueeze(0) if sequence_parallel or cp > 1 else None
             for i, (start, count) in enumerate(spans[rank]):
                 index = i * ranks + rank
                 whole: Any = build(config, attention, dtype)
                 loss_function, vocab = whole.loss_function, whole.config.vocab_size
                 if over_tp is not None:
                     PLANS[plan](whole, over_tp)
+                if cp > 1:
+                    without_masks(whole)
                 if recompute:
                     whole.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
                 module = StageModule(
                     whole, start, count, first=index == 0, last=index == total - 1, positions=positions
                 )
                 how: dict[str, Any] = {
-                    "mesh": mesh["dp"] if replicas == 1 else mesh["replicas", "dp"],
+                    "mesh": mesh["shards"] if replicas == 1 else mesh["replicas", "shards"],
                     "mp_policy": chosen,
                     "reshard_after_forward": reshards,
                 }
                 for layer in layers(module):
                     fully_shard(layer, **how)
                 fully_shard(module, **how)
-                part = seq_len // tp if sequence_parallel else seq_len
+                own = seq_len // cp
+                part = own // tp if sequence_parallel else own
                 hidden = torch.empty(
                     micro_batch_size, part, whole.config.hidden_size, dtype=hidden_dtype, device="meta"
                 ).requires_grad_()
-                ids = torch.empty(micro_batch_size, seq_len, dtype=torch.int64, device="meta")
-                logits = torch.empty(micro_batch_size, seq_len, vocab, dtype=hidden_dtype, device="meta")
+                ids = torch.empty(micro_batch_size, own, dtype=torch.int64, device="meta")
+                logits = torch.empty(micro_batch_size, own, vocab, dtype=hidden_dtype, device="meta")
                 stage = PipelineStage(
                     module,
                     index,
@@ -182,7 +208,8 @@ def pipeline_step(
                 del whole
 
             def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-                return loss_function(logits=output, labels=target, vocab_size=vocab)
+                shifted = {} if cp == 1 else {"shift_labels": target}
+                return loss_function(logits=output, labels=target, vocab_size=vocab, **shifted)
 
             of_one = schedule in ("gpipe", "1f1b")
             running = CLASSES[schedule](stages[0] if of_one else stages, micro_batches, loss_fn=loss_of)
@@ -198,7 +225,8 @@ def pipeline_step(
                 by_mesh.setdefault(parameter.device_mesh, []).append(parameter)
             groups = [{"params": of_mesh} for of_mesh in by_mesh.values()]
             optimizer = torch.optim.AdamW(groups, **{implementation: True})
-            batch = torch.zeros((micro_batches * micro_batch_size, seq_len), dtype=torch.int64)
+            whole_batch = (micro_batches * micro_batch_size, seq_len)
+            batch = torch.zeros(whole_batch, dtype=torch.int64)
             buffers = [b for stage in stages for b in stage.submod.buffers()]
             for tensor in [*buffers, *(p._local_tensor for p in parameters)]:
                 mode.register(tensor)
@@ -215,25 +243,34 @@ def pipeline_step(
                 for _ in range(2):
                     gc.collect()
                     mode.log = [] if log else None
-                    mode.sent, mode.moved, mode.split = [], [], []
+                    mode.sent, mode.moved, mode.split, mode.ring = [], [], [], []
                     mode.peaks = {"forward": 0, "backward": 0, "reduce": 0}
                     resident = mode.now
                     mode.phase = "forward"
-                    mode.begin()
                     given = (batch,) if has_first else ()
                     target = {"target": batch, "losses": losses} if has_last else {}
-                    running.step(*given, return_outputs=False, **target)
-                    mode.close()
+                    shared = contextlib.nullcontext()
+                    if cp > 1:
+                        cut = [batch] if has_first or has_last else []
+                        for tensor in cut:
+                            tensor.resize_(whole_batch)  # its storage never shrank
+                        shared = shared_tensors(mesh["cp"], cut, [positions], rotate)
+                    with shared:
+                        mode.begin()
+                        running.step(*given, return_outputs=False, **target)
+                        mode.close()
                     mode.begin()
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
                     peaks = mode.peaks
                     out = RankStep(
                         resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, mode.sent,
-                        mode.moved, mode.split, mode.log,
+                        mode.moved, mode.split, mode.ring, mode.log,
                     )  # fmt: skip
     finally:
         dist.destroy_process_group()
+        for forget in (_clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache):
+            forget()  # it has the meshes of this rank, which equal those of another one
     return out
 
 

@@ -108,8 +108,15 @@ def without_masks(model: torch.nn.Module) -> None:
 @contextlib.contextmanager
 def shared_sequence(mesh: Any, batch: dict[str, torch.Tensor], rotate: str) -> Iterator[None]:
     """accelerate's `maybe_context_parallel` over what transformers' Trainer gives it."""
+    with shared_tensors(mesh, list(batch.values()), [], rotate):
+        yield
+
+
+@contextlib.contextmanager
+def shared_tensors(mesh: Any, batch: list[torch.Tensor], kept: list[torch.Tensor], rotate: str) -> Iterator[None]:
+    """torch's context over the batch and over what is made whole again when it ends."""
     set_rotate_method(rotate)
-    buffers = list(batch.values())
+    buffers = [*batch, *kept]
     dims = [1] * len(buffers)
-    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=dims, no_restore_buffers=set(buffers)):
+    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=dims, no_restore_buffers=set(batch)):
         yield

@@ -43,18 +43,20 @@ class Case(NamedTuple):
     """The oracle's."""
     workload: Mapping[str, Any] = WORKLOAD
     tp: int = 1
+    cp: int = 1
 
 
 def both(case: Case, config: dict[str, Any] = LLAMA) -> tuple[Report, RankStep]:
     of_ranks = spans(config.get("num_hidden_layers", 32), case.ranks, case.chunks)
     theirs = pipeline_step(
         dict(config), schedule=case.schedule, rank=case.rank, micro_batches=case.micro_batches, dp=case.dp,
-        tensor_parallel=case.tp, spans=[[(span.start, span.layers) for span in own] for own in of_ranks],
+        tensor_parallel=case.tp, context_parallel=case.cp,
+        spans=[[(span.start, span.layers) for span in own] for own in of_ranks],
         **{**case.workload, **case.real},
     )  # fmt: skip
     batch = case.dp * case.micro_batches * case.workload["micro_batch_size"]
     setup: dict[str, Any] = {
-        "engine": "fsdp2", "zero": 3, "gpus": case.ranks * case.dp * case.tp, "tp": case.tp,
+        "engine": "fsdp2", "zero": 3, "gpus": case.ranks * case.dp * case.tp * case.cp, "tp": case.tp, "cp": case.cp,
         "pp": case.ranks, "pp_rank": case.rank, "schedule": case.schedule, "virtual_stages": case.chunks,
         "global_batch_size": batch, "optimizer_implementation": "fused",
     }  # fmt: skip
@@ -70,18 +72,19 @@ def real_phases(real: RankStep) -> list[int]:
 
 
 def said(report: Report) -> Counter[tuple[str, str, int]]:
-    """(axis, collective, bytes of one call) -> calls; the sends of both directions together, tp's by phase."""
+    """(axis, collective, bytes of one call) -> calls; the sends of both directions together, tp's and cp's by phase."""
     out: Counter[tuple[str, str, int]] = Counter()
     for c in report.collectives:
-        axis = f"tp, {c.phase}" if c.axis == "tp" else c.axis
+        axis = f"{c.axis}, {c.phase}" if c.axis in ("tp", "cp") else c.axis
         out[axis, c.collective, c.payload // c.calls] += c.calls
     return out
 
 
 def counted(real: RankStep) -> Counter[tuple[str, str, int]]:
     out = Counter(("pp", "send", nbytes) for kind, nbytes in real.moved if kind == "send")
-    for phase, kind, nbytes in real.split:
-        out["tp, forward" if phase == "forward" else "tp, backward", kind, nbytes] += 1
+    for axis, sent in (("tp", real.split), ("cp", real.ring)):
+        for phase, kind, nbytes in sent:
+            out[f"{axis}, forward" if phase == "forward" else f"{axis}, backward", kind, nbytes] += 1
     return out + Counter(("dp", kind, nbytes) for kind, nbytes, _ in real.sent)
 
 

@@ -24,6 +24,11 @@ from memcalc.unrolled import NotPeriodic, unrolled
 FSDP: dict[str, Any] = {"engine": "fsdp2", "gpus": 8, "zero": 3}
 SHALLOW = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 32000}
 """Stages of so few layers are run whole."""
+SPARSE = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 8, "hidden_size": 512, "moe_intermediate_size": 128,
+    "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "vocab_size": 32000,
+}  # fmt: skip
+"""Three of its layers have no experts."""
 
 
 # --- unrolled
@@ -135,6 +140,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (SHALLOW, {**FSDP, "pp": 2, "schedule": "interleaved", "virtual_stages": 2, "global_batch_size": 16}),
     (SHALLOW, {**FSDP, "pp": 2, "schedule": "zero-bubble", "zero": 2, "global_batch_size": 16}),
     (SHALLOW, {**FSDP, "pp": 2, "schedule": "gpipe", "global_batch_size": 16}),
+    (SHALLOW, {**FSDP, "pp": 2, "cp": 2, "cp_comm_type": "p2p", "global_batch_size": 16}),
+    (SPARSE, {**FSDP, "pp": 2, "global_batch_size": 16, "pp_rank": 0}),
     ("llama-3-8b", {"gpus": 8, "tp": 2, "zero": 1, "global_batch_size": 16}),
     ("llama-3-8b", {"gpus": 8, "tp": 2, "zero": 0, "recompute": "full"}),
     ("llama-3-8b", {"gpus": 8, "pp": 4, "zero": 1, "global_batch_size": 16, "pp_rank": 1}),

@@ -1,6 +1,7 @@
 """FSDP2 over the stages of a pipeline (torch.distributed.pipelining): what a rank holds, runs and sends.
 
-Every layer of a stage is a unit of its own, and the stage's module holds the rest. dp is the mesh's other axis.
+Every layer of a stage is a unit of its own, and the stage's module holds the rest. Units are sharded over the mesh's other
+axes: dp, and cp where ranks share sequences.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.collectives import Collective, Kind, Overlap
-from memcalc.dims import Dim, workload_size
+from memcalc.dims import Dim, evaluate, numel, workload_size
 from memcalc.dtypes import fp32, int64
 from memcalc.engines.fsdp2 import order_of, sharded_dtype, states_and_step
 from memcalc.engines.fsdp2_stages import StageStep
 from memcalc.engines.fsdp2_step import Sharding, padded_elements
 from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
-from memcalc.engines.sent import tensor_parallel_of_stages
+from memcalc.engines.sent import of_stages
 from memcalc.families.module import Input, Run
+from memcalc.families.program import common_pattern
 from memcalc.inputs.model import Model
 from memcalc.pipelining.orders import (
     GPIPE_ENDS,
@@ -41,18 +43,29 @@ from memcalc.tensor import Memory, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable
 
+    from memcalc.dims import Shape
     from memcalc.dtypes import DType
+    from memcalc.families.context_parallel import ContextParallel
     from memcalc.families.module import Weight
     from memcalc.profile import Profile
     from memcalc.setup import Setup
+    from memcalc.tensor import Tensor
 
 _STAGE: Final = "torch/distributed/pipelining/stage.py"
 _SCHEDULES: Final = "torch/distributed/pipelining/schedules.py"
 _FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
-_LAYERS: Final = 6
-"""Of a stage, run on paper."""
+_PERIODS: Final = 6
+"""Of a stage's layers, run on paper."""
+
+
+class Unit(NamedTuple):
+    """Parameters that are gathered and reduced together."""
+
+    elements: int
+    """Padded."""
+    where: str
 
 
 class StagedRank(NamedTuple):
@@ -99,7 +112,7 @@ def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
     copies = sum(not stage.span.first for stage in rank.program.stages)
     if not (_left_out(setup, rank) and copies and setup.schedule == "zero-bubble"):
         return []
-    shape = (Dim("micro-batches", _left_out(setup, rank)), _BATCH, _SEQ, rank.program.hidden)
+    shape = (Dim("micro-batches", _left_out(setup, rank)), *_hidden_states(rank))
     name, life = "gradients of received hidden states", "until the next step"
     return [Row("buffers", name, shape, setup.compute_dtype, copies, life, source=_STAGE)]
 
@@ -107,17 +120,19 @@ def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
 def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
     stages, micro = rank.program.stages, Dim("micro-batches", setup.micro_batches)
     first, last = stages[0].span.first, stages[-1].span.last
-    whole = rank.program.whole(_SEQ)
-    positions = rank.program.given_positions(whole)
+    own = rank.program.whole(_SEQ)
+    shared, positions = _shared(rank), _positions(rank, own)
+    whole = own if shared is None else shared.whole(own)
     rows: list[Row] = []
     if positions is not None:
         rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
     if first or last:
-        name = "input_ids (also the labels)" if first and last else "input_ids" if first else "labels"
+        labels = "labels" if shared is None else "shift_labels"
+        name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
         rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
         rows.append(Row("buffers", "losses", (micro,), fp32, life="until the next step's", source="the caller"))
-    hidden = (micro, _BATCH, _SEQ, rank.program.hidden)
+    hidden = (micro, *_hidden_states(rank))
     for what, has in (("received hidden states", "first"), ("received gradients", "last")):
         copies = sum(not getattr(stage.span, has) for stage in stages)
         if copies:
@@ -127,6 +142,22 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         dtype = buffer.dtype or sharded_dtype(setup)
         rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
     return rows
+
+
+def _shared(rank: StagedRank) -> ContextParallel | None:
+    """How ranks share sequences, where they do."""
+    return rank.program.context_parallel  # type: ignore[return-value]
+
+
+def _positions(rank: StagedRank, own: Dim) -> Input | None:
+    """Those of a sequence of which the rank has `own` tokens, where the caller has to give them."""
+    shared = _shared(rank)
+    return rank.program.given_positions(own) if shared is None else shared.positions(own)
+
+
+def _hidden_states(rank: StagedRank) -> Shape:
+    """What a micro-batch has between two stages."""
+    return _BATCH, rank.program.between_layers(rank.program.whole(_SEQ)), rank.program.hidden
 
 
 # --- a step
@@ -155,12 +186,12 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
     size = workload_size(setup.micro_batch_size, setup.rows)
     whole = rank.program.whole(size.seq)
-    given = rank.program.given_positions(whole)
+    shared, given = _shared(rank), _positions(rank, whole)
     parallel = rank.program.tensor_parallel
-    shard = size.seq if parallel is None else parallel.between_layers(whole)
+    shard = rank.program.between_layers(whole)
     paper: list[PaperStage] = []
-    more = layers_left_out(rank)
-    for stage in (stage.of_fewer(more) for stage in rank.program.stages):
+    middle = middle_of(rank)
+    for stage in (stage.without(_left_out_layers(middle)) for stage in rank.program.stages):
         run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole)
         run.tensor_parallel = parallel
         run.policy = choices.policy
@@ -171,14 +202,18 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         for buffer in stage.buffers():
             run.add_buffer(buffer)
         run.positions = None if given is None else run.add_input(given)
+        if shared is not None and run.positions is not None:
+            run.positions = shared.cut_positions(run.positions, whole)
         tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
         hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
         paper.append(PaperStage(stage, run, hooks, tokens, hidden))
     if paper[-1].last and _left_out(setup, rank):
         shape = (Dim("micro-batches", _left_out(setup, rank)),)
         paper[-1].losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
+    _held = _by_the_context(setup, rank, memory, size.batch, whole)
     memory.enter("forward", None)
     _run(setup, rank.number, paper)
+    del _held
     ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
     once = tuple(sent for stage in paper for sent in stage.sent_once)
     return Trace(
@@ -186,7 +221,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         memory.rows,
         memory.segments,
         0,
-        Middle(range(2, 3), range(3, 4), more) if more else NO_MIDDLE,
+        middle,
         "",
         choices.kernels,
         tuple(memory.sent),
@@ -197,18 +232,46 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     )
 
 
+def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
+    """What is held around a step where ranks share sequences."""
+    shared, stages = _shared(rank), rank.program.stages
+    if shared is None:
+        return []
+    has_batch = stages[0].span.first or stages[-1].span.last
+    shape = (Dim("micro-batches", setup.micro_batches), batch, own) if has_batch else None
+    return shared.held_around_a_schedule(memory, shape, own)
+
+
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
-    stage besides on how many are not, whose losses are there."""
-    stages = tuple((span.layers, span.first, span.last) for span in rank.program.spans)
+    stage besides on how many are not, whose losses are there, and where sequences are shared the batch's shards on all."""
+    stages = tuple(
+        (span.first, span.last, *(stage.variant(i) for i in range(stage.layers)))
+        for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
+    )
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
-    return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, stages
+    shards = setup.micro_batches if setup.shares_sequences else 0
+    return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, shards, stages
 
 
-def layers_left_out(rank: StagedRank) -> int:
-    """Layers of each stage that are not run: two at each end see what no other does, two in the middle stand for the rest."""
-    return max(0, min(span.layers for span in rank.program.spans) - _LAYERS)
+def middle_of(rank: StagedRank) -> Middle:
+    """Which layers of each stage stand for others that are not run: after the first unlike ones, two periods at each end see
+    what no other does, two in the middle stand for the rest."""
+    stacks = [[stage.variant(i) for i in range(stage.layers)] for stage in rank.program.stages]
+    pattern = common_pattern(stacks)
+    if pattern is None:
+        return NO_MIDDLE
+    lead, period = pattern
+    more = (min(map(len, stacks)) - lead) // period - _PERIODS
+    first = lead + 2 * period
+    middle = Middle(range(first, first + period), range(first + period, first + 2 * period), more)
+    return middle if more else NO_MIDDLE
+
+
+def _left_out_layers(middle: Middle) -> range:
+    """Of a stage, those that the middle stands for."""
+    return range(middle.late.stop, middle.late.stop + middle.more * len(middle.late))
 
 
 def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
@@ -245,13 +308,13 @@ def _actions(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
 
 def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
     """What one rank sends in a step."""
-    split = tensor_parallel_of_stages(made, setup, _paper_micro_batches(setup, rank.number)) if setup.tp > 1 else []
+    split = of_stages(made, setup, _paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
     return [*_sends(setup, rank), *split, *_of_units(setup, rank)]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     dtype, stages = setup.compute_dtype, rank.program.stages
-    each = setup.micro_batch_size * setup.rows * rank.program.hidden.size * dtype.itemsize
+    each = evaluate(numel(_hidden_states(rank))[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
     out: list[Collective] = []
     ways: tuple[tuple[str, Overlap, str], ...] = (
         ("hidden states to the next stage", "forward", "last"),
@@ -288,53 +351,69 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
     of_layers = gathers(actions, reshards=setup.zero == 3)
     of_root = gathers(actions, reshards=False)
     stages = rank.program.stages
-    layer = [w for w in stages[0].weights() if w.layer == 0]
     out: list[Collective] = []
-    for wanted in WANTED:
-        calls = sum(stage.layers * of_layers[chunk, wanted] for chunk, stage in enumerate(stages))
-        out += _gathered(setup, layer, wanted, calls, rank.program.layers)
-    out += _reduced(setup, layer, rank.program.layers)
+    for unit, layers in _units_of_layers(setup, rank).items():
+        for wanted in WANTED:
+            calls = sum(n * of_layers[chunk, wanted] for chunk, n in enumerate(layers))
+            out += _gathered(setup, unit, wanted, calls, sum(layers))
+        out += _reduced(setup, unit, sum(layers))
     for chunk, stage in enumerate(stages):
         root = [w for w in stage.weights() if w.layer is None]
+        unit = Unit(sum(padded_elements(w.shape, setup.shards) for w in root), "outside the layers")
         for wanted in WANTED:
-            out += _gathered(setup, root, wanted, of_root[chunk, wanted], 0)
-        out += _reduced(setup, root, 0)
+            out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
+        out += _reduced(setup, unit, 0)
     return out
 
 
-def _gathered(setup: Setup, weights: list[Weight], wanted: Wanted, calls: int, layers: int) -> list[Collective]:
-    """`layers` of the rank that the unit is one of; 0 for what is outside of them."""
-    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
-    if setup.shards == 1 or not calls * elements:
+def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
+    """How many layers of each chunk are units of a size: those with experts have another one."""
+    chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
+    mixed = len({_has_experts(weights) for kinds in chunks for weights, _ in kinds}) > 1
+    found: dict[Unit, list[int]] = {}
+    for chunk, kinds in enumerate(chunks):
+        for weights, layers in kinds:
+            kind = "layers with experts" if _has_experts(weights) else "dense layers"
+            elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
+            found.setdefault(Unit(elements, kind if mixed else "layers"), [0] * len(chunks))[chunk] += layers
+    return found
+
+
+def _has_experts(weights: list[Weight]) -> bool:
+    return any(w.component == "experts" for w in weights)
+
+
+def _gathered(setup: Setup, unit: Unit, wanted: Wanted, calls: int, layers: int) -> list[Collective]:
+    """`layers` of the rank that are such units; 0 for what is outside of them."""
+    if setup.shards == 1 or not calls * unit.elements:
         return []
     dtype, ranks = setup.compute_dtype, setup.shards
     if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
-        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, elements, layers)]
+        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, unit, layers)]
     overlap: Overlap = wanted if layers else "exposed"
     name = "parameters" if wanted == "forward" else "parameters again"
-    return [_one("all_gather", name, wanted, dtype, ranks, calls, elements, layers, overlap)]
+    return [_one("all_gather", name, wanted, dtype, ranks, calls, unit, layers, overlap)]
 
 
-def _reduced(setup: Setup, weights: list[Weight], layers: int) -> list[Collective]:
-    elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
-    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.dp // setup.shards, layers or 1
+def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
+    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.replicas, layers or 1
     out: list[Collective] = []
-    if setup.shards > 1 and elements:
-        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, elements, layers))
-    if replicas > 1 and elements:
-        name, part = "gradient shards over replicas", elements // setup.shards
+    if setup.shards > 1 and unit.elements:
+        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, unit, layers))
+    if replicas > 1 and unit.elements:
+        name, part = "gradient shards over replicas", unit._replace(elements=unit.elements // setup.shards)
         out.append(_one("all_reduce", name, "backward", dtype, replicas, calls, part, layers))
     return out
 
 
 def _one(
-    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, elements: int, layers: int,
+    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, unit: Unit, layers: int,
     overlap: Overlap = "exposed",
 ) -> Collective:  # fmt: skip
-    where = "layers" if layers else "outside the layers"
-    unit, each = f"unit·{dtype.itemsize} B", elements * dtype.itemsize
+    formula, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
     return Collective(
-        "dp", kind, f"{name}, {where}", phase, dtype.name, ranks, calls, calls * each, f"{calls}·{unit} = {calls}·{each} B",
-        by_layer=bool(layers), shares=(elements, elements * layers) if layers else None, source=_FSDP, each=unit,
-        overlap=overlap,
+        "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
+        f"{calls}·{formula} = {calls}·{each} B",
+        by_layer=bool(layers), shares=(unit.elements, unit.elements * layers) if layers else None, source=_FSDP,
+        each=formula, overlap=overlap,
     )  # fmt: skip

@@ -65,7 +65,7 @@ _RING: Final = "torch/distributed/tensor/experimental/_context_parallel/_attenti
 
 def of_modules(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
     """By transformers' plan, or by torch's with sequence parallelism; and of the ring that shares the sequences."""
-    return collectives_of_run(profile, setup, layers, {"tp": _group(setup), "cp": Group("cp", setup.cp, _RING)})
+    return collectives_of_run(profile, setup, layers, _groups(setup))
 
 
 def expert_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
@@ -73,16 +73,17 @@ def expert_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collect
     return collectives_of_run(profile, setup, layers, {"ep": Group("ep", setup.ep, _EXPERTS)})
 
 
-def tensor_parallel_of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:
+def of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:
     """The same of a pipeline rank's step, of whose micro-batches, which are all alike, so many were `run_on_paper`."""
-    run = profile.run
+    run, groups = profile.run, _groups(setup)
     calls = _calls(run.sent, run.middle)
     for sent, of_run in calls.items():
         assert not of_run % run_on_paper
         calls[sent] = of_run // run_on_paper * setup.micro_batches
     calls += _calls(run.sent_once, run.middle)
-    return [_collective(sent, n, setup, "model.layers.*", _group(setup)) for sent, n in calls.items()]
+    return [_collective(sent, n, setup, "model.layers.*", groups[sent.axis]) for sent, n in calls.items()]
 
 
-def _group(setup: Setup) -> Group:
-    return Group("tp", setup.tp, _TORCH if setup.sequence_parallel else _TRANSFORMERS)
+def _groups(setup: Setup) -> dict[str, Group]:
+    plan = _TORCH if setup.sequence_parallel else _TRANSFORMERS
+    return {"tp": Group("tp", setup.tp, plan), "cp": Group("cp", setup.cp, _RING)}

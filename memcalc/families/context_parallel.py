@@ -5,6 +5,10 @@ The batch is input_ids, labels, shift_labels and position_ids, each of whole seq
 with its two chunks of every sequence, and the storages stay as large as they were. Everything outside attention runs over
 those tokens alone, attention over all (memcalc/ops/ring_attention.py).
 
+In a pipeline the step of its schedule is in the context, as torchtitan's trainer has it: the ids of the first stage and the
+shifted labels of the last one are cut, and then split into micro-batches. Every stage is given the same positions, with a batch
+dim of 1, which are made whole again behind the step, as torchtitan does it with its rotary frequencies.
+
 Positions that jump from the early chunk to the late one are to transformers what packed sequences are, so all ranks but the
 last one build a mask of their own tokens. accelerate takes it away from modules that are called `self_attn`, which are the
 ones that run; the model's forward holds it, and so does every checkpoint.
@@ -16,7 +20,7 @@ import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.dims import Dim
+from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import int64
 from memcalc.families.blocks import Attended, causal_lm_loss, masked_lm_loss, repeat_kv, sdpa_attention
 from memcalc.families.masks import causal_mask, packed_causal_mask, packed_sequences
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from memcalc.dims import Shape
     from memcalc.families.module import Run
     from memcalc.families.program import Program
+    from memcalc.tensor import Memory
 
 SOURCE: Final = (
     "torch 2.13 torch/distributed/tensor/experimental/_context_parallel/_attention.py; transformers' forward; torch "
@@ -53,8 +58,25 @@ class ContextParallel(NamedTuple):
 
     def inputs(self, batch: Dim, own: Dim) -> tuple[Input, ...]:
         """The batch of which a rank has `own` tokens of each sequence."""
-        whole = _tokens(own, self.ring.ranks, "seq")
-        return tuple(Input(name, (batch, whole), int64) for name in GIVEN)
+        return tuple(Input(name, (batch, self.whole(own)), int64) for name in GIVEN)
+
+    def whole(self, own: Dim) -> Dim:
+        """The sequence of which a rank has `own` tokens."""
+        return _tokens(own, self.ring.ranks, "seq")
+
+    def positions(self, own: Dim) -> Input:
+        """What the stages of a pipeline are given, of which the context leaves a rank `own`."""
+        return Input("position_ids", (ONE_DIM, self.whole(own)), int64)
+
+    def cut_positions(self, positions: Tensor, own: Dim) -> Tensor:
+        return _resized(positions, (ONE_DIM, own))
+
+    def held_around_a_schedule(self, memory: Memory, batch: Shape | None, own: Dim) -> list[Tensor]:
+        """Variables of context_parallel's frame: shards of the `batch` (ids or labels, where a rank has them) and of the
+        positions, a copy of the latter's shard, and them as they were."""
+        cut = (ONE_DIM, own)
+        shapes = [*([] if batch is None else [batch]), cut, cut, (ONE_DIM, self.whole(own))]
+        return [new_tensor(memory, shape, int64, "shard of the batch", component="gathered") for shape in shapes]
 
     def give(self, run: Run) -> Tensor:
         """The rank's tokens, which here stand for its labels too; the run gets its positions."""

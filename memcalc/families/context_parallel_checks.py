@@ -35,8 +35,6 @@ _PADDED_TO: Final = 32
 
 def check_shared_sequences(options: Options, precision: str, seq_len: int, attention: str, model: Model) -> None:
     """Options first, then the model, then what divides."""
-    if options.pp > 1:
-        refuse("pp", options.pp, f"{_WITH}{NOT_YET}1")
     if options.padded:
         why = "torch's context parallelism has no masks, and accelerate takes that of padding away"
         refuse("padded", "on", f"{_WITH}{why}; allowed: off")

@@ -45,9 +45,9 @@ def packed_causal_mask(run: Run, window: int | None = None) -> Tensor:
 def packed_sequences(run: Run) -> Tensor:
     """find_packed_sequence_indices: (batch, seq), to which sequence each token belongs."""
     assert run.positions is not None
-    positions, memory = run.positions, run.memory
+    batch, seq, memory = run.batch, run.positions.shape[1], run.memory
+    positions = expand(run.positions, batch, seq)
     memory.scope = "causal mask"
-    batch, seq = positions.shape
     first_dummy_value = new_tensor(memory, (batch, ONE_DIM), int64, "position before the first")
     _prepended = new_tensor(memory, (batch, plus(seq, 1)), int64, "positions")
     position_diff = like(positions, "steps between positions")

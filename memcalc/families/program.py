@@ -235,11 +235,16 @@ def stacked(
 
 def pattern_of(variants: Sequence[Hashable]) -> tuple[int, int] | None:
     """The shortest (lead, period) of a stack that has at least six periods after its lead; None if there is none."""
-    depth = len(variants)
+    return common_pattern([variants])
+
+
+def common_pattern(stacks: Sequence[Sequence[Hashable]]) -> tuple[int, int] | None:
+    """The shortest (lead, period) that several stacks have in common, each with at least six periods after its lead."""
+    depth = min(map(len, stacks))
     found: list[tuple[int, int, int]] = []
     for period in range(1, depth // 6 + 1):
-        breaks = [i for i in range(depth - period) if variants[i] != variants[i + period]]
-        lead = breaks[-1] + 1 if breaks else 0
+        breaks = [i for stack in stacks for i in range(len(stack) - period) if stack[i] != stack[i + period]]
+        lead = max(breaks) + 1 if breaks else 0
         if lead + 6 * period <= depth:
             found.append((lead + 4 * period, lead, period))
     return min(found)[1:] if found else None

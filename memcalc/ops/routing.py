@@ -265,10 +265,13 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
     return out
 
 
-def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     a, b, _offsets, *_gathered = node.unpack()
-    grad_b = _laid_out_as(b.strides, b, f"{node.context} weight gradient")
-    grad_a = new_tensor(node.memory, a.shape, a.dtype, f"{node.context} input gradient")
+    grad_a = grad_b = None
+    if node.needs(1):
+        grad_b = _laid_out_as(b.strides, b, f"{node.context} weight gradient")
+    if node.needs(0):
+        grad_a = new_tensor(node.memory, a.shape, a.dtype, f"{node.context} input gradient")
     return [grad_a, grad_b]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.families.tensor_parallel import PLANS
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.pipelining.orders import micro_batches_per_round
-from memcalc.pipelining.programs import STAGED, divided, uniform
+from memcalc.pipelining.programs import STAGED, divided
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _WITH: Final = "with engine fsdp2 and pp above 1 "
 _PRECISIONS: Final = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
 SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+NOT_IN_HALVES: Final = ("phimoe",)
+"""Model types with autograd functions in Python, whose nodes keep what they have saved longer between two halves."""
 
 
 def check_stages(options: Options, micro_batches: int, model: Model | None) -> None:
@@ -62,6 +65,10 @@ def _check_halves(options: Options, model: Model) -> None:
         refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")
     if options.recompute != "none":
         refuse("recompute", options.recompute, f"with schedule zero-bubble {NOT_YET}none")
+    if model.model_type in NOT_IN_HALVES:
+        refuse(
+            "schedule", "zero-bubble", f"with engine fsdp2 for a {model.model_type} {NOT_YET}gpipe, 1f1b, interleaved"
+        )
     plan = PLANS.get(model.model_type, {})
     if options.tp > 1 and not options.sequence_parallel and "replicated_with_grad_allreduce" in plan.values():
         name = model.name or f"this {model.model_type}"
@@ -75,13 +82,10 @@ def _check_model(options: Options, model: Model) -> None:
         refuse(
             "pp", options.pp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1 (more for {', '.join(STAGED)})"
         )
-    if not uniform(program):
-        why = f"{name} has layers of several kinds, which transformers counts anew in every stage"
-        refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1")
     config: Any = program.config
     if config.tie_word_embeddings:
-        why = f"{name} has tied embeddings, of which torch's first and last stage would train one each"
-        refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1")
+        why = f"{name} has tied embeddings, of which the first and the last stage would train one each: torch keeps no two equal"
+        refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1, or a config with tie_word_embeddings false")
     stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
     try:
         divided(model.layers, stages, first, last)

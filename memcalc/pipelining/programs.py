@@ -1,12 +1,16 @@
 """A model cut into stages: copies of it without the layers of the others, as torch.distributed.pipelining asks of its user.
 
 A stage runs transformers' own forward over the hidden states that it receives (`inputs_embeds`): positions, cos and sin, and
-masks are made in every stage. The embedding is in the first stage, the last norm and the head are in the last.
+masks are made in every stage. The embedding is in the first stage, the last norm and the head are in the last. A layer is what
+the whole model's number of it says (dense or sparse); where transformers looks a layer's mask up by its place in the list,
+`config.layer_types` of a stage is that of its own layers.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.families.llama import Llama
@@ -15,7 +19,7 @@ from memcalc.families.program import Program
 from memcalc.megatron.schedules import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from memcalc.dims import Dim
     from memcalc.tensor import Tensor
@@ -23,7 +27,9 @@ if TYPE_CHECKING:
 STAGED: Final = (
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2", "glm", "glm4", "starcoder2", "cohere", "ernie4_5",
     "helium", "seed_oss", "hunyuan_v1_dense", "nemotron", "apertus", "arcee", "jais2", "ministral", "ministral3", "bitnet",
-    "internlm3", "iquestcoder",
+    "internlm3", "iquestcoder", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "deepseek_v2", "deepseek_v3",
+    "gpt_oss", "dots1", "glm4_moe", "glm4_moe_lite", "axk1", "hy_v3", "exaone_moe", "minimax_m2", "hunyuan_v1_moe",
+    "solar_open", "phimoe",
 )  # fmt: skip
 """Model types whose stages are held against the real ones."""
 
@@ -61,32 +67,35 @@ def spans(
     return [of_all[rank::ranks] for rank in range(ranks)]
 
 
-def uniform(program: Program) -> bool:
-    """Whether all layers are alike. transformers looks up what a layer is by its place in the list of those that it has."""
-    if not isinstance(program, Llama):
-        return False
-    return len({(program.variant(i), program.layer_kind(i)) for i in range(program.layers)}) == 1
-
-
 class Stage(Program):
-    """The program of one stage."""
+    """The program of one stage, but for `left_out` layers, counted within the stage."""
 
-    def __init__(self, whole: Llama, span: Span) -> None:
+    def __init__(self, whole: Llama, span: Span, left_out: range = range(0)) -> None:
         super().__init__(whole.config)
         own: Any = copy.copy(whole)
-        own.layers = span.layers
+        numbers = [span.start + i for i in range(span.layers) if i not in left_out]
+        _number_layers(own, whole, numbers)
         if not span.first:
             own.embed = _as_it_is
         if not span.last:
             own.after_layers = _as_it_is
         self.own: Llama = own
+        self.whole_model = whole
         self.span = span
-        self.layers = span.layers
+        self.layers = own.layers
 
-    def of_fewer(self, layers: int) -> Stage:
-        """The same stage with that many layers less."""
-        span = self.span._replace(layers=self.span.layers - layers)
-        return Stage(self.own, span)
+    def without(self, left_out: range) -> Stage:
+        """The same stage without some of its layers."""
+        return Stage(self.whole_model, self.span, left_out)
+
+    def variant(self, i: int) -> Hashable:
+        return self.own.variant(i), self.own.layer_kind(i)
+
+    def kinds_of_layers(self) -> list[tuple[list[Weight], int]]:
+        """The weights of a layer, and how many layers have such ones."""
+        counts = Counter(self.variant(i) for i in range(self.layers))
+        first = {self.variant(i): i for i in reversed(range(self.layers))}
+        return [(list(self.own.layer_weights(first[variant])), n) for variant, n in counts.items()]
 
     def weights(self) -> Iterator[Weight]:
         for weight in self.own.weights():
@@ -106,6 +115,24 @@ class Stage(Program):
         return self.own.head(root, hidden_states) if self.span.last else hidden_states
 
 
+_OF_A_LAYER: Final = ("variant", "layer_kind", "sparse", "layer_weights", "layer_buffers")
+"""What a program answers for a layer's number."""
+
+
+def _number_layers(own: Any, whole: Any, numbers: Sequence[int]) -> None:
+    """Let a copy of `whole` have those of its layers alone, counted from 0."""
+
+    def of(method: Callable[[int], Any], i: int) -> Any:
+        return method(numbers[i])
+
+    own.layers = len(numbers)
+    for name in _OF_A_LAYER:
+        if hasattr(whole, name):
+            setattr(own, name, partial(of, getattr(whole, name)))
+    if hasattr(whole, "kinds"):
+        own.kinds = [whole.kinds[i] for i in numbers]
+
+
 def _as_it_is(_: Module, hidden_states: Tensor) -> Tensor:
     return hidden_states
 
@@ -115,11 +142,15 @@ class RankProgram(Program):
 
     def __init__(self, whole: Llama, spans: Sequence[Span]) -> None:
         super().__init__(whole.config)
-        self.tensor_parallel = whole.tensor_parallel
+        self.tensor_parallel, self.context_parallel = whole.tensor_parallel, whole.context_parallel
         self.spans = tuple(spans)
         self.stages = tuple(Stage(whole, span) for span in spans)
         self.layers = sum(span.layers for span in spans)
         self.hidden: Dim = whole.hidden
+
+    def between_layers(self, whole: Dim) -> Dim:
+        """What a tensor between two layers, and so between two stages, has of a rank's tokens of a sequence."""
+        return whole if self.tensor_parallel is None else self.tensor_parallel.between_layers(whole)
 
     def weights(self) -> Iterator[Weight]:
         for stage in self.stages:

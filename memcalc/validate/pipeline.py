@@ -37,7 +37,10 @@ class StageModule(torch.nn.Module):
     def __init__(self, whole: Any, span: Span) -> None:
         super().__init__()
         model = whole.model
-        model.layers = torch.nn.ModuleList(list(model.layers)[span.start : span.start + span.layers])
+        own = slice(span.start, span.start + span.layers)
+        model.layers = torch.nn.ModuleList(list(model.layers)[own])
+        if getattr(model.config, "layer_types", None):  # which are looked up by a layer's place in the list
+            model.config.layer_types = model.config.layer_types[own]
         if not span.first:
             model.embed_tokens = None
         if not span.last:

@@ -15,8 +15,10 @@ from stages_compared import KEPT, LLAMA, SHALLOW, WORKLOAD, ZERO_2, Case, both, 
 import memcalc
 from memcalc.engines import fsdp2_pipeline
 from memcalc.estimation import Report
+from memcalc.pipelining.checks import NOT_IN_HALVES
 from memcalc.pipelining.programs import STAGED, divided
 from memcalc.report.table import print_report
+from memcalc.runs import NO_MIDDLE
 
 CASES: dict[str, Case] = {
     "gpipe, first": Case("gpipe", 3, 0, 2),
@@ -72,8 +74,9 @@ def test_a_step_of_another_family(model_type: str) -> None:
     case = step_cases(model_type)[0]
     fields = case.fields | {"num_hidden_layers": 2, "tie_word_embeddings": False} | dict.fromkeys(DROPOUTS, 0.0)
     workload = {"micro_batch_size": case.batch, "seq_len": case.seq}
-    report, real = both(Case("zero-bubble", 2, 1, 2, dp=1, options=ZERO_2, real=KEPT, workload=workload), fields)
-    check(report, real)
+    halves = "1f1b" if model_type in NOT_IN_HALVES else "zero-bubble"
+    real = KEPT | {"attention": memcalc.load_model(dict(fields)).program.attention_kinds[0]}
+    check(*both(Case(halves, 2, 1, 2, dp=1, options=ZERO_2, real=real, workload=workload), fields))
 
 
 def test_gradients_that_come_together_are_there_until_the_next_ones() -> None:
@@ -135,7 +138,7 @@ def test_the_middle_of_a_step_and_of_a_stage_repeats_itself(
     setups = setups if layers > 10 else setups[:1]
     few = [ranks_of(setup) for setup in setups]
     monkeypatch.setattr(fsdp2_pipeline, "enough_micro_batches", lambda *given: given[3])
-    monkeypatch.setattr(fsdp2_pipeline, "layers_left_out", lambda _: 0)
+    monkeypatch.setattr(fsdp2_pipeline, "middle_of", lambda _: NO_MIDDLE)
     assert [ranks_of(setup) for setup in setups] == few
 
 
@@ -198,7 +201,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cross_entropy": "chunked"}, "--cross-entropy chunked: with engine fsdp2 and pp above 1 is not modelled"),
     ({"gpus": 64, "pp": 64, "global_batch_size": 64}, "--pp 64: llama-7b: 32 layers do not make 64 stages; "),
     ({"first_stage_layers": 32}, "--first-stage-layers 32: llama-7b: 32 layers do not make 2 stages; "),
-    ({"cp": 2, "gpus": 8}, "--pp 2: with engine fsdp2 and cp above 1 is not modelled"),
 ]
 
 
@@ -208,10 +210,9 @@ def test_what_is_refused(options: dict[str, Any], text: str) -> None:
 
 
 def test_which_models_are_refused() -> None:
-    assert "layers of several kinds" in refused(
-        LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
-    )
-    assert "has tied embeddings" in refused(LLAMA | {"tie_word_embeddings": True})
+    tied = refused(LLAMA | {"tie_word_embeddings": True})
+    assert "has tied embeddings, of which the first and the last stage would train one each" in tied
+    assert tied.endswith("allowed: 1, or a config with tie_word_embeddings false")
     assert refused({"model_type": "gpt2"}).startswith("--pp 2: with engine fsdp2 for a gpt2 is not modelled")
     with pytest.raises(memcalc.InputError, match=r"^--pp 2: with engine fsdp2 a number of parameters does not tell"):
         memcalc.estimate(params="7B", engine="fsdp2", zero=3, gpus=4, pp=2)
