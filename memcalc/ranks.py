@@ -14,7 +14,8 @@ from memcalc.engines.sent import Group, collectives_of_run, expert_parallel, of_
 from memcalc.families import auto_ep, context_parallel
 from memcalc.families.expert_parallel import share_experts
 from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
-from memcalc.families.tensor_parallel import PLANS, TensorParallel, split
+from memcalc.families.tensor_parallel import TensorParallel, split
+from memcalc.families.tensor_parallel_plans import PLANS
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels

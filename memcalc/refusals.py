@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from memcalc.families.expert_parallel import expert_path, runs_dispatched
 from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
-from memcalc.families.tensor_parallel import NOT_RUN, PLANS
+from memcalc.families.tensor_parallel import split_dims
+from memcalc.families.tensor_parallel_plans import NOT_RUN, PLANS
 from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
 
@@ -294,11 +295,18 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
             options.tp,
             f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
         )
-    sizes = {"attention heads": program.heads.size, "key/value heads": program.kv_heads.size}
+    split = split_dims(program, PLANS[model.model_type])
+    named = {"heads": "attention heads", "kv_heads": "key/value heads"}
+    sizes = {what: getattr(program, name).size for name, what in named.items() if name in split}
     for what, size in sizes.items():
         if size % options.tp:
             why = f"{model.name} has {size} {what}, and a rank of transformers' tensor parallelism has whole ones"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    if expert_path(program) is not None and "moe_tp_experts" in PLANS[model.model_type].values() and options.ep == 1:
+        width: int = program.experts.ffn.size
+        if width % (8 * options.tp):
+            why = f"{model.name} has experts of width {width}, and grouped_mm takes parts that are multiples of 8 (16 bytes)"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(width // 8, *sizes.values())}")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with engine fsdp2 and tp above 1 {NOT_YET}hf")
     if str(options.precision).endswith("-autocast"):

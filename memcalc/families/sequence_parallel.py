@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from memcalc.autograd import Leaf
     from memcalc.families.module import Weight
-    from memcalc.families.tensor_parallel import Plan
+    from memcalc.families.tensor_parallel_plans import Plan
 
 ENTERED: Final = (".self_attn", ".mlp")
 """The ends of the names of modules whose input is gathered (PrepareModuleInput)."""

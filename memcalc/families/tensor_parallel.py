@@ -10,15 +10,18 @@ sees parameters on two meshes, those that are split and those that are not.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.autograd import Node
 from memcalc.dims import Dim, merge, numel
 from memcalc.dtypes import boolean
+from memcalc.families.expert_parallel import expert_path
+from memcalc.families.split_experts import SplitExperts
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
+from memcalc.ops.shape import contiguous
 from memcalc.tensor import Memory, Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -30,87 +33,10 @@ if TYPE_CHECKING:
     from memcalc.dtypes import DType
     from memcalc.families.module import Input, Weight
     from memcalc.families.program import Program
+    from memcalc.families.tensor_parallel_plans import Plan, Style
 
-Style = Literal[
-    "colwise",
-    "rowwise",
-    "colwise_gather_output",
-    "embedding_rowwise",
-    "replicated_with_grad_allreduce",
-    "colwise_gather_input",
-]
-Plan = dict[str, Style]
-
-_ENDS: Final[Plan] = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-_ATTENTION: Final[Plan] = {
-    "model.layers.*.self_attn.q_proj": "colwise",
-    "model.layers.*.self_attn.k_proj": "colwise",
-    "model.layers.*.self_attn.v_proj": "colwise",
-    "model.layers.*.self_attn.o_proj": "rowwise",
-}
-_NORMED_HEADS: Final[Plan] = {
-    "model.layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
-    "model.layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
-}
-_MLP: Final[Plan] = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.mlp.down_proj": "rowwise"}
-_GATED_MLP: Final[Plan] = {"model.layers.*.mlp.gate_proj": "colwise", **_MLP}
-_LLAMA: Final[Plan] = {**_ENDS, **_ATTENTION, **_GATED_MLP}
-
-_UNGATED: Final[Plan] = {**_ENDS, **_ATTENTION, **_MLP}
-_FC1: Final = "model.layers.*.mlp.fc1"
-_FC2: Final = "model.layers.*.mlp.fc2"
-
-PLANS: Final[Mapping[str, Plan]] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": {**_LLAMA, **_NORMED_HEADS},
-    "gemma": _LLAMA,
-    "gemma2": _LLAMA,
-    "gemma3_text": {**_LLAMA, **_NORMED_HEADS},
-    "vaultgemma": _LLAMA,
-    "olmo": _LLAMA,
-    "granite": _LLAMA,
-    "cohere": _LLAMA,
-    "cohere2": _LLAMA,
-    "smollm3": _LLAMA,
-    "ernie4_5": _LLAMA,
-    "seed_oss": _LLAMA,
-    "cwm": _LLAMA,
-    "hyperclovax": _LLAMA,
-    "ministral": _LLAMA,
-    "ministral3": _LLAMA,
-    "internlm3": _LLAMA,
-    "iquestcoder": _LLAMA,
-    "exaone4": {**_LLAMA, **_NORMED_HEADS},
-    "nemotron": _UNGATED,
-    "arcee": _UNGATED,
-    "jais2": _UNGATED,
-    "apertus": {**_UNGATED, **_NORMED_HEADS},
-    "nanochat": {**_ENDS, **_ATTENTION, _FC1: "colwise", _FC2: "rowwise"},
-    "starcoder2": {
-        **_ENDS,
-        **_ATTENTION,
-        "model.layers.*.mlp.c_fc": "colwise",
-        "model.layers.*.mlp.c_proj": "rowwise",
-    },
-    "phi": {
-        **_ENDS,
-        "model.layers.*.self_attn.q_proj": "colwise",
-        "model.layers.*.self_attn.k_proj": "colwise",
-        "model.layers.*.self_attn.v_proj": "colwise",
-        "model.layers.*.self_attn.dense": "rowwise",
-        _FC1: "colwise",
-        _FC2: "rowwise",
-    },
-}
-"""Each model type's plan, as transformers' `model.tp_plan` has it."""
-
-NOT_RUN: Final[Mapping[str, str]] = {"cohere": "use_qk_norm", "olmo": "clip_qkv"}
-"""Fields with which transformers' own step fails: norms of all heads are not split; DTensors are not clamped in place."""
-
-SPLIT: Final = ("heads", "kv_heads", "ffn", "vocab")
-"""The dims of a program that a plan splits."""
+_WHOLE: Final = (None, "replicated_with_grad_allreduce", "moe_tp_experts")
+"""Styles of parameters that stay whole."""
 
 
 class TensorParallel(NamedTuple):
@@ -166,10 +92,22 @@ class TensorParallel(NamedTuple):
 
     def is_split(self, name: str) -> bool:
         """Whether a parameter is a DTensor over the group, its rank's part or (the bias of a sum) all of it."""
-        return self._style(name) not in (None, "replicated_with_grad_allreduce")
+        return self._style(name) not in _WHOLE
 
     def _style(self, parameter: str) -> Style | None:
-        return self.plan.get(parameter.rpartition(".")[0])
+        """A parameter's own, or that of its module (_get_parameter_plan)."""
+        return self.plan.get(parameter) or self.plan.get(parameter.rpartition(".")[0])
+
+    def for_experts(self, x: Tensor, name: str) -> Tensor:
+        """What goes into a rank's part of all experts: the gradient that comes back is summed in place (_AllReduceBackward)."""
+        if not recording(x):
+            return x
+        return same(x, Node(x.memory, _sum_in_place, (x,), (), (self, name)))
+
+    def of_experts(self, partial: Tensor, name: str) -> Tensor:
+        """The sum over the ranks of what their parts of the experts make, in place (_AllReduceForward)."""
+        self.send(partial.memory, "all_reduce", f"output of {name}", partial.shape, partial.dtype)
+        return same(partial, Node(partial.memory, _pass, (partial,))) if recording(partial) else partial
 
     def whole(self, shard: Dim) -> Dim:
         """The sequence of which a tensor between two layers has `shard`: all of it."""
@@ -237,9 +175,22 @@ def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = 
     """The program of the first of `ranks` tensor-parallel ranks, whose parts are the largest; heads must divide."""
     own: Any = copy.copy(program)
     own.tensor_parallel = how(ranks, plan, own.vocab)
-    for name in SPLIT:
+    for name in split_dims(program, plan):
         setattr(own, name, part(getattr(own, name), ranks))
+    if "moe_tp_experts" in plan.values() and expert_path(program) is not None:
+        own.experts = SplitExperts(own.experts, replace(own.experts, ffn=part(own.experts.ffn, ranks)))
     return own
+
+
+def split_dims(program: Program, plan: Plan) -> list[str]:
+    """The dims of a program that a plan splits, by their names there. Experts have a width of their own."""
+    rowwise = {path for path, style in plan.items() if style == "rowwise"}
+    parents = {path.rpartition(".")[0].rpartition(".")[2] for path in rowwise}
+    dims = {
+        "heads": "self_attn", "kv_heads": "self_attn", "ffn": "mlp", "shared_ffn": "shared_experts",
+    }  # fmt: skip
+    split = [name for name, parent in dims.items() if parent in parents and hasattr(program, name)]
+    return [*split, "vocab"] if program.embedding in plan else split
 
 
 @lru_cache
@@ -268,6 +219,13 @@ def same(tensor: Tensor, node: Node) -> Tensor:
 
 def _pass(_: Node, grads: list[Tensor]) -> list[Tensor]:
     return grads
+
+
+def _sum_in_place(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    parallel, name = node.context
+    grad = contiguous(grads[0])
+    parallel.send(node.memory, "all_reduce", f"gradient of {name}", grad.shape, grad.dtype)
+    return [grad]
 
 
 def _sum_input_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:

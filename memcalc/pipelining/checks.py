@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.families.tensor_parallel import PLANS
+from memcalc.families.tensor_parallel_plans import PLANS
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.pipelining.orders import micro_batches_per_round
 from memcalc.pipelining.programs import STAGED, divided

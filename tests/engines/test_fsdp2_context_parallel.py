@@ -29,6 +29,11 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 48,
 }  # fmt: skip
 PLAIN = LLAMA | {"num_key_value_heads": 8, "attention_bias": True, "mlp_bias": True, "vocab_size": 304}
+LATENT = {
+    **PLAIN, "model_type": "deepseek_v3", "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_group": 2, "topk_group": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
+    "v_head_dim": 24, "first_k_dense_replace": 1, "attention_bias": False,
+}  # fmt: skip
 FOUR = {"mesh": (1,), "context_parallel": 4, "micro_batch_size": 2, "seq_len": 64}
 """Four ranks that share two sequences of 64 tokens."""
 RING = ({"cp_comm_type": "p2p"}, {"rotate": "alltoall"})
@@ -73,6 +78,16 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         LLAMA,
         {"recompute": "full", **RING[0]},
         {"recompute": True, "tensor_parallel": 2, "context_parallel": 2, **RING[1]},
+    ),
+    "tp 2, experts, a ring": (
+        LATENT,
+        RING[0],
+        {"tensor_parallel": 2, "context_parallel": 2, "seq_len": 128, **RING[1]},
+    ),
+    "tp 2, experts": (
+        {**LLAMA, "model_type": "mixtral", "num_local_experts": 4},
+        {},
+        {"tensor_parallel": 2, "context_parallel": 2},
     ),
     "sequence parallel": (
         LLAMA,

@@ -259,7 +259,7 @@ def test_experts_are_near_each_other_and_their_copies_far_apart() -> None:
         (MIXTRAL, {"ep": 3}, "--ep 3: does not divide gpus 8 / (tp 1 · pp 1 · cp 1) = dp 8, which its ranks are taken from;"),
         (MIXTRAL, {"ep": 8, "shard_group": 4}, "--ep 8: does not divide shard group 4, which its ranks are taken from;"),
         (MIXTRAL, {"ep": 16, "gpus": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly; allowed:"),
-        (MIXTRAL, {"ep": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a mixtral is not modelled by this version; allowed: 1"),
+        (MIXTRAL, {"ep": 2, "tp": 2}, "--ep 2: with engine fsdp2 and tp 2 is not modelled by this version; allowed: 1"),
         (MIXTRAL, {"ep": 2, "pp": 2}, "--ep 2: with engine fsdp2 and pp 2 transformers itself refuses to dispatch tokens"),
         (MIXTRAL, {"ep": 2, "cp": 2}, "fsdp2"),
         (MIXTRAL, {"ep": 2, "etp": 2}, "--etp 2: with engine fsdp2 is not modelled by this version; allowed: 1"),

@@ -14,7 +14,7 @@ from steps_compared import check_step_and_forward, of_the_plan, phases
 import memcalc
 from memcalc.estimation import Report
 from memcalc.families.sequence_parallel import PLAIN
-from memcalc.families.tensor_parallel import NOT_RUN
+from memcalc.families.tensor_parallel_plans import NOT_RUN
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DROPOUTS, step_cases
 from fsdp2_oracle import ranks, sharded_step, split
 from oracle import build
 from steps_compared import check_step, of_the_plan, phases
+from tensor_parallel_cases import config_of
 from torch.distributed.device_mesh import init_device_mesh
 
 import memcalc
 from memcalc.estimation import Report
 from memcalc.families import tensor_parallel
-from memcalc.families.tensor_parallel import PLANS
+from memcalc.families.tensor_parallel_plans import PLANS
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -86,23 +86,6 @@ def test_foreach_has_a_temporary_of_the_larger_of_two_groups() -> None:
     report, real = both(LLAMA, {"optimizer_implementation": "foreach"}, {"implementation": "foreach"})
     counters = 4 * len(report.model.weights())  # of CPU tensors they are on the same device
     assert phases(report)[2] == real.step - counters
-
-
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-}
-
-
-def config_of(model_type: str) -> dict[str, Any]:
-    """A small model of a family whose parts are equal on two ranks."""
-    fields = step_cases(model_type)[0].fields
-    head_dim = {"head_dim": 16} if "head_dim" in fields else {}
-    fields = fields | dict.fromkeys(tensor_parallel.NOT_RUN.values() & fields.keys())
-    return fields | dict.fromkeys(DROPOUTS, 0.0) | SIZES | head_dim
 
 
 @pytest.mark.parametrize("model_type", PLANS)
@@ -207,7 +190,7 @@ def test_replicas_are_told_from_none_on_one_model() -> None:
         ("llama-7b", {"gpus": 12, "tp": 8}, "--gpus 12: does not divide by tp 8; allowed: a multiple of 8"),
         ("llama-7b", {"gpus": 3, "tp": 3}, "--tp 3: llama-7b has 32 attention heads, and a rank of transformers' tensor"),
         ("llama-3-70b", {"gpus": 16, "tp": 16}, "--tp 16: llama-3-70b has 8 key/value heads, and a rank of transformers'"),
-        ("mixtral-8x7b", {"gpus": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a mixtral is not modelled by this version"),
+        ("phi-3-mini", {"gpus": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a phi3 is not modelled by this version"),
         (
             LLAMA | {"model_type": "olmo", "clip_qkv": 8.0},
             {"gpus": 2, "tp": 2},

@@ -12,7 +12,7 @@ from stages_compared import KEPT, LLAMA, SHALLOW, ZERO_2, Case, both, check, cou
 
 import memcalc
 from memcalc.families.sequence_parallel import PLAIN
-from memcalc.families.tensor_parallel import PLANS
+from memcalc.families.tensor_parallel_plans import PLANS
 from memcalc.pipelining.programs import STAGED
 
 WORKLOAD = {"micro_batch_size": 2, "seq_len": 32}

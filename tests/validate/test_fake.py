@@ -101,6 +101,7 @@ def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:
     [
         {"gpus": 8, "ep": 4, "zero": 3, "recompute": "full"},
         {"gpus": 8, "ep": 2, "shard_group": 4, "zero": 2, "global_batch_size": 16, "precision": "bf16"},
+        {"gpus": 4, "tp": 2, "zero": 3},
     ],
 )
 def test_a_rank_with_some_of_the_experts(options: dict[str, Any]) -> None:

@@ -1,0 +1,49 @@
+"""Routed experts of which every tensor-parallel rank has a part of the width (transformers' MoeExpertsParallel,
+distributed/tensor_parallel.py): the router is whole on every rank, and all tokens are, so none is sent to another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memcalc.families.module import module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.dims import Dim
+    from memcalc.families.experts import Experts
+    from memcalc.families.module import Module, Weight
+    from memcalc.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class SplitExperts:
+    """A layer's experts, of which a rank has `own`: of each a part."""
+
+    whole: Experts
+    own: Experts
+
+    @property
+    def count(self) -> Dim:
+        """All experts, as the router sees them."""
+        return self.whole.count
+
+    @property
+    def per_token(self) -> Dim:
+        """Experts that a token is sent to."""
+        return self.whole.per_token
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        """The rank's parts (`packed_colwise`, `rowwise`)."""
+        return self.own.weights(path)
+
+    @module
+    def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Hidden states (tokens, hidden), indices and weights (tokens, per_token). Gradients of both are parts of sums."""
+        group, name = m.run.tensor_parallel, m.path.split("*.")[-1]
+        assert group is not None
+        hidden_states = group.for_experts(hidden_states, f"tokens of {name}")
+        top_k_weights = group.for_experts(top_k_weights, f"weights of {name}")
+        output = self.own.forward(m, hidden_states, top_k_index, top_k_weights)
+        return group.of_experts(output, name)

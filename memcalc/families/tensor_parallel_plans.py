@@ -1,0 +1,123 @@
+"""transformers' tensor-parallel plans (`model.tp_plan`): which module is split how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+Style = Literal[
+    "colwise",
+    "rowwise",
+    "colwise_gather_output",
+    "embedding_rowwise",
+    "replicated_with_grad_allreduce",
+    "colwise_gather_input",
+    "packed_colwise",
+    "moe_tp_experts",
+]
+Plan = dict[str, Style]
+
+_ENDS: Final[Plan] = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
+_ATTENTION: Final[Plan] = {
+    "model.layers.*.self_attn.q_proj": "colwise",
+    "model.layers.*.self_attn.k_proj": "colwise",
+    "model.layers.*.self_attn.v_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+}
+_NORMED_HEADS: Final[Plan] = {
+    "model.layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
+    "model.layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
+}
+_MLP: Final[Plan] = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.mlp.down_proj": "rowwise"}
+_GATED_MLP: Final[Plan] = {"model.layers.*.mlp.gate_proj": "colwise", **_MLP}
+_LLAMA: Final[Plan] = {**_ENDS, **_ATTENTION, **_GATED_MLP}
+
+_UNGATED: Final[Plan] = {**_ENDS, **_ATTENTION, **_MLP}
+_FC1: Final = "model.layers.*.mlp.fc1"
+_FC2: Final = "model.layers.*.mlp.fc2"
+
+_SHARED_EXPERTS: Final[Plan] = {
+    "model.layers.*.mlp.shared_experts.gate_proj": "colwise",
+    "model.layers.*.mlp.shared_experts.up_proj": "colwise",
+    "model.layers.*.mlp.shared_experts.down_proj": "rowwise",
+}
+
+
+def _experts(path: str) -> Plan:
+    """Every rank has a part of the width of every routed expert in the module at `path`."""
+    plan: Plan = {f"{path}.gate_up_proj": "packed_colwise", f"{path}.down_proj": "rowwise", path: "moe_tp_experts"}
+    return plan
+
+
+_EXPERTS: Final = _experts("model.layers.*.mlp.experts")
+_ONLY_EXPERTS: Final[Plan] = {**_ENDS, **_EXPERTS}
+_LATENT: Final[Plan] = {**_ENDS, **_GATED_MLP, **_EXPERTS, **_SHARED_EXPERTS}
+"""Attention through latents stays whole."""
+_GRANITE_MOE: Final[Plan] = {**_ENDS, **_experts("model.layers.*.block_sparse_moe.experts")}
+_FEED_FORWARD: Final[Plan] = {**_ENDS, **_experts("model.layers.*.feed_forward.experts")}
+
+PLANS: Final[Mapping[str, Plan]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, **_NORMED_HEADS},
+    "gemma": _LLAMA,
+    "gemma2": _LLAMA,
+    "gemma3_text": {**_LLAMA, **_NORMED_HEADS},
+    "vaultgemma": _LLAMA,
+    "olmo": _LLAMA,
+    "granite": _LLAMA,
+    "cohere": _LLAMA,
+    "cohere2": _LLAMA,
+    "smollm3": _LLAMA,
+    "ernie4_5": _LLAMA,
+    "seed_oss": _LLAMA,
+    "cwm": _LLAMA,
+    "hyperclovax": _LLAMA,
+    "ministral": _LLAMA,
+    "ministral3": _LLAMA,
+    "internlm3": _LLAMA,
+    "iquestcoder": _LLAMA,
+    "exaone4": {**_LLAMA, **_NORMED_HEADS},
+    "nemotron": _UNGATED,
+    "arcee": _UNGATED,
+    "jais2": _UNGATED,
+    "apertus": {**_UNGATED, **_NORMED_HEADS},
+    "nanochat": {**_ENDS, **_ATTENTION, _FC1: "colwise", _FC2: "rowwise"},
+    "starcoder2": {
+        **_ENDS,
+        **_ATTENTION,
+        "model.layers.*.mlp.c_fc": "colwise",
+        "model.layers.*.mlp.c_proj": "rowwise",
+    },
+    "phi": {
+        **_ENDS,
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.dense": "rowwise",
+        _FC1: "colwise",
+        _FC2: "rowwise",
+    },
+    "mixtral": {**_ENDS, **_ATTENTION, **_EXPERTS},
+    "qwen2_moe": {**_LLAMA, **_EXPERTS},
+    "qwen3_moe": {**_LLAMA, **_NORMED_HEADS, **_EXPERTS},
+    "glm4_moe": {**_LLAMA, **_EXPERTS, **_SHARED_EXPERTS},
+    "dots1": {**_LLAMA, **_NORMED_HEADS, **_EXPERTS, **_SHARED_EXPERTS},
+    "hy_v3": {**_LLAMA, **_NORMED_HEADS, **_EXPERTS, **_SHARED_EXPERTS},
+    "exaone_moe": {**_LLAMA, **_NORMED_HEADS, **_EXPERTS},
+    "solar_open": {**_ENDS, **_ATTENTION, **_EXPERTS},
+    "deepseek_v3": _LATENT,
+    "axk1": _LATENT,
+    "hunyuan_v1_moe": _ONLY_EXPERTS,
+    "phimoe": _ONLY_EXPERTS,
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "granitemoehybrid": _GRANITE_MOE,
+    "jamba": _FEED_FORWARD,
+    "lfm2_moe": _FEED_FORWARD,
+}
+"""Each model type's plan, as transformers' `model.tp_plan` has it."""
+
+NOT_RUN: Final[Mapping[str, str]] = {"cohere": "use_qk_norm", "olmo": "clip_qkv"}
+"""Fields with which transformers' own step fails: norms of all heads are not split; DTensors are not clamped in place."""
