@@ -47,6 +47,25 @@ def even_routing(busiest: int = 1) -> Iterator[None]:
         real.AllToAllEP._dispatch_tokens, real.all_to_all_single = dispatch, exchange
 
 
+@contextlib.contextmanager
+def balanced_routing() -> Iterator[None]:
+    """Expert e is chosen for the copies e, e + experts, e + 2·experts, … of tokens, whatever the router says."""
+    original = torch.topk
+
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, **kwargs: Any) -> Any:
+        chosen = original(scores, k, dim=dim, **kwargs)
+        with _disable_current_modes():
+            indices = torch.arange(chosen.indices.numel()).remainder(scores.shape[-1])
+            chosen.indices.data.copy_(indices.view(chosen.indices.shape))
+        return chosen
+
+    torch.topk = topk
+    try:
+        yield
+    finally:
+        torch.topk = original
+
+
 def share_experts(model: Any, device: str, replicas: int, shards: int, ranks: int, **how: Any) -> DeviceMesh:
     """The experts over `ranks` of the `shards` ranks of a replica, and each layer's under `fully_shard(**how)` over those that
     have the same. Returns the mesh of the ranks that have different ones."""

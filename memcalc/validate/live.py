@@ -35,6 +35,8 @@ _FUNCTIONAL: Final = {
     "all_to_all_single": "all_to_all",
 }
 _NO_TRANSFER: Final = ("wait_tensor", "_wrap_tensor_autograd")
+STATE: Final = torch.uint64
+"""Of the state of dropout's random numbers, of which nothing is counted."""
 
 
 class Live(TorchDispatchMode):
@@ -55,8 +57,8 @@ class Live(TorchDispatchMode):
 
     def register(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage from here on."""
-        if tensor.device.type == "meta" or isinstance(tensor, AsyncCollectiveTensor):
-            return  # a shape alone; a wrapper of what is already known
+        if tensor.device.type == "meta" or tensor.dtype is STATE or isinstance(tensor, AsyncCollectiveTensor):
+            return  # a shape alone; what has no part in training; a wrapper of what is already known
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._seen:

@@ -1,9 +1,6 @@
-"""What of a GPU torch's context parallelism needs on the CPU: the fused attention kernels that its ring is made of, and how
-transformers' modules run under it.
-
-The kernels give tensors of the sizes, dtypes and strides that CUDA's give (torch/_meta_registrations.py), without data.
-Ring, merging and collectives are torch's own.
-"""
+# pyright: basic
+"""CUDA's fused attention kernels on the CPU, which torch's context parallelism is made of: tensors of the sizes, dtypes and
+strides that CUDA's give (torch/_meta_registrations.py), without data."""
 
 from __future__ import annotations
 
@@ -12,13 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+from memcalc.validate.live import STATE
 
 aten = torch.ops.aten
-_LIBRARY = torch.library.Library("aten", "IMPL")
-STATE = torch.uint64
-"""Of the state of dropout's random numbers, of which nothing is counted."""
 
 
 def _flash(query: Any, key: Any, value: Any, dropout_p: float = 0.0, *rest: Any, scale: Any = None) -> Any:
@@ -44,12 +38,6 @@ def _efficient(query: Any, key: Any, value: Any, bias: Any, *rest: Any, scale: A
 
 def _efficient_backward(grad_out: Any, query: Any, key: Any, value: Any, *rest: Any, scale: Any = None) -> Any:
     return *(_heads_inside(x, x.shape[3]) for x in (query, key, value)), None
-
-
-_LIBRARY.impl("_scaled_dot_product_flash_attention", _flash, "CPU")
-_LIBRARY.impl("_scaled_dot_product_flash_attention_backward", _flash_backward, "CPU")
-_LIBRARY.impl("_scaled_dot_product_efficient_attention", _efficient, "CPU")
-_LIBRARY.impl("_scaled_dot_product_efficient_attention_backward", _efficient_backward, "CPU")
 
 
 def scaled_dot_product_attention(
@@ -79,37 +67,24 @@ def logsigmoid(x: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """torch's ring and its merging take CUDA's kernels."""
+    """The CPU has these kernels, and torch's attention and the merging of its parts take them."""
     names = {"scaled_dot_product_attention": scaled_dot_product_attention, "logsigmoid": logsigmoid}
     own = {name: getattr(torch.nn.functional, name) for name in names}
-    for name, function in names.items():
-        setattr(torch.nn.functional, name, function)
-    try:
-        yield
-    finally:
-        for name, function in own.items():
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name, kernel in _KERNELS.items():
+            library.impl(name, kernel, "CPU")
+        for name, function in names.items():
             setattr(torch.nn.functional, name, function)
+        try:
+            yield
+        finally:
+            for name, function in own.items():
+                setattr(torch.nn.functional, name, function)
 
 
-def without_masks(model: torch.nn.Module) -> None:
-    """What accelerate's `prepare` does to a model (big_modeling.py, _attach_context_parallel_hooks): the attention gets no
-    mask and is causal."""
-
-    def without(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if "attention_mask" in kwargs:
-            kwargs["attention_mask"], kwargs["is_causal"] = None, True
-        return args, kwargs
-
-    for name, module in model.named_modules():
-        if name.endswith("self_attn"):
-            module.register_forward_pre_hook(without, with_kwargs=True, prepend=True)
-
-
-@contextlib.contextmanager
-def shared_sequence(mesh: Any, batch: dict[str, torch.Tensor], rotate: str) -> Iterator[None]:
-    """accelerate's `maybe_context_parallel` over what transformers' Trainer gives it."""
-    set_rotate_method(rotate)
-    buffers = list(batch.values())
-    dims = [1] * len(buffers)
-    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=dims, no_restore_buffers=set(buffers)):
-        yield
+_KERNELS = {
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+}

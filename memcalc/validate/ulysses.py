@@ -1,3 +1,4 @@
+# pyright: basic
 """Sequences that several ranks share, as DeepSpeed runs transformers' models (Ulysses) and HF Trainer computes the loss."""
 
 from __future__ import annotations
