@@ -116,7 +116,7 @@ def shared_step(
             by_mesh.setdefault(parameter.device_mesh, []).append(parameter)
         optimizer = torch.optim.AdamW([{"params": own} for own in by_mesh.values()], fused=True)
         shape = (micro_batch_size, seq_len)
-        batch = whole_sequences(shape, torch.device("cpu"))
+        batch = whole_sequences(shape)
         for tensor in [*batch.values(), *model.buffers(), *(p._local_tensor for p in model.parameters())]:
             mode.register(tensor)
         mode.leave_out(whole._rank_map)

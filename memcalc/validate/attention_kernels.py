@@ -1,6 +1,6 @@
 # pyright: basic
-"""CUDA's fused attention kernels on the CPU, which torch's context parallelism is made of: tensors of the sizes, dtypes and
-strides that CUDA's give (torch/_meta_registrations.py), without data."""
+"""CUDA's fused attention kernels on the CPU, which has none for some widths, and which torch's context parallelism is made of:
+tensors of the sizes, dtypes and strides that CUDA's give (torch/_meta_registrations.py), of zeros."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ aten = torch.ops.aten
 
 
 def _flash(query: Any, key: Any, value: Any, dropout_p: float = 0.0, *rest: Any, scale: Any = None) -> Any:
-    logsumexp = torch.empty(query.shape[:3], dtype=torch.float32)
+    logsumexp = torch.zeros(query.shape[:3], dtype=torch.float32)
     state, unused, debug = torch.empty(2, dtype=STATE), torch.empty((), dtype=STATE), torch.empty(0)
-    return torch.empty_like(query), logsumexp, None, None, query.shape[2], key.shape[2], state, unused, debug
+    return torch.zeros_like(query), logsumexp, None, None, query.shape[2], key.shape[2], state, unused, debug
 
 
 def _flash_backward(grad_out: Any, query: Any, key: Any, value: Any, *rest: Any, scale: Any = None) -> Any:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
 
 def _heads_inside(like: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.empty_permuted((*like.shape[:3], width), (0, 2, 1, 3), dtype=like.dtype)
+    return torch.empty_permuted((*like.shape[:3], width), (0, 2, 1, 3), dtype=like.dtype).zero_()
 
 
 def _efficient(query: Any, key: Any, value: Any, bias: Any, *rest: Any, scale: Any = None) -> Any:
     assert bias is None
-    logsumexp = torch.empty((*query.shape[:2], -(-query.shape[2] // 32) * 32), dtype=torch.float32)
+    logsumexp = torch.zeros((*query.shape[:2], -(-query.shape[2] // 32) * 32), dtype=torch.float32)
     seed, offset = (torch.empty((), dtype=torch.int64) for _ in range(2))
     return _heads_inside(query, value.shape[3]), logsumexp, seed, offset
 
@@ -66,13 +66,20 @@ def logsigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def as_on_cuda() -> Iterator[None]:
-    """The CPU has these kernels, and torch's attention and the merging of its parts take them."""
-    names = {"scaled_dot_product_attention": scaled_dot_product_attention, "logsigmoid": logsigmoid}
-    own = {name: getattr(torch.nn.functional, name) for name in names}
+def kernels_of_cuda() -> Iterator[None]:
+    """The CPU has these kernels, for whoever calls them."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name, kernel in _KERNELS.items():
             library.impl(name, kernel, "CPU")
+        yield
+
+
+@contextlib.contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """torch's attention and the merging of its parts take them."""
+    names = {"scaled_dot_product_attention": scaled_dot_product_attention, "logsigmoid": logsigmoid}
+    own = {name: getattr(torch.nn.functional, name) for name in names}
+    with kernels_of_cuda():
         for name, function in names.items():
             setattr(torch.nn.functional, name, function)
         try:

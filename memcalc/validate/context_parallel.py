@@ -43,10 +43,10 @@ def shared_sequence(mesh: Any, batch: dict[str, torch.Tensor], rotate: str) -> I
         yield
 
 
-def whole_sequences(shape: tuple[int, int], device: torch.device) -> dict[str, torch.Tensor]:
+def whole_sequences(shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     """What Trainer gives a step in the context."""
     names = ("input_ids", "labels", "shift_labels", "position_ids")
-    return {name: torch.zeros(shape, dtype=torch.int64, device=device) for name in names}
+    return {name: torch.zeros(shape, dtype=torch.int64) for name in names}
 
 
 def refill(batch: dict[str, torch.Tensor], shape: tuple[int, int]) -> None:
@@ -54,6 +54,16 @@ def refill(batch: dict[str, torch.Tensor], shape: tuple[int, int]) -> None:
     for name, tensor in batch.items():
         tensor.resize_(shape)
         tensor.copy_(torch.arange(shape[1]) if name == "position_ids" else torch.zeros(()))
+
+
+@contextlib.contextmanager
+def micro_batch(
+    mesh: DeviceMesh, batch: dict[str, torch.Tensor], shape: tuple[int, int], rotate: str
+) -> Iterator[None]:
+    """A new batch, and the context of its forward and backward."""
+    refill(batch, shape)
+    with shared_sequence(mesh, batch, rotate):
+        yield
 
 
 def joined(whole: DeviceMesh) -> DeviceMesh:
