@@ -91,7 +91,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     elif setup.tp > 1:
         model = _tensor_parallel_rank(model, setup)
     elif setup.ep > 1:
-        model = _expert_parallel_rank(model, setup)
+        model = expert_parallel_rank(model, setup)
     if setup.pp > 1:
         sharers = _sharers(model, setup) if setup.shares_sequences else {None: model}
         return [staged._replace(cp=rank) for rank, of in sharers.items() for staged in _staged_ranks(of, setup)]
@@ -131,7 +131,7 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
     return model.profiles[key]
 
 
-def _expert_parallel_rank(model: Model, setup: Setup) -> Model:
+def expert_parallel_rank(model: Model, setup: Setup) -> Model:
     """The model of one expert-parallel rank, with its part of the experts, as transformers or DeepSpeed's AutoEP makes it."""
     key = "expert-parallel rank", setup.engine, setup.ep, setup.expert_imbalance
     if key not in model.profiles:

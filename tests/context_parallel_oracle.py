@@ -17,11 +17,14 @@ import torch.distributed as dist
 from fsdp2_oracle import PLANS, POLICIES, RankMode, Sent, Split, layers, resizing
 from oracle import build
 from per_op import CHECKPOINTS
-from ring_stand_ins import STATE, as_on_cuda, shared_sequence, without_masks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from memcalc.validate.attention_kernels import as_on_cuda
+from memcalc.validate.context_parallel import joined, refill, shared_sequence, whole_sequences, without_masks
+from memcalc.validate.live import STATE
 
 
 class RingMode(RankMode):
@@ -115,10 +118,7 @@ def shared_step(
             by_mesh.setdefault(parameter.device_mesh, []).append(parameter)
         optimizer = torch.optim.AdamW([{"params": own} for own in by_mesh.values()], fused=True)
         shape = (micro_batch_size, seq_len)
-        batch = {
-            name: torch.zeros(shape, dtype=torch.int64)
-            for name in ("input_ids", "labels", "shift_labels", "position_ids")
-        }
+        batch = whole_sequences(shape)
         for tensor in [*batch.values(), *model.buffers(), *(p._local_tensor for p in model.parameters())]:
             mode.register(tensor)
         mode.leave_out(whole._rank_map)
@@ -141,12 +141,11 @@ def _one_rank(rank: int, count: int) -> Any:
 
 
 def _meshes(mesh: tuple[int, ...], context_parallel: int, tensor_parallel: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """All of it, and what is sharded over: dp and cp as one axis (accelerate's and torchtitan's dp_shard_cp)."""
+    """All of it, and what is sharded over."""
     names = ("dp_replicate", "dp_shard")[-len(mesh) :]
     sizes, axes = (*mesh, context_parallel, tensor_parallel), (*names, "cp", "tp")
     whole = init_device_mesh("cpu", sizes, mesh_dim_names=axes)
-    joined = whole["dp_shard", "cp"]._flatten("dp_shard_cp")
-    return whole, joined if len(mesh) == 1 else whole["dp_replicate", "dp_shard_cp"]
+    return whole, joined(whole)
 
 
 def _step(
@@ -163,9 +162,7 @@ def _step(
     mode.sent, mode.split, mode.ring = [], [], []
     forward = backward = end = 0
     for _ in range(micro_batches):
-        for name, tensor in batch.items():  # a new one; as large as it was, for its storage never shrank
-            tensor.resize_(shape)
-            tensor.copy_(torch.arange(shape[1]) if name == "position_ids" else torch.zeros(()))
+        refill(batch, shape)
         with shared_sequence(ring, batch, rotate):
             mode.phase = "forward"
             mode.begin()

@@ -22,13 +22,13 @@ os.environ.setdefault("LOCAL_RANK", "0")
 
 import torch
 import torch.distributed as dist
-from auto_ep_stand_ins import auto_ep_of_a_gpu
 from oracle import LiveBytes, balanced_routing, build
 from per_op import CHECKPOINTS
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from ulysses_oracle import part_of_batch, shared_loss, shared_sequences
 
+from memcalc.validate.auto_ep import auto_ep_of_a_gpu
 from memcalc.validate.deepspeed import like_cuda
+from memcalc.validate.ulysses import part_of_batch, shared_loss, shared_sequences
 
 Sent = Counter[tuple[str, str, int]]
 """(collective, dtype, elements of the full tensor) -> calls."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from memcalc.validate.experts import balanced_routing
 from memcalc.validate.realism import cuda_kernels, not_traced
 
 
@@ -77,25 +78,6 @@ class Step:
     backward: int
     step: int
     log: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def balanced_routing() -> Iterator[None]:
-    """Expert e is chosen for the copies e, e + experts, e + 2·experts, … of tokens, whatever the router says."""
-    original = torch.topk
-
-    def topk(scores: torch.Tensor, k: int, dim: int = -1, **kwargs: Any) -> Any:
-        chosen = original(scores, k, dim=dim, **kwargs)
-        with torch.utils._python_dispatch._disable_current_modes():
-            indices = torch.arange(chosen.indices.numel()).remainder(scores.shape[-1])
-            chosen.indices.data.copy_(indices.view(chosen.indices.shape))
-        return chosen
-
-    torch.topk = topk
-    try:
-        yield
-    finally:
-        torch.topk = original
 
 
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:

@@ -25,7 +25,6 @@ from context_parallel_oracle import RingMode
 from fsdp2_oracle import PLANS, POLICIES, Sent, Split, layers, resizing
 from oracle import build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
-from ring_stand_ins import as_on_cuda, shared_tensors, without_masks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -34,6 +33,9 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from memcalc.validate.attention_kernels import as_on_cuda
+from memcalc.validate.context_parallel import shared_tensors, without_masks
 
 CLASSES: dict[str, Any] = {
     "gpipe": schedules.ScheduleGPipe,

@@ -23,10 +23,8 @@ def check(report: Report, backend: str) -> None:
         raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
     if s.engine not in _ENGINES:
         refuse("engine", s.engine, f"to be run {NOT_YET}{', '.join(_ENGINES)}")
-    if s.shares_sequences:
-        refuse("cp", s.cp, f"with engine fsdp2 to be run {NOT_YET}1")
-    if s.engine == "deepspeed" and max(s.tp, s.pp, s.cp, s.ep) > 1:
-        axis = next(axis for axis in ("tp", "pp", "cp", "ep") if getattr(s, axis) > 1)
+    if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
+        axis = next(axis for axis in ("tp", "pp") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
     if s.kernels != "hf":
         refuse("kernels", s.kernels, f"to be run {NOT_YET}hf")
@@ -44,7 +42,7 @@ def check(report: Report, backend: str) -> None:
         refuse("optimizer", s.optimizer, f"{why}; allowed: with --engine none, or with --backend cuda")
     if s.expert_imbalance != 1:
         refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
-    if s.ep > 1:
+    if s.ep > 1 and s.engine == "fsdp2":
         per_token, experts = report.model.program.routed
         copies = s.micro_batch_size * s.seq_len * per_token
         if copies % experts:

@@ -63,6 +63,12 @@ class Compared(NamedTuple):
         return 0.0 if not self.predicted else float("inf")
 
 
+def rank_of(report: Report) -> int:
+    """The rank of the job that is reported: the first of its pipeline stage, or one of those that share sequences."""
+    s = report.setup
+    return report.rank.number * (s.gpus // s.pp) + (report.rank.cp or 0) * s.tp
+
+
 class Comparison(NamedTuple):
     """A prediction and a measurement of the same setup."""
 

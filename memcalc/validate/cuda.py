@@ -24,9 +24,9 @@ from memcalc.errors import InputError
 from memcalc.tracing.modules import quiet
 from memcalc.validate import deepspeed
 from memcalc.validate.checks import fields_of
-from memcalc.validate.comparison import Measured
+from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, wrapped
-from memcalc.validate.experts import even_routing
+from memcalc.validate.experts import routing
 from memcalc.validate.fake import process_group
 from memcalc.validate.history import phases_of
 from memcalc.validate.meter import Meter
@@ -61,17 +61,16 @@ def measure(report: Report) -> Measured:
             dist.init_process_group("nccl")
             stack.callback(dist.destroy_process_group)
         elif setup.engine != "none":
-            stack.enter_context(process_group(setup.gpus, report.rank.number * setup.dp))
-            if setup.ep > 1:
-                stack.enter_context(even_routing())
+            stack.enter_context(process_group(setup.gpus, rank_of(report)))
+        stack.enter_context(routing(setup, alone=not real_ranks))
         mesh = mesh_of(setup, DEVICE) if setup.engine == "fsdp2" else None
         if setup.engine == "deepspeed":
             stack.enter_context(deepspeed.forgetting())
         with quiet():
-            return _run(setup, _job(report, mesh, real_ranks), here)._replace(real_ranks=real_ranks)
+            return _run(setup, _job(report, mesh, stack, real_ranks), here)._replace(real_ranks=real_ranks)
 
 
-def _job(report: Report, mesh: Any, real_ranks: bool) -> Job:
+def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: bool) -> Job:
     """A model that is to be sharded is never there as a whole."""
     setup, model = report.setup, report.model
 
@@ -87,7 +86,7 @@ def _job(report: Report, mesh: Any, real_ranks: bool) -> Job:
     with torch.device(DEVICE):
         batch = make_batch(setup, module.config)
     if setup.engine == "deepspeed":
-        return deepspeed.deepspeed_job(setup, module, batch)
+        return deepspeed.deepspeed_job(setup, module, batch, stack)
     return wrapped(setup, module, batch, mesh, None)
 
 

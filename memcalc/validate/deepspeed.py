@@ -18,6 +18,7 @@ import torch
 
 from memcalc.errors import InputError, one_line
 from memcalc.validate.reference import Enter, Job
+from memcalc.validate.ulysses import shared_loss, shared_sequences
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -53,6 +54,8 @@ def configuration(setup: Setup) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "adam_w_mode": setup.optimizer == "adamw"}},
         "steps_per_print": 10**9,
     }
+    if setup.ep > 1:
+        config["expert_parallel"] = {"enabled": True, "autoep_size": setup.ep}
     if setup.precision == "bf16-mixed":
         config["bf16"] = {"enabled": True}
     if setup.precision == "fp16-mixed":  # a loss scale of 2 overflows nothing, so no step is skipped
@@ -60,17 +63,26 @@ def configuration(setup: Setup) -> dict[str, Any]:
     return config
 
 
-def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor]) -> Job:
-    """`module` is in fp32: DeepSpeed casts it."""
-    engine, *_ = load().initialize(
-        model=module, model_parameters=module.parameters(), config=configuration(setup), dist_init_required=False
+def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], stack: contextlib.ExitStack) -> Job:
+    """`module` is in fp32: DeepSpeed casts it. What its attention is replaced by lasts as long as `stack`."""
+    package = load()
+    mpu = stack.enter_context(shared_sequences(module, setup.cp, setup.micro_batch_size))
+    engine, *_ = package.initialize(
+        model=module,
+        model_parameters=module.parameters(),
+        config=configuration(setup),
+        dist_init_required=False,
+        mpu=mpu,
     )
     losses: list[Any] = [None]
+
+    def loss() -> Any:
+        return engine(**batch).loss if mpu is None else shared_loss(engine, batch, setup.cp)
 
     def step(enter: Enter) -> int:
         for micro_batch in range(setup.micro_batches):
             enter("forward")
-            losses[0] = engine(**batch).loss
+            losses[0] = loss()
             enter("backward")
             engine.backward(losses[0])
             if micro_batch == setup.micro_batches - 1:
@@ -82,14 +94,20 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor]) -> 
 
 
 def ranks_to_run(setup: Setup, model: Model) -> list[int]:
-    """What is estimated is the worst rank. In stages 1 and 2 partitions differ: the first rank's, and that of what comes first
-    in backward."""
+    """What is estimated is the worst rank. In stages 1 and 2 partitions differ: those of the first and the last rank, of the
+    one with most elements, of the one with most in the step, and of what comes first in backward. In stage 0 all but the first
+    of the ranks that share a sequence mask what the first one counts."""
     if setup.zero not in (1, 2):
-        return [0]
-    from memcalc.engines.zero_layout import first_to_own, partitions
+        return [1 if setup.cp > 1 and setup.zero == 0 else 0]
+    from memcalc.engines.zero_layout import first_to_own, partitions, whole_of
+    from memcalc.engines.zero_partitions import nbytes_of, step_of
+    from memcalc.ranks import expert_parallel_rank
 
-    own = first_to_own(model, setup.dp, setup.reduce_bucket_size or 1)
-    return sorted({0, partitions(model, setup.dp).index(own)})
+    model, ranks = expert_parallel_rank(model, setup) if setup.ep > 1 else model, setup.shards
+    owned = partitions(model, ranks)
+    first = first_to_own(model, ranks, setup.reduce_bucket_size or 1)
+    most = max(owned, key=whole_of), max(owned, key=lambda own: nbytes_of(step_of(own, setup))), first
+    return sorted({0, ranks - 1, *map(owned.index, most)})
 
 
 # --- on the CPU

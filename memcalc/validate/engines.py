@@ -12,10 +12,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from memcalc.setup import DTYPES as BY_NAME
+from memcalc.validate.context_parallel import ROTATES, joined, micro_batch, without_masks
 from memcalc.validate.experts import share_experts
 from memcalc.validate.optimizers import make, make_optimizer
 from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
-from memcalc.validate.reference import DTYPES, Job, of_rank, plain_step
+from memcalc.validate.reference import DTYPES, Around, Job, of_rank, plain_step
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -32,12 +33,9 @@ def wrapped(setup: Setup, module: Any, batch: dict[str, torch.Tensor], mesh: Any
 
 
 def _job(
-    setup: Setup, module: Any, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], more: Any = None
+    setup: Setup, module: Any, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], around: Around | None = None
 ) -> Job:
-    """`more`: what holds back a micro-batch's gradients while others follow."""
-    step = plain_step(
-        setup, model, optimizer, batch, lambda follows: more() if more and follows else contextlib.nullcontext()
-    )
+    step = plain_step(setup, model, optimizer, batch, around or (lambda follows: contextlib.nullcontext()))
     return Job([module], optimizer, batch, step)
 
 
@@ -55,14 +53,20 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
         work: Any = torch.distributed.all_reduce(buffer, async_op=True)
         return work.get_future().then(lambda _: buffer)
 
+    def held_back(follows: bool) -> Any:
+        """A micro-batch's gradients wait while others follow."""
+        return model.no_sync() if follows else contextlib.nullcontext()
+
     if torch.distributed.get_backend() == "fake":
         model.register_comm_hook(None, hook)
-    return _job(setup, module, model, make_optimizer(setup, module), batch, model.no_sync)
+    return _job(setup, module, model, make_optimizer(setup, module), batch, held_back)
 
 
 def mesh_of(setup: Setup, device: str) -> Any:
-    """FSDP2's mesh: stages, replicas, shards and tensor parallelism, those of them that there are."""
-    sizes = {"pp": setup.pp, "dp_replicate": setup.dp // setup.shards, "dp_shard": setup.shards, "tp": setup.tp}
+    """FSDP2's mesh: stages, replicas, shards, parts of a sequence and tensor parallelism, those of them that there are."""
+    sizes = {
+        "pp": setup.pp, "dp_replicate": setup.replicas, "dp_shard": setup.shards // setup.cp, "cp": setup.cp, "tp": setup.tp,
+    }  # fmt: skip
     names = tuple(name for name, size in sizes.items() if size > 1 or name == "dp_shard")
     return init_device_mesh(device, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
@@ -70,13 +74,14 @@ def mesh_of(setup: Setup, device: str) -> Any:
 def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
     """`fully_shard` over every layer and then the module; one on the meta device is on `device` from then on."""
     over = tuple(name for name in whole.mesh_dim_names if name not in ("pp", "tp"))
+    mesh = whole if over == whole.mesh_dim_names else whole[over]
     policy = MixedPrecisionPolicy()
     if setup.has_master_weights:
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[setup.compute_dtype], reduce_dtype=DTYPES[BY_NAME[setup.grad_dtype]]
         )
     how: dict[str, Any] = {
-        "mesh": whole if over == whole.mesh_dim_names else whole[over], "mp_policy": policy,
+        "mesh": joined(whole) if setup.shares_sequences else mesh, "mp_policy": policy,
         "reshard_after_forward": None if setup.zero == 3 else False,
     }  # fmt: skip
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -94,17 +99,26 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     device = next(iter(batch.values())).device
     if setup.sequence_parallel:  # transformers would count the tokens of a shard
         tokens = batch["input_ids"]
-        batch = batch | {"position_ids": torch.arange(tokens.shape[1], device=device).unsqueeze(0)}
+        batch = {"position_ids": torch.arange(tokens.shape[1], device=device).unsqueeze(0)} | batch
         (sequence_and_loss_parallel if _split_logits(setup) else sequence_parallel)(module, whole["tp"])
     elif setup.tp > 1:
         _split(module, whole["tp"])
+    around = _sharing(setup, module, batch, whole) if setup.shares_sequences else None
     shard(setup, module, whole, device)
     groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
     for parameter in module.parameters():
         groups.setdefault(parameter.device_mesh, []).append(parameter)
     optimizer = make(setup, list(groups.values()))
-    job = _job(setup, module, module, optimizer, batch)
+    job = _job(setup, module, module, optimizer, batch, around)
     return job._replace(step=_under_loss_parallel(job.step)) if _split_logits(setup) else job
+
+
+def _sharing(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Around:
+    """Of ranks that share sequences."""
+    ring, shape = whole["cp"], (setup.micro_batch_size, setup.seq_len or 1)
+    rotate = ROTATES[setup.cp_comm_type or "all_gather"]
+    without_masks(module)
+    return lambda follows: micro_batch(ring, batch, shape, rotate)
 
 
 def _split_logits(setup: Setup) -> bool:

@@ -1,5 +1,6 @@
 # pyright: basic
-"""transformers' own expert parallelism under `fully_shard` (distributed/mixin.py, expert_parallel.py and fsdp.py).
+"""Experts over ranks: transformers' own expert parallelism under `fully_shard` (distributed/mixin.py, expert_parallel.py and
+fsdp.py), and how tokens go to experts, there and in DeepSpeed's AutoEP.
 
 A fake process group moves nothing, and AllToAllEP reads back how many rows come. So copy i of a rank's tokens goes to expert
 i modulo their number, whatever the router says, and every rank is taken to send what this one does.
@@ -9,17 +10,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memcalc.validate import auto_ep
+
+if TYPE_CHECKING:
+    from memcalc.setup import Setup
+
 
 @contextlib.contextmanager
-def even_routing(busiest: int = 1) -> Iterator[None]:
-    """Every rank sends an equal part of its copies of tokens to each expert, the others `busiest` times that to the first."""
+def even_routing(busiest: int = 1, *, alone: bool = True) -> Iterator[None]:
+    """Every rank sends an equal part of its copies of tokens to each expert, the others `busiest` times that to the first.
+    `alone`: there are no others."""
     from transformers.distributed import expert_parallel
 
     real: Any = expert_parallel
@@ -40,11 +47,46 @@ def even_routing(busiest: int = 1) -> Iterator[None]:
             received[:, 0] *= busiest
 
     real.AllToAllEP._dispatch_tokens = dispatch_evenly
-    real.all_to_all_single = all_send_the_same
+    if alone:
+        real.all_to_all_single = all_send_the_same
     try:
         yield
     finally:
         real.AllToAllEP._dispatch_tokens, real.all_to_all_single = dispatch, exchange
+
+
+@contextlib.contextmanager
+def routing(setup: Setup, *, alone: bool) -> Iterator[None]:
+    """How tokens go to the experts of a setup with expert parallelism, as evenly as they are estimated. `alone`: the other
+    ranks are not there."""
+    with contextlib.ExitStack() as stack:
+        if setup.ep > 1 and setup.engine == "deepspeed":
+            stack.enter_context(balanced_routing())
+            stack.enter_context(auto_ep.known_to_transformers())
+            if alone:
+                stack.enter_context(auto_ep.alone())
+        elif setup.ep > 1:
+            stack.enter_context(even_routing(alone=alone))
+        yield
+
+
+@contextlib.contextmanager
+def balanced_routing() -> Iterator[None]:
+    """Expert e is chosen for the copies e, e + experts, e + 2·experts, … of tokens, whatever the router says."""
+    original = torch.topk
+
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, **kwargs: Any) -> Any:
+        chosen = original(scores, k, dim=dim, **kwargs)
+        with _disable_current_modes():
+            indices = torch.arange(chosen.indices.numel()).remainder(scores.shape[-1])
+            chosen.indices.data.copy_(indices.view(chosen.indices.shape))
+        return chosen
+
+    torch.topk = topk
+    try:
+        yield
+    finally:
+        torch.topk = original
 
 
 def share_experts(model: Any, device: str, replicas: int, shards: int, ranks: int, **how: Any) -> DeviceMesh:

@@ -3,8 +3,8 @@
 
 Everything is on the CPU as far as torch knows; where that goes another way than a GPU (dropout, fused attention), it is
 told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are real, and setups small, with
-tensor and expert parallelism, because the waits of functional collectives give fake ones storages that they do not have, and
-with DDP, whose reducer copies data in C++.
+tensor, context and expert parallelism, because the waits of functional collectives give fake ones storages that they do not
+have, and with DDP, whose reducer copies data in C++.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcalc.dtypes import fp32
 from memcalc.errors import InputError, one_line
 from memcalc.tracing.modules import quiet
-from memcalc.tracing.realism import collected_by_hand, gpu_dropout
+from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized
 from memcalc.units import GIB, show_bytes
 from memcalc.validate import deepspeed
+from memcalc.validate.attention_kernels import as_on_cuda, kernels_of_cuda
+from memcalc.validate.auto_ep import kernels_of_a_gpu
 from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
-from memcalc.validate.comparison import Measured
+from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, wrapped
-from memcalc.validate.experts import even_routing
+from memcalc.validate.experts import routing
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from memcalc.estimation import Report
     from memcalc.setup import Setup
 
+_SENT_IN_FORWARD: Final = ("tp", "cp", "ep")
 REAL_LIMIT: Final = 4 * GIB
 """A choice, not a measurement: real tensors take memory, and a CPU computes with them."""
 
@@ -52,7 +56,7 @@ def measure(report: Report) -> Measured:
     if setup.engine == "deepspeed":
         needed += model.num_parameters * fp32.itemsize  # and cast
     if not _without_data(setup) and needed > REAL_LIMIT:
-        what = "tp" if setup.tp > 1 else "ep" if setup.ep > 1 else setup.engine
+        what = next((axis for axis in _SENT_IN_FORWARD if getattr(setup, axis) > 1), setup.engine)
         raise InputError(
             f"--backend fake: {what} runs over real tensors on the CPU, and this setup "
             f"needs {show_bytes(needed)}; allowed: up to {show_bytes(REAL_LIMIT)}"
@@ -60,7 +64,7 @@ def measure(report: Report) -> Measured:
     try:
         if setup.engine == "deepspeed":
             return worst([_measure_rank(report, rank) for rank in deepspeed.ranks_to_run(setup, model)])
-        return _measure_rank(report, report.rank.number * setup.dp)
+        return _measure_rank(report, rank_of(report))
     except InputError:
         raise
     except Exception as error:
@@ -70,7 +74,7 @@ def measure(report: Report) -> Measured:
 
 def _without_data(setup: Setup) -> bool:
     """Whether tensors are fake ones."""
-    return setup.engine not in ("ddp", "deepspeed") and setup.tp == setup.ep == 1
+    return setup.engine not in ("ddp", "deepspeed") and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
 
 
 def _measure_rank(report: Report, rank: int) -> Measured:
@@ -80,21 +84,27 @@ def _measure_rank(report: Report, rank: int) -> Measured:
     with contextlib.ExitStack() as stack:
         if setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, rank))
+        masks = not_traced(padded=setup.padded, encoder_decoder=two_stacks)
         for context in (
-            not_traced(padded=setup.padded, encoder_decoder=two_stacks), cuda_kernels(), gpu_dropout(), collected_by_hand(),
+            masks if not setup.shares_sequences else not_initialized(), cuda_kernels(), gpu_dropout(), collected_by_hand(),
             resizing(live), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
+        if not _without_data(setup):
+            stack.enter_context(as_on_cuda() if setup.shares_sequences else kernels_of_cuda())
         if setup.autocast_dtype is not None:
             stack.enter_context(cuda_lists_on_the_cpu())
         if setup.engine == "deepspeed":
             stack.enter_context(deepspeed.on_the_cpu())
-        if setup.ep > 1:
-            stack.enter_context(even_routing())
+            if setup.ep > 1:
+                stack.enter_context(kernels_of_a_gpu())
+        stack.enter_context(routing(setup, alone=True))
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
+        if mesh is not None:
+            live.leave_out(mesh._rank_map)
         if _without_data(setup):
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        return _run(live, setup, _job(live, report, mesh))
+        return _run(live, setup, _job(live, report, mesh, stack))
 
 
 def worst(ranks: Sequence[Measured]) -> Measured:
@@ -104,7 +114,7 @@ def worst(ranks: Sequence[Measured]) -> Measured:
     )
 
 
-def _job(live: Live, report: Report, mesh: Any) -> Job:
+def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> Job:
     setup, model = report.setup, report.model
 
     def made() -> Any:
@@ -117,10 +127,12 @@ def _job(live: Live, report: Report, mesh: Any) -> Job:
     module = made()
     if setup.engine == "deepspeed":
         batch = make_batch(setup, module.config)
+        for parameter in module.parameters():  # not initialized; a step with gradients that are no numbers is skipped
+            parameter.data.zero_()
         for tensor in (*module.parameters(), *module.buffers(), *batch.values()):
             live.register(tensor)
         with live:
-            return deepspeed.deepspeed_job(setup, module, batch)
+            return deepspeed.deepspeed_job(setup, module, batch, stack)
     return wrapped(setup, module, make_batch(setup, module.config), mesh, live)
 
 
@@ -132,6 +144,8 @@ def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        for forget in (_clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache):
+            forget()  # they have the meshes of this rank, which equal those of another one
 
 
 def _run(live: Live, setup: Setup, job: Job) -> Measured:

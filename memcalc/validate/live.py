@@ -22,6 +22,8 @@ _C10D: Final = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "alltoall_base_": "all_to_all",
+    "allgather_": "all_gather",
+    "reduce_scatter_": "reduce_scatter",
     "broadcast_": "broadcast",
     "send": "send",
     "recv_": None,  # counted where it is sent
@@ -34,7 +36,10 @@ _FUNCTIONAL: Final = {
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
 }
+_DEEPSPEED: Final = {"dim_zero_all_to_all": "all_to_all"}
 _NO_TRANSFER: Final = ("wait_tensor", "_wrap_tensor_autograd")
+STATE: Final = torch.uint64
+"""Of the state of dropout's random numbers, of which nothing is counted."""
 
 
 class Live(TorchDispatchMode):
@@ -55,8 +60,8 @@ class Live(TorchDispatchMode):
 
     def register(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage from here on."""
-        if tensor.device.type == "meta" or isinstance(tensor, AsyncCollectiveTensor):
-            return  # a shape alone; a wrapper of what is already known
+        if tensor.device.type == "meta" or tensor.dtype is STATE or isinstance(tensor, AsyncCollectiveTensor):
+            return  # a shape alone; what has no part in training; a wrapper of what is already known
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._seen:
@@ -64,6 +69,10 @@ class Live(TorchDispatchMode):
         self._seen.add(key)
         self._add(storage.nbytes())
         weakref.finalize(storage, self._forget, key, storage.nbytes()).atexit = False
+
+    def leave_out(self, tensor: torch.Tensor) -> None:
+        """A tensor that is the CPU's on a GPU too, as that of a mesh's ranks is."""
+        self._seen.add(tensor.untyped_storage()._cdata)
 
     def _forget(self, key: int, nbytes: int) -> None:
         self.now -= nbytes
@@ -100,7 +109,10 @@ class Live(TorchDispatchMode):
         elif func.namespace == "_c10d_functional" and name not in _NO_TRANSFER:
             ranks = _resolve_process_group(args[-1]).size()
             whole = ranks if name == "all_gather_into_tensor" else 1
-            self._call(_FUNCTIONAL[name], ranks, args[0].nbytes * whole)
+            collective = "send" if name == "all_to_all_single" and _to_one(args[2]) else _FUNCTIONAL[name]
+            self._call(collective, ranks, args[0].nbytes * whole)
+        elif func.namespace == "deepspeed":  # an op with its collective inside
+            self._call(_DEEPSPEED[name], _resolve_process_group(args[1]).size(), args[0].nbytes)
         out = func(*args, **(kwargs or {}))
         for leaf in tree_iter(out):
             if isinstance(leaf, torch.Tensor):
@@ -110,6 +122,11 @@ class Live(TorchDispatchMode):
     def _call(self, collective: str, ranks: int, payload: int) -> None:
         calls, before = self.calls.get((collective, ranks), (0, 0))
         self.calls[collective, ranks] = calls + 1, before + payload
+
+
+def _to_one(parts: list[int]) -> bool:
+    """Whether all of it goes to one rank, as around torch's ring."""
+    return sum(n > 0 for n in parts) == 1 < len(parts)
 
 
 def _ranks(args: tuple[Any, ...]) -> int:

@@ -8,6 +8,7 @@ loss.backward(); optimizer.step(); optimizer.zero_grad(set_to_none=True)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.selective import per_op
 from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
 from memcalc.tracing.step import recompute
+from memcalc.validate.context_parallel import whole_sequences
+from memcalc.validate.ulysses import part_of_batch
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -58,20 +61,22 @@ class Job(NamedTuple):
 
 Enter = Callable[[str], None]
 """Called with "forward", "backward" or "step" where such a phase begins."""
+Around = Callable[[bool], AbstractContextManager[Any]]
+"""The context of a micro-batch's forward and backward, given whether another one of the same step follows."""
 
 
 def plain_step(
-    setup: Setup, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], accumulating: Callable[[bool], Any]
+    setup: Setup, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], around: Around
 ) -> Callable[[Enter], int]:
-    """The reference step. `model` is the module, or an engine's wrapper of it; `accumulating` a context for a micro-batch,
-    given whether another one of the same step follows. The caller holds the last loss until there is a new one."""
+    """The reference step. `model` is the module, or an engine's wrapper of it. The caller holds the last loss until there is a
+    new one."""
     losses: list[Any] = [None]
     dtype, device = setup.autocast_dtype, next(iter(batch.values())).device.type
 
     def step(enter: Enter) -> int:
         for micro_batch in range(setup.micro_batches):
             enter("forward")
-            with accumulating(micro_batch < setup.micro_batches - 1):
+            with around(micro_batch < setup.micro_batches - 1):
                 with torch.autocast(device, None if dtype is None else DTYPES[dtype], enabled=dtype is not None):
                     out = model(**batch)
                 losses[0] = out.loss
@@ -104,12 +109,17 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
 
 
 def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
-    """Zeros: tokens that are their own labels, speech with its transcript, or images with theirs."""
+    """Zeros: tokens that are their own labels, speech with its transcript, or images with theirs; of a sequence that ranks
+    share what its engine is given."""
     size, dtype = setup.micro_batch_size, DTYPES[setup.compute_dtype]
     assert setup.seq_len is not None
     if config.model_type == "resnet":
         pixels = torch.zeros((size, config.num_channels, 224, 224), dtype=dtype)
         return {"pixel_values": pixels, "labels": torch.zeros(size, dtype=torch.int64)}
+    if setup.shares_sequences:
+        return whole_sequences((size, setup.seq_len))
+    if setup.cp > 1:
+        return part_of_batch(size, setup.seq_len, setup.cp, torch.distributed.get_rank() % setup.cp)
     ids = torch.zeros((size, setup.seq_len), dtype=torch.int64)
     if config.model_type == "whisper":
         features = torch.zeros((size, config.num_mel_bins, 2 * config.max_source_positions), dtype=dtype)

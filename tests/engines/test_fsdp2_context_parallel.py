@@ -22,7 +22,6 @@ from memcalc.families.context_parallel_checks import SHARED
 from memcalc.profile import Choices, full_profile
 from memcalc.ranks import Rank, ranks
 from memcalc.report.table import print_report
-from memcalc.validate.checks import check as check_backend
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -258,12 +257,6 @@ def test_a_shard_spans_whole_sequences_of_a_number_of_parameters_too() -> None:
     with pytest.raises(memcalc.InputError, match=r"--shard-group 2: is no multiple of cp 4.*; allowed: 4, 8"):
         memcalc.estimate(params="7B", gpus=8, zero=3, engine="fsdp2", cp=4, shard_group=2)
     assert memcalc.estimate(params="7B", gpus=8, zero=3, engine="fsdp2", cp=4).setup.shards == 8
-
-
-def test_it_is_not_run_by_validate() -> None:
-    report = memcalc.estimate("llama-7b", **SETUP | {"cp": 2})
-    with pytest.raises(memcalc.InputError, match="--cp 2: with engine fsdp2 to be run is not modelled by this version"):
-        check_backend(report, "fake")
 
 
 def test_keys_and_values_of_the_others_come_once_forward_either_way() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from auto_ep_cases import CONFIGS
-from auto_ep_stand_ins import auto_ep_of_a_gpu
 from oracle import build
 
 import memcalc
 from memcalc.families import FAMILIES
 from memcalc.families.auto_ep import PRESETS, on_rank
 from memcalc.inputs.model import Model
+from memcalc.validate.auto_ep import auto_ep_of_a_gpu
 
 
 @pytest.mark.parametrize("model_type", sorted(PRESETS))

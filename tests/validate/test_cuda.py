@@ -16,6 +16,7 @@ import memcalc
 from memcalc.report.comparison import print_comparison
 from memcalc.tracing.realism import collected_by_hand
 from memcalc.validate import cuda, engines, place
+from memcalc.validate.attention_kernels import as_on_cuda
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.reference import build, make_batch, saved_by_hooks
@@ -87,8 +88,13 @@ def uncounted(function: Any) -> Any:
 
 @contextlib.contextmanager
 def on_the_cpu() -> Iterator[Live]:
-    live = Live()
+    live, mesh_of = Live(), cuda.mesh_of
     stand_in = StandIn(live)
+
+    def left_out(mesh: Any) -> Any:
+        live.leave_out(mesh._rank_map)
+        return mesh
+
     with pytest.MonkeyPatch.context() as patch, resizing(live), collected_by_hand():
         for name in ("memory_stats", "max_memory_allocated", "max_memory_reserved"):
             patch.setattr(torch.cuda, name, getattr(stand_in, name))
@@ -101,7 +107,7 @@ def on_the_cpu() -> Iterator[Live]:
         patch.setattr(cuda, "_TIMED_STEPS", 1)
         patch.setattr(cuda, "place", Here)
         patch.setattr(DeviceMesh, "__init__", uncounted(DeviceMesh.__init__))  # its ranks are a tensor on the CPU
-        patch.setattr(cuda, "mesh_of", uncounted(cuda.mesh_of))
+        patch.setattr(cuda, "mesh_of", uncounted(lambda *args: left_out(mesh_of(*args))))
         patch.setattr(engines, "share_experts", uncounted(engines.share_experts))
         with live:
             yield live
@@ -116,11 +122,12 @@ def on_the_cpu() -> Iterator[Live]:
         {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
         {"gpus": 4, "zero": 3, "pp": 2, "pp_rank": 1, "global_batch_size": 8},
         {"gpus": 4, "zero": 3, "ep": 2, "model": MIXTRAL},
+        {"gpus": 4, "zero": 3, "cp": 2, "engine": "fsdp2", "global_batch_size": 4},
     ],
 )
 def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, Any]) -> None:
     report = memcalc.estimate(**{"model": LLAMA, "seq_len": 32, "optimizer_implementation": "fused"} | options)
-    with on_the_cpu():
+    with as_on_cuda() if report.setup.cp > 1 else contextlib.nullcontext(), on_the_cpu():
         measured = cuda.measure(report)
     comparison = Comparison(report, measured, "cuda")
     tensors = [row for row in comparison.memory if row.name not in ("allocated", "reserved", "context", "device")]

@@ -16,6 +16,7 @@ from fsdp2_oracle import sharded_step
 import memcalc
 from memcalc.optimizers import OPTIMIZERS as OPTIMIZERS_BY_NAME
 from memcalc.optimizers import load_optimizer
+from memcalc.ranks import ranks
 from memcalc.validate import fake
 from memcalc.validate.comparison import Comparison
 from memcalc.validate.run import validate
@@ -152,6 +153,51 @@ SMALL = {"param_persistence_threshold": 1000, "max_live_parameters": 40_000, "ma
 )
 def test_a_rank_of_deepspeed(options: dict[str, Any]) -> None:
     same(validate(LLAMA, engine="deepspeed", seq_len=32, **{"gpus": 4} | options))
+    assert torch.nn.functional.linear is LINEAR
+
+
+BUCKET = {"reduce_bucket_size": 100_000}
+GATHERED = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": 4, "cp": 4},
+        {"gpus": 8, "cp": 2, "tp": 2, "zero": 2, "recompute": "full", "cp_comm_type": "p2p", "global_batch_size": 8},
+        {"gpus": 8, "cp": 2, "tp": 2, "shard_group": 2, "sequence_parallel": True, "precision": "bf16"},
+    ],
+)
+def test_a_rank_of_those_that_share_sequences(options: dict[str, Any]) -> None:
+    same(validate(LLAMA, **{"engine": "fsdp2", "zero": 3, "seq_len": 32, "micro_batch_size": 2} | options))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_any_rank_of_those_that_share_sequences(rank: int) -> None:
+    """The others are estimated, too; the one with most is reported."""
+    thirds = LLAMA | {"vocab_size": 699, "intermediate_size": 201}
+    report = memcalc.estimate(thirds, engine="fsdp2", gpus=3, cp=3, zero=3, seq_len=30)
+    made = report.find(next(one for one in ranks(report.model, report.setup) if one.cp == rank))
+    same(Comparison(one := memcalc.Report(report.model, report.setup, made), fake.measure(one), "fake"))
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (LLAMA, {"cp": 2, "zero": 0, "precision": "bf16-mixed"}),
+        (
+            LLAMA,
+            {"cp": 2, "zero": 1, "recompute": "full", "precision": "fp16-mixed", **BUCKET},
+        ),
+        (LLAMA, {"cp": 2, "zero": 3, "precision": "fp32", **GATHERED, **BUCKET}),
+        (MIXTRAL, {"ep": 2, "zero": 0, "seq_len": 13}),
+        (MIXTRAL, {"gpus": 2, "ep": 2, "zero": 1, "global_batch_size": 8, "recompute": "full", **BUCKET}),
+        (DEEPSEEK, {"ep": 4, "zero": 3, **GATHERED, **BUCKET}),
+    ],
+)
+def test_a_rank_of_deepspeed_that_shares(model: dict[str, Any], options: dict[str, Any]) -> None:
+    """Sequences (Ulysses) or experts (AutoEP)."""
+    same(validate(model, **{"engine": "deepspeed", "gpus": 4, "seq_len": 32, "micro_batch_size": 2} | options))
     assert torch.nn.functional.linear is LINEAR
 
 

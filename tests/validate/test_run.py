@@ -39,9 +39,9 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_experts_over_ranks_of_deepspeed_are_not_run() -> None:
-    with pytest.raises(memcalc.InputError, match=r"--ep 8: with engine deepspeed to be run .*allowed: 1"):
-        validate("mixtral-8x7b", engine="deepspeed", gpus=8, ep=8)
+def test_slices_of_megatron_deepspeed_are_not_run() -> None:
+    with pytest.raises(memcalc.InputError, match=r"--tp 2: with engine deepspeed to be run .*allowed: 1"):
+        validate(LLAMA, engine="deepspeed", gpus=8, tp=2, zero=1)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,7 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         ("deepspeed", {"zero": 3}),
         ("tp", {"zero": 3, "tp": 2, "engine": "fsdp2"}),
         ("ep", {"zero": 3, "ep": 2, "model": "mixtral-8x7b"}),
+        ("cp", {"zero": 3, "cp": 2, "engine": "fsdp2"}),
     ],
 )
 def test_real_tensors_have_a_limit(how: str, options: dict[str, Any]) -> None:

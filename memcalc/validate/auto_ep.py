@@ -1,7 +1,9 @@
-"""DeepSpeed's AutoEP on the CPU as it is on a GPU: its Triton kernels allocate what they do there and compute nothing.
+# pyright: basic
+"""DeepSpeed's AutoEP where the other ranks are not there, and on the CPU as it is on a GPU.
 
-Rows are gathered into blocks for each expert by `permute_rows`, SwiGLU is one kernel, and what the other ranks say of their
-tokens is what this one says of its own.
+A fake process group moves nothing: what the other ranks say of their tokens is what this one says of its own. On the CPU
+AutoEP's Triton kernels allocate what they do on a GPU and compute nothing: rows are gathered into blocks for each expert by
+`permute_rows`, and SwiGLU is one kernel.
 """
 
 from __future__ import annotations
@@ -75,11 +77,28 @@ class _PlainRegistry(dict[str, Any]):
 
 
 @contextlib.contextmanager
-def auto_ep_of_a_gpu() -> Iterator[None]:
-    """The branches of a GPU that has torch's grouped product (Hopper and newer)."""
-    import deepspeed.comm as comm
-    from deepspeed.moe import ep_experts, ep_kernels
+def known_to_transformers() -> Iterator[None]:
+    """AutoEP's blocks are registered as DeepSpeed expects it of transformers."""
     from transformers.utils import output_capturing
+
+    registry = _PlainRegistry(output_capturing._CAN_RECORD_REGISTRY)
+    with mock.patch.object(output_capturing, "_CAN_RECORD_REGISTRY", registry):
+        yield
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Every rank sends what this one does."""
+    import deepspeed.comm as comm
+
+    with mock.patch.object(comm, "all_to_all_single", _exchanged(comm.all_to_all_single)):
+        yield
+
+
+@contextlib.contextmanager
+def kernels_of_a_gpu() -> Iterator[None]:
+    """The branches of a GPU that has torch's grouped product (Hopper and newer)."""
+    from deepspeed.moe import ep_experts, ep_kernels
 
     swiglu = ep_experts.EXPERT_ACTIVATIONS["swiglu"]
     fused = mock.patch.dict(
@@ -88,13 +107,17 @@ def auto_ep_of_a_gpu() -> Iterator[None]:
             swiglu.fn, lambda gate, up, *_: FusedSwiGLU.apply(gate, up), gate_fn=swiglu.gate_fn
         ),
     )
-    registry = _PlainRegistry(output_capturing._CAN_RECORD_REGISTRY)
     with (
         fused,
-        mock.patch.object(output_capturing, "_CAN_RECORD_REGISTRY", registry),
         mock.patch.object(ep_kernels, "permute_rows_supported", lambda rows: True),
         mock.patch.object(ep_kernels, "gather_rows", _gathered),
         mock.patch.object(ep_kernels, "fill_indices_cpu", _filled(ep_kernels.fill_indices_cpu)),
-        mock.patch.object(comm, "all_to_all_single", _exchanged(comm.all_to_all_single)),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def auto_ep_of_a_gpu() -> Iterator[None]:
+    """All of it: a rank of a fake group, on the CPU."""
+    with kernels_of_a_gpu(), alone(), known_to_transformers():
         yield

