@@ -19,3 +19,9 @@ def little_garbage() -> None:
     """Oracles collect garbage several times a run; without this most of it would go into walking what torch has imported."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is as wide as it is by itself, whatever the shell or a worker of the test runner has set."""
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from memcalc.report.models import plain_console
+from memcalc.report.consoles import console_for
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     """A table of bytes, one of collectives, and what ran."""
-    console = plain_console(file)
+    console = console_for(file, 200)
     setup, measured = comparison.report.setup, comparison.measured
     degrees = "" if setup.gpus == 1 else f", rank 0 of {setup.gpus} GPUs"
     console.print(

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc.inputs.gpu import GPU, Quantity
-from memcalc.report.models import plain_console
+from memcalc.report.consoles import listing_console
 from memcalc.units import show_bytes
 
 
@@ -46,12 +46,12 @@ def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
             gpu.name, gpu.full_name, show_bytes(gpu.capacity), _show(gpu.memory_bandwidth),
             _show(flops.get("bf16") or flops.get("fp16")), _show(flops.get("fp8")), _show(link),
         )  # fmt: skip
-    plain_console(file).print(table)
+    listing_console(file).print(table)
 
 
 def print_gpu(gpu: GPU, file: IO[str]) -> None:
     """Every number of one GPU with its source."""
-    console = plain_console(file)
+    console = listing_console(file)
     title = Text(gpu.name, style="bold")
     title.append(f"  {gpu.full_name}, {gpu.architecture}, {gpu.compute_capability}", style="not bold")
     console.print(title)

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from memcalc.dims import formula, numel
 from memcalc.inputs.model import Model, bundled_spec
+from memcalc.report.consoles import listing_console
 from memcalc.units import show_count
-
-
-def plain_console(file: IO[str]) -> Console:
-    """Colour and width of the terminal; plain elsewhere, and wide enough to cut nothing."""
-    console = Console(file=file, highlight=False, emoji=False)
-    if console.is_terminal:
-        return console
-    return Console(file=file, highlight=False, emoji=False, markup=False, width=200, no_color=True)
 
 
 def list_document(models: Sequence[Model]) -> list[dict[str, Any]]:
@@ -68,12 +60,12 @@ def print_list(models: Sequence[Model], file: IO[str]) -> None:
         spec = bundled_spec(model.name)
         aliases = ", ".join(spec["aliases"]) if spec else ""
         table.add_row(model.name, model.model_type, show_count(model.num_parameters), str(model.layers), aliases)
-    plain_console(file).print(table)
+    listing_console(file).print(table)
 
 
 def print_model(model: Model, file: IO[str]) -> None:
     """Parameters by component, then every weight with its named dims."""
-    console = plain_console(file)
+    console = listing_console(file)
     spec = bundled_spec(model.name)
     title = Text(model.name, style="bold")
     title.append(f"  {model.model_type}, {model.layers} layers, {model.num_parameters:,} parameters", style="not bold")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from memcalc.collectives import Collective, wire_bytes
+from memcalc.report.collectives import Numbers, add_words
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
@@ -43,27 +45,33 @@ def shares(report: Report) -> list[Share]:
     return out
 
 
-def per_layer_table(report: Report, narrow: bool) -> Table | Text:
-    """One row for each collective; its last lines add up each axis."""
+_WIDE: Final = 96  # columns that all of it needs; below them a collective is on three lines
+
+
+def per_layer_table(report: Report, width: int) -> list[RenderableType]:
+    """One row for each collective; its last lines add up each axis. With a line of what the width leaves out."""
     rows = shares(report)
     if not rows:
-        return Text("per layer: no layer sends anything")
+        return [Text("per layer: no layer sends anything")]
     title = "Communication of one layer: activations of a micro-batch, gradients and weights of a step"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("axis",) if narrow else ("axis", "phase", "collective"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("what", overflow="fold")
-    for name in ("payload", "wire") if narrow else ("calls", "payload", "wire"):
+    wide, numbers, left_out = width >= _WIDE, Numbers(("calls", "payload", "wire")), ""
+    if not wide:
+        numbers, left_out = numbers.that_fit(width)
+    words_of = add_words(table, ("axis", "phase", "collective", "what"), on_one_line=wide)
+    for name in numbers.names:
         table.add_column(name, justify="right", no_wrap=True)
-    if not narrow:
+    if wide:
         table.add_column("formula", overflow="fold")
 
     def add(
         words: tuple[str, str, str], what: str, calls: float, sizes: tuple[int, int], each: str, style: str
     ) -> None:
-        shown = [show_bytes(size) for size in sizes]
-        wide = (*words, what, f"{calls:.3g}", *shown, each)
-        table.add_row(*((words[0], what or words[1], *shown) if narrow else wide), style=style)
+        shown = [f"{calls:.3g}", *(show_bytes(size) for size in sizes)][: len(numbers.names)]
+        if wide:
+            table.add_row(*words, what, *shown, each, style=style)
+        else:
+            table.add_row(*words_of((*words, "\n  ".join(line for line in (what, each) if line))), *shown, style=style)
 
     for share in rows:
         c = share.collective
@@ -73,4 +81,4 @@ def per_layer_table(report: Report, narrow: bool) -> Table | Text:
         own = [share for share in rows if share.collective.axis == axis]
         sizes = (sum(s.payload for s in own), sum(s.wire for s in own))
         add((axis, "all", ""), "", sum(s.calls for s in own), sizes, "", "bold")
-    return table
+    return [table, *([Text(left_out)] if left_out else [])]

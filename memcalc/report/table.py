@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import IO, TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +15,8 @@ from memcalc.megatron.schedules import bubble, layers_of_chunks
 from memcalc.pipelining import deepspeed, orders
 from memcalc.pipelining.programs import divided
 from memcalc.report.all_ranks import all_ranks_table
+from memcalc.report.collectives import Numbers, add_words
+from memcalc.report.consoles import console_for
 from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count, show_seconds
@@ -33,27 +35,25 @@ _LABELS = {
 _BAR = 20
 _MOST_RANKS = 8
 _NARROW = 70  # columns; below them the tables keep names and sizes only
-_TIMED = 90  # columns that the times of collectives need
+_TIMED = 90  # columns that the communication needs, with its times; below them a collective is on two lines
 
 
 def print_report(
     report: Report, *, rows: bool, file: IO[str], per_layer: bool = False, all_ranks: bool = False
 ) -> None:
-    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220, ranks 120)."""
-    console = Console(file=file, highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        width = 220 if rows else 120 if all_ranks else 100
-        console = Console(file=file, highlight=False, emoji=False, markup=False, width=width, no_color=True)
+    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220, ranks 120) unless
+    COLUMNS says otherwise."""
+    console = console_for(file, 220 if rows else 120 if all_ranks else 100)
     narrow = console.width < _NARROW
     parts: list[RenderableType] = [_title(report), *_trace_lines(report), _memory_table(report, narrow)]
     parts += [*_phase_lines(report), *_pipeline_lines(report)]
     if report.collectives:
         timed = report.gpu is not None and console.width >= _TIMED
-        parts += ["", _communication_table(report, narrow, timed), *_communication_lines(report)]
+        parts += ["", *_communication_table(report, console.width, timed), *_communication_lines(report)]
     if all_ranks:
         parts += ["", all_ranks_table(report, console.width)]
     if per_layer:
-        parts += ["", per_layer_table(report, narrow)]
+        parts += ["", *per_layer_table(report, console.width)]
     if rows:
         parts += ["", _rows_table(report)]
     verdict = _verdict(report)
@@ -223,19 +223,19 @@ def _why(report: Report) -> str:
     return "on top of the states it holds " + ", ".join(named)
 
 
-def _communication_table(report: Report, narrow: bool, timed: bool) -> Table:
+def _communication_table(report: Report, width: int, timed: bool) -> list[RenderableType]:
+    """With a line of what the width leaves out."""
     table = _table("Communication per step and GPU")
-    for name in ("what",) if narrow else ("phase", "collective", "what"):
-        table.add_column(name, no_wrap=name != "what", overflow="fold")
-    for name in ("payload", "wire") if narrow else ("ranks", "calls", "payload", "wire"):
+    numbers, left_out = Numbers(("ranks", "calls", "payload", "wire", *(["time"] if timed else []))), ""
+    if width < _TIMED:
+        numbers, left_out = numbers.that_fit(width)
+    words_of = add_words(table, ("phase", "collective", "what"), on_one_line=width >= _TIMED)
+    for name in numbers.names:
         table.add_column(name, justify="right", no_wrap=True)
-    if timed:
-        table.add_column("time", justify="right", no_wrap=True)
 
     def add(words: tuple[str, str, str], counts: tuple[str, str], sizes: tuple[int, int], time: str) -> None:
-        shown = [show_bytes(size) for size in sizes]
-        cells = [words[2] or words[0], *shown] if narrow else [*words, *counts, *shown, *([time] if timed else [])]
-        table.add_row(*cells, style="" if words[1] else "bold")
+        cells = [*counts, *(show_bytes(size) for size in sizes), time]
+        table.add_row(*words_of(words), *cells[: len(numbers.names)], style="" if words[1] else "bold")
 
     both = zip_longest(report.collectives, report.costs)
     for c, cost in sorted(both, key=lambda pair: PHASES.index(pair[0].phase)):
@@ -245,7 +245,7 @@ def _communication_table(report: Report, narrow: bool, timed: bool) -> Table:
     total = step_time(report.collectives, report.costs) if timed else None
     sizes = sum(c.payload for c in report.collectives), sum(c.wire for c in report.collectives)
     add(("all", "", ""), ("", ""), sizes, show_seconds(total.total) if total else "")
-    return table
+    return [table, *([Text(left_out)] if left_out else [])]
 
 
 def _communication_lines(report: Report) -> list[Text]:

@@ -25,7 +25,7 @@ from memcalc.tracing.modules import quiet
 from memcalc.validate import deepspeed
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured, rank_of
-from memcalc.validate.engines import mesh_of, shard, wrapped
+from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
 from memcalc.validate.fake import process_group
 from memcalc.validate.history import phases_of
@@ -81,7 +81,8 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
     if setup.pp > 1:
         device = torch.device(DEVICE)
         number = mesh.get_local_rank("pp")
-        return pipeline(setup, model, number, made, lambda m: shard(setup, m, mesh, device), mesh, alone=not real_ranks)
+        whole, own = lambda: split(setup, made(), mesh), lambda m: shard(setup, m, mesh, device)
+        return pipeline(setup, model, number, whole, own, mesh, alone=not real_ranks)
     module = made()
     with torch.device(DEVICE):
         batch = make_batch(setup, module.config)

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from memcalc.setup import DTYPES as BY_NAME
 from memcalc.validate.context_parallel import ROTATES, joined, micro_batch, without_masks
 from memcalc.validate.experts import share_experts
-from memcalc.validate.optimizers import make, make_optimizer
+from memcalc.validate.optimizers import by_mesh, make, make_optimizer
 from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
 from memcalc.validate.reference import DTYPES, Around, Job, of_rank, plain_step
 
@@ -100,17 +100,21 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
     if setup.sequence_parallel:  # transformers would count the tokens of a shard
         tokens = batch["input_ids"]
         batch = {"position_ids": torch.arange(tokens.shape[1], device=device).unsqueeze(0)} | batch
-        (sequence_and_loss_parallel if _split_logits(setup) else sequence_parallel)(module, whole["tp"])
-    elif setup.tp > 1:
-        _split(module, whole["tp"])
+    split(setup, module, whole)
     around = _sharing(setup, module, batch, whole) if setup.shares_sequences else None
     shard(setup, module, whole, device)
-    groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
-    for parameter in module.parameters():
-        groups.setdefault(parameter.device_mesh, []).append(parameter)
-    optimizer = make(setup, list(groups.values()))
+    optimizer = make(setup, by_mesh(module.parameters()))
     job = _job(setup, module, module, optimizer, batch, around)
-    return job._replace(step=_under_loss_parallel(job.step)) if _split_logits(setup) else job
+    return job._replace(step=under_loss_parallel(job.step)) if split_logits(setup) else job
+
+
+def split(setup: Setup, module: Any, whole: Any) -> Any:
+    """The module with tensor parallelism over the mesh's tp, if there is any: by torch's plan or transformers'."""
+    if setup.sequence_parallel:
+        (sequence_and_loss_parallel if split_logits(setup) else sequence_parallel)(module, whole["tp"])
+    elif setup.tp > 1:
+        _split(module, whole["tp"])
+    return module
 
 
 def _sharing(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Around:
@@ -121,11 +125,11 @@ def _sharing(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: A
     return lambda follows: micro_batch(ring, batch, shape, rotate)
 
 
-def _split_logits(setup: Setup) -> bool:
+def split_logits(setup: Setup) -> bool:
     return setup.cross_entropy == "vocab-parallel"
 
 
-def _under_loss_parallel(step: Any) -> Any:
+def under_loss_parallel(step: Any) -> Any:
     def call(enter: Any) -> int:
         with loss_parallel():
             return step(enter)

@@ -31,7 +31,7 @@ from memcalc.validate.auto_ep import kernels_of_a_gpu
 from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured, rank_of
-from memcalc.validate.engines import mesh_of, shard, wrapped
+from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
@@ -123,7 +123,15 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
     if setup.pp > 1:
         cpu = torch.device("cpu")
         number = report.rank.number
-        return pipeline(setup, model, number, made, lambda m: shard(setup, m, mesh, cpu), mesh, alone=True)
+        return pipeline(
+            setup,
+            model,
+            number,
+            lambda: split(setup, made(), mesh),
+            lambda m: shard(setup, m, mesh, cpu),
+            mesh,
+            alone=True,
+        )
     module = made()
     if setup.engine == "deepspeed":
         batch = make_batch(setup, module.config)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,14 @@ def make(setup: Setup, groups: Sequence[Sequence[Any]], matrices: Sequence[Any] 
         "muon": lambda: _muon([p for group in groups for p in group], matrices, flags),
     }
     return makers[setup.optimizer]()
+
+
+def by_mesh(parameters: Iterable[Any]) -> list[list[Any]]:
+    """Groups of sharded parameters: those on different meshes cannot share a kernel (Trainer.create_optimizer)."""
+    groups: dict[Any, list[Any]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh, []).append(parameter)
+    return list(groups.values())
 
 
 def _package(setup: Setup) -> Any:

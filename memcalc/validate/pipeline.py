@@ -16,7 +16,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
 from memcalc.pipelining.programs import Span, spans
-from memcalc.validate.optimizers import make
+from memcalc.validate.engines import split_logits, under_loss_parallel
+from memcalc.validate.optimizers import by_mesh, make
 from memcalc.validate.reference import DTYPES, Enter, Job
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ SCHEDULES: dict[str, Any] = {
 class StageModule(torch.nn.Module):
     """Some layers of a causal language model, with the embedding before the first and the head behind the last."""
 
-    def __init__(self, whole: Any, span: Span) -> None:
+    def __init__(self, whole: Any, span: Span, positions: torch.Tensor | None) -> None:
         super().__init__()
+        self.given = {"use_cache": False} if positions is None else {"use_cache": False, "position_ids": positions}
         model = whole.model
         own = slice(span.start, span.start + span.layers)
         model.layers = torch.nn.ModuleList(list(model.layers)[own])
@@ -50,7 +52,7 @@ class StageModule(torch.nn.Module):
         self.model = None if span.last else model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = {"input_ids" if self.first else "inputs_embeds": x, "use_cache": False}
+        given = {"input_ids" if self.first else "inputs_embeds": x} | self.given
         if self.whole is not None:
             return self.whole(**given).logits
         assert self.model is not None
@@ -67,9 +69,13 @@ def pipeline(
     *,
     alone: bool,
 ) -> Job:
-    """The job of a pipeline rank. `build` makes the whole model, `shard` puts a stage under `fully_shard` and on its device;
-    `alone`: there are no other ranks."""
+    """The job of a pipeline rank. `build` makes the whole model, with its tensor parallelism, `shard` puts a stage under
+    `fully_shard` and on its device; `alone`: there are no other ranks. Where `--sequence-parallel` cuts the sequence between
+    layers, the caller gives positions: transformers would count the tokens of a shard."""
     device = torch.device(mesh.device_type)
+    positions, part = None, setup.seq_len or 1
+    if setup.sequence_parallel:
+        positions, part = torch.arange(part, device=device).unsqueeze(0), part // setup.tp
     own = spans(model.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)[rank]
     stages: list[Any] = []
     loss_of: Any = None
@@ -77,10 +83,11 @@ def pipeline(
         whole = build()
         loss_of = _loss(whole.loss_function, whole.config.vocab_size)
         sizes = setup.micro_batch_size, setup.seq_len or 1
-        hidden = torch.empty(*sizes, whole.config.hidden_size, dtype=DTYPES[setup.compute_dtype], device="meta")
+        between = setup.micro_batch_size, part
+        hidden = torch.empty(*between, whole.config.hidden_size, dtype=DTYPES[setup.compute_dtype], device="meta")
         logits = hidden.new_empty(*sizes, whole.config.vocab_size).requires_grad_()
         tokens = torch.empty(sizes, dtype=torch.int64, device="meta")
-        module = StageModule(whole, span)
+        module = StageModule(whole, span, positions)
         del whole
         shard(module)
         stages.append(
@@ -94,12 +101,13 @@ def pipeline(
     schedule = SCHEDULES[setup.schedule](stages[0] if of_one else stages, setup.micro_batches, loss_fn=loss_of)
     if alone:
         schedule._warmup_p2p = _agreed
-    optimizer = make(setup, [[p for stage in stages for p in stage.submod.parameters()]])
+    optimizer = make(setup, by_mesh(p for stage in stages for p in stage.submod.parameters()))
     first, last = own[0].first, own[-1].last
     ids = torch.zeros(
         (setup.micro_batches * setup.micro_batch_size, setup.seq_len or 1), dtype=torch.int64, device=device
     )
     batch = {"input_ids": ids} if first or last else {}
+    batch |= {} if positions is None else {"position_ids": positions}
     losses: list[torch.Tensor] = []
     entered: list[Enter] = [lambda phase: None]
     _watch(stages, lambda phase: entered[0](phase))
@@ -115,7 +123,8 @@ def pipeline(
         optimizer.zero_grad(set_to_none=True)
         return 0
 
-    return Job([stage.submod for stage in stages], optimizer, batch, step)
+    modules = [stage.submod for stage in stages]
+    return Job(modules, optimizer, batch, under_loss_parallel(step) if split_logits(setup) else step)
 
 
 def _loss(function: Any, vocab: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

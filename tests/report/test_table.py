@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.cells import cell_len
 import memcalc
 from memcalc.inputs.gpu import all_gpus, load_gpu
 from memcalc.report import gpus, models
+from memcalc.report.per_layer import shares
 from memcalc.report.table import print_report
 from memcalc.units import show_bytes
 
@@ -80,15 +82,50 @@ def test_the_numbers_are_there_at_any_width(model: Any, options: dict[str, Any],
 def test_anything_but_a_terminal_is_plain(model: Any, options: dict[str, Any], width: int) -> None:
     shown = table(model, options, io.StringIO())
     assert "\x1b" not in shown
-    check_width(shown, 100)
+    check_width(shown, width)
 
 
-def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = set()
-    for columns in ("40", "80", "200"):
-        monkeypatch.setenv("COLUMNS", columns)
-        seen.add(table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO(), rows=True))
-    assert len(seen) == 1
+@pytest.mark.parametrize("columns", ["", "0", "-5", "wide", "1e2", "9" * 30])
+def test_a_pipe_has_a_width_of_its_own(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    own = table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO())
+    assert max(map(len, check_width(own, 100))) == 100
+    monkeypatch.setenv("COLUMNS", columns)
+    assert table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO()) == own
+    monkeypatch.setenv("COLUMNS", "60")
+    check_width(table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO()), 60)
+
+
+def test_lists_are_not_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others read them line by line."""
+    monkeypatch.setenv("COLUMNS", "40")
+    file = io.StringIO()
+    gpus.print_list(all_gpus(), file)
+    assert "…" not in file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [40, 60, 75, 100, 200])
+def test_what_names_a_collective_is_there_at_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phase and kind, the axis of a layer's, calls and payload; what is left out is named."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = memcalc.estimate("llama-7b", gpus=8, tp=2, zero=3, engine="fsdp2")
+    file = io.StringIO()
+    print_report(report, rows=False, per_layer=True, file=file)
+    shown = file.getvalue().split("Communication per step")[1]
+    step, layer = (" ".join(part.split()) for part in shown.split("Communication of one layer"))
+    of_layers = shares(report)
+    for part, own in ((step, report.collectives), (layer, [share.collective for share in of_layers])):
+        for name in ("phase", "collective"):
+            for word, count in Counter(getattr(c, name) for c in own).items():
+                assert len(re.findall(rf"(?<= ){word}(?= )", part.split("per layer:")[0])) == count, word
+    for c in report.collectives:
+        assert f" {c.calls} {show_bytes(c.payload)} " in step
+    for share in of_layers:
+        assert f" {share.calls:.3g} {show_bytes(share.payload)} " in layer
+        assert share.formula in layer or columns in (40, 100)  # folded
+    assert {"tp", "dp"} <= set(layer.split())
+    for part in (step, layer):
+        assert ("left out for the width: wire" in part) is (" wire " not in part.split("_")[0])
 
 
 def test_what_the_report_says() -> None:

@@ -1,0 +1,42 @@
+"""Tables of collectives at any width: what names a row is kept, and numbers that have no place are left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from rich.table import Table
+
+_WIDTHS: Final = {"ranks": 5, "calls": 5, "payload": 10, "wire": 10, "time": 9}
+_BETWEEN: Final = 2
+_WORDS: Final = 24  # columns of "backward reduce_scatter"
+
+
+class Numbers(NamedTuple):
+    """Columns of numbers, the least important last."""
+
+    names: tuple[str, ...]
+
+    def that_fit(self, width: int) -> tuple[Numbers, str]:
+        """Those that leave room for the words of a row, calls and payload in any case, and a line of what is left out."""
+        names = self.names
+        while names[-1] != "payload" and sum(_WIDTHS[name] + _BETWEEN for name in names) > width - _WORDS:
+            names = names[:-1]
+        gone = self.names[len(names) :]
+        return Numbers(names), f"left out for the width: {', '.join(gone)}; --json has it" if gone else ""
+
+
+def add_words(table: Table, names: Sequence[str], *, on_one_line: bool) -> Callable[[Sequence[str]], Sequence[str]]:
+    """Add the columns of a row's words, of which the last one is long. Gives what makes cells of words: they have a column
+    each, or all are in one, the last on a line of its own."""
+    if on_one_line:
+        for name in names:
+            table.add_column(name, no_wrap=name != "what", overflow="fold")
+        return lambda words: words
+    table.add_column(" ".join(names), overflow="fold")
+
+    def joined(words: Sequence[str]) -> Sequence[str]:
+        first = " ".join(word for word in words[:-1] if word)
+        return ["\n".join(line for line in (first, words[-1]) if line)]
+
+    return joined
