@@ -61,7 +61,7 @@ def measure(report: Report) -> Measured:
             dist.init_process_group("nccl")
             stack.callback(dist.destroy_process_group)
         elif setup.engine != "none":
-            stack.enter_context(process_group(setup.gpus, report.rank.number * setup.dp))
+            stack.enter_context(process_group(setup.gpus, report.rank.number * (setup.gpus // setup.pp)))
             if setup.ep > 1:
                 stack.enter_context(even_routing())
         mesh = mesh_of(setup, DEVICE) if setup.engine == "fsdp2" else None

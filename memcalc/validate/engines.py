@@ -18,6 +18,8 @@ from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
 from memcalc.validate.reference import DTYPES, Job, of_rank, plain_step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memcalc.setup import Setup
     from memcalc.validate.live import Live
 
@@ -92,26 +94,46 @@ def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
 
 def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:
     device = next(iter(batch.values())).device
-    if setup.sequence_parallel:  # transformers would count the tokens of a shard
-        tokens = batch["input_ids"]
-        batch = batch | {"position_ids": torch.arange(tokens.shape[1], device=device).unsqueeze(0)}
+    split(setup, module, whole)
+    batch = batch | given_positions(setup, device)
+    shard(setup, module, whole, device)
+    optimizer = make(setup, by_mesh(module.parameters()))
+    job = _job(setup, module, module, optimizer, batch)
+    return job._replace(step=under_loss_parallel(setup, job.step))
+
+
+def split(setup: Setup, module: Any, whole: Any) -> None:
+    """The plan of tensor parallelism, where there is one."""
+    if setup.sequence_parallel:
         (sequence_and_loss_parallel if _split_logits(setup) else sequence_parallel)(module, whole["tp"])
     elif setup.tp > 1:
         _split(module, whole["tp"])
-    shard(setup, module, whole, device)
-    groups: dict[Any, list[Any]] = {}  # parameters on different meshes cannot share a kernel (Trainer.create_optimizer)
-    for parameter in module.parameters():
+
+
+def given_positions(setup: Setup, device: torch.device) -> dict[str, torch.Tensor]:
+    """With sequence parallelism transformers would count the tokens of a shard."""
+    if not setup.sequence_parallel:
+        return {}
+    return {"position_ids": torch.arange(setup.seq_len or 1, device=device).unsqueeze(0)}
+
+
+def by_mesh(parameters: Iterable[Any]) -> list[list[Any]]:
+    """Parameters on different meshes cannot share a kernel (Trainer.create_optimizer)."""
+    groups: dict[Any, list[Any]] = {}
+    for parameter in parameters:
         groups.setdefault(parameter.device_mesh, []).append(parameter)
-    optimizer = make(setup, list(groups.values()))
-    job = _job(setup, module, module, optimizer, batch)
-    return job._replace(step=_under_loss_parallel(job.step)) if _split_logits(setup) else job
+    return list(groups.values())
 
 
 def _split_logits(setup: Setup) -> bool:
     return setup.cross_entropy == "vocab-parallel"
 
 
-def _under_loss_parallel(step: Any) -> Any:
+def under_loss_parallel(setup: Setup, step: Any) -> Any:
+    """The step, where its logits stay split in torch's context for them."""
+    if not _split_logits(setup):
+        return step
+
     def call(enter: Any) -> int:
         with loss_parallel():
             return step(enter)

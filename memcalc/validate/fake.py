@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcalc.dtypes import fp32
@@ -60,7 +61,7 @@ def measure(report: Report) -> Measured:
     try:
         if setup.engine == "deepspeed":
             return worst([_measure_rank(report, rank) for rank in deepspeed.ranks_to_run(setup, model)])
-        return _measure_rank(report, report.rank.number * setup.dp)
+        return _measure_rank(report, report.rank.number * (setup.gpus // setup.pp))
     except InputError:
         raise
     except Exception as error:
@@ -132,6 +133,8 @@ def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        for forget in (_clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache):
+            forget()  # it has the meshes of this rank, which equal those of another one
 
 
 def _run(live: Live, setup: Setup, job: Job) -> Measured:

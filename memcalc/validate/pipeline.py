@@ -2,8 +2,8 @@
 """A pipeline rank of torch.distributed.pipelining: its stages under `fully_shard`, and a schedule that drives them.
 
 A stage is a copy of transformers' model without the layers of the others: its forward is transformers' own, given the hidden
-states as `inputs_embeds`; the last stage's is that of the whole model. Over a fake group nothing arrives, so what stages agree
-upon before their first step is told them.
+states as `inputs_embeds`; the last stage's is that of the whole model. A plan of tensor parallelism comes first. Over a fake
+group nothing arrives, so what stages agree upon before their first step is told them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
 from memcalc.pipelining.programs import Span, spans
+from memcalc.validate.engines import by_mesh, given_positions, split, under_loss_parallel
 from memcalc.validate.optimizers import make
 from memcalc.validate.reference import DTYPES, Enter, Job
 
@@ -34,8 +35,9 @@ SCHEDULES: dict[str, Any] = {
 class StageModule(torch.nn.Module):
     """Some layers of a causal language model, with the embedding before the first and the head behind the last."""
 
-    def __init__(self, whole: Any, span: Span) -> None:
+    def __init__(self, whole: Any, span: Span, positions: dict[str, torch.Tensor]) -> None:
         super().__init__()
+        self.given = positions
         model = whole.model
         own = slice(span.start, span.start + span.layers)
         model.layers = torch.nn.ModuleList(list(model.layers)[own])
@@ -50,7 +52,7 @@ class StageModule(torch.nn.Module):
         self.model = None if span.last else model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = {"input_ids" if self.first else "inputs_embeds": x, "use_cache": False}
+        given = {"input_ids" if self.first else "inputs_embeds": x, "use_cache": False, **self.given}
         if self.whole is not None:
             return self.whole(**given).logits
         assert self.model is not None
@@ -73,14 +75,18 @@ def pipeline(
     own = spans(model.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)[rank]
     stages: list[Any] = []
     loss_of: Any = None
+    positions = given_positions(setup, device)
+    tokens_between = (setup.seq_len or 1) // (setup.tp if setup.sequence_parallel else 1)
     for i, span in enumerate(own):
         whole = build()
+        split(setup, whole, mesh)
         loss_of = _loss(whole.loss_function, whole.config.vocab_size)
         sizes = setup.micro_batch_size, setup.seq_len or 1
-        hidden = torch.empty(*sizes, whole.config.hidden_size, dtype=DTYPES[setup.compute_dtype], device="meta")
+        between = setup.micro_batch_size, tokens_between, whole.config.hidden_size
+        hidden = torch.empty(between, dtype=DTYPES[setup.compute_dtype], device="meta")
         logits = hidden.new_empty(*sizes, whole.config.vocab_size).requires_grad_()
         tokens = torch.empty(sizes, dtype=torch.int64, device="meta")
-        module = StageModule(whole, span)
+        module = StageModule(whole, span, positions)
         del whole
         shard(module)
         stages.append(
@@ -94,12 +100,12 @@ def pipeline(
     schedule = SCHEDULES[setup.schedule](stages[0] if of_one else stages, setup.micro_batches, loss_fn=loss_of)
     if alone:
         schedule._warmup_p2p = _agreed
-    optimizer = make(setup, [[p for stage in stages for p in stage.submod.parameters()]])
+    optimizer = make(setup, by_mesh(p for stage in stages for p in stage.submod.parameters()))
     first, last = own[0].first, own[-1].last
     ids = torch.zeros(
         (setup.micro_batches * setup.micro_batch_size, setup.seq_len or 1), dtype=torch.int64, device=device
     )
-    batch = {"input_ids": ids} if first or last else {}
+    batch = positions | ({"input_ids": ids} if first or last else {})
     losses: list[torch.Tensor] = []
     entered: list[Enter] = [lambda phase: None]
     _watch(stages, lambda phase: entered[0](phase))
@@ -115,7 +121,7 @@ def pipeline(
         optimizer.zero_grad(set_to_none=True)
         return 0
 
-    return Job([stage.submod for stage in stages], optimizer, batch, step)
+    return Job([stage.submod for stage in stages], optimizer, batch, under_loss_parallel(setup, step))
 
 
 def _loss(function: Any, vocab: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
