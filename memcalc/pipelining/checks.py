@@ -84,7 +84,8 @@ def _check_model(options: Options, model: Model) -> None:
         )
     config: Any = program.config
     if config.tie_word_embeddings:
-        why = f"{name} has tied embeddings, of which the first and the last stage would train one each: torch keeps no two equal"
+        each = "of which the first and the last stage would train one each, and nothing keeps the two equal"
+        why = f"{name} has tied embeddings, {each}"
         refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1, or a config with tie_word_embeddings false")
     stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers
     try:

@@ -130,10 +130,21 @@ def test_copies_of_tokens_that_do_not_spread_evenly() -> None:
          "cross_entropy": "vocab-parallel"},
         {"pp": 2, "pp_rank": 0, "zero": 2, "gpus": 4, "schedule": "zero-bubble", "global_batch_size": 6,
          "first_stage_layers": 1, "last_stage_layers": 3},
+        {"pp": 2, "pp_rank": 1, "tp": 2, "zero": 3, "gpus": 8, "global_batch_size": 4},
+        {"pp": 2, "pp_rank": 0, "tp": 2, "sequence_parallel": True, "zero": 2, "gpus": 4, "schedule": "zero-bubble",
+         "global_batch_size": 3},
+        {"pp": 2, "pp_rank": 1, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel", "zero": 3, "gpus": 8,
+         "global_batch_size": 4},
     ],
 )  # fmt: skip
 def test_a_rank_of_a_pipeline(options: dict[str, Any]) -> None:
     same(validate(LLAMA | {"num_hidden_layers": 4}, engine="fsdp2", seq_len=32, micro_batch_size=1, **options))
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK], ids=str)
+def test_a_rank_of_a_pipeline_with_experts(model: dict[str, Any]) -> None:
+    fields = model | {"num_hidden_layers": 5, "tie_word_embeddings": False}
+    same(validate(fields, engine="fsdp2", zero=3, gpus=4, pp=2, pp_rank=0, seq_len=32, global_batch_size=4))
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}, {"precision": "bf16-autocast"}])
