@@ -146,9 +146,7 @@ class DispatchedExperts:
 def own_slice(group: TensorParallel, x: Tensor, name: str) -> Tensor:
     """redistribute from Replicate to Shard(0): a copy of this rank's rows; the rows' gradients are gathered."""
     tokens, *rest = x.shape
-    assert not tokens.size % group.ranks
-    own = Dim(f"{tokens.name}/tp", tokens.size // group.ranks)
-    out = new_tensor(x.memory, (own, *rest), x.dtype, f"{name}, own slice")
+    out = new_tensor(x.memory, (_slice(tokens, group.ranks), *rest), x.dtype, f"{name}, own slice")
     if recording(x):
         out.node = Node(x.memory, _slices_of_gradient, (x,), (), (group, name))
     return out
@@ -189,6 +187,12 @@ def share_experts(program: Program, ranks: int, imbalance: float) -> Program:
 def _part(count: Dim, ranks: int) -> Dim:
     assert not count.size % ranks
     return Dim(f"{count.name}/ep", count.size // ranks)
+
+
+@lru_cache(maxsize=1024)
+def _slice(tokens: Dim, ranks: int) -> Dim:
+    assert not tokens.size % ranks
+    return Dim(f"{tokens.name}/tp", tokens.size // ranks)
 
 
 @lru_cache(maxsize=1024)

@@ -120,6 +120,9 @@ def test_each_rank_of_a_group_sends_a_slice_of_its_tokens() -> None:
     one, two = of_the_plan(estimated(ep=8)), of_the_plan(estimated(tp=2, ep=8))
     rows = 32 * 2 * 48 * 2
     assert one["forward", "all_to_all", rows] == two["forward", "all_to_all", rows // 2] == 4
+    assert (
+        len([c for c in estimated(tp=2, ep=8).collectives if c.name == "tokens to experts"]) == 1
+    )  # all layers' together
     whole = 32 * 48 * 2
     assert two["forward", "all_gather", whole] == two["backward", "all_gather", whole] == 2
 
