@@ -10,7 +10,7 @@ from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine, megatron_deepspeed, shared_sequences
 from memcalc.engines.holdings import Holdings, padding_row
-from memcalc.engines.sent import Group, collectives_of_run, expert_parallel, of_modules
+from memcalc.engines.sent import Group, collectives_of_run, of_modules
 from memcalc.families import auto_ep, context_parallel
 from memcalc.families.expert_parallel import share_experts
 from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
@@ -122,11 +122,19 @@ def _of_the_first(held: Holdings) -> Holdings:
 
 def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
     """The model of one tensor-parallel rank, as small as its parts of the weights are."""
-    key = "tensor-parallel rank", setup.tp, setup.sequence_parallel, setup.cross_entropy
+    key = (
+        "tensor-parallel rank",
+        setup.tp,
+        setup.sequence_parallel,
+        setup.cross_entropy,
+        setup.ep,
+        setup.expert_imbalance,
+    )
     if key not in model.profiles:
         how = SequenceParallel if setup.sequence_parallel else TensorParallel
         plan = PLANS[model.model_type] | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
-        own = split(model.program, plan, setup.tp, how)
+        program = model.program if setup.ep == 1 else share_experts(model.program, setup.ep, setup.expert_imbalance)
+        own = split(program, plan, setup.tp, how)
         model.profiles[key] = Model(model.name, model.model_type, own)
     return model.profiles[key]
 
@@ -176,7 +184,7 @@ def _of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
         return collectives_of_run(made, setup, layers, {"ep": Group("ep", setup.ep, auto_ep.SOURCE)})
     if setup.engine == "deepspeed":
         return megatron_deepspeed.collectives_of(model, setup, made)
-    return (expert_parallel if setup.ep > 1 else of_modules)(made, setup, layers)
+    return of_modules(made, setup, layers)
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:

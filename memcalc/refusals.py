@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from memcalc.families.expert_parallel import expert_path, runs_dispatched
+from memcalc.families.expert_parallel import expert_path
+from memcalc.families.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
 from memcalc.families.tensor_parallel import split_dims
 from memcalc.families.tensor_parallel_plans import NOT_RUN, PLANS
@@ -227,8 +228,10 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         )
     if model is not None and options.tp > 1:
         _check_tensor_parallel(options, model)
+        if options.ep == 1:
+            check_split_experts(options, model)
     if options.ep > 1:
-        _check_expert_parallel(options, model)
+        check_expert_parallel(options, model)
     if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel and options.pp == 1:
         why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and what tp leaves whole is on another"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
@@ -237,50 +240,6 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
-
-
-def _check_expert_parallel(options: Options, model: Model | None) -> None:
-    """transformers' ep_plan (distributed/configuration_utils.py, expert_parallel.py): what it goes with, and what divides."""
-    if options.pp > 1:
-        why = "transformers itself refuses to dispatch tokens to experts in a pipeline (distributed/configuration_utils.py)"
-        refuse("ep", options.ep, f"with engine fsdp2 and pp {options.pp} {why}; allowed: 1, or --pp 1")
-    for name in ("tp", "cp"):
-        degree: int = getattr(options, name)
-        if degree > 1:
-            refuse("ep", options.ep, f"with engine fsdp2 and {name} {degree} {NOT_YET}1")
-    shards = options.shard_group or options.gpus
-    if shards % options.ep:
-        what = (
-            f"shard group {shards}"
-            if options.shard_group
-            else f"gpus {options.gpus} / (tp 1 · pp 1 · cp 1) = dp {shards}"
-        )
-        refuse(
-            "ep", options.ep, f"does not divide {what}, which its ranks are taken from; allowed: a divisor of {shards}"
-        )
-    if model is None:
-        why = "which weights are experts' a number of parameters does not tell"
-        refuse("ep", options.ep, f"{why}; allowed: 1, or --model")
-    experts = model.program.routed[1]
-    if expert_path(model.program) is None:
-        refuse("ep", options.ep, f"{model.name or model.model_type} routes to no experts; allowed: 1")
-    if not runs_dispatched(model.program):
-        refuse("ep", options.ep, f"transformers has no ep_plan for {model.model_type}; allowed: 1")
-    if experts % options.ep:
-        allowed = gcd(experts, shards)
-        why = f"{model.name} has {experts} experts, which {options.ep} ranks cannot share evenly"
-        refuse("ep", options.ep, f"{why}; allowed: a divisor of {allowed}")
-    if options.clip_grad_norm:
-        why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and with ep above 1 experts are on another"
-        refuse("clip_grad_norm", "on", f"{why}; allowed: off")
-    if options.kernels not in (None, "hf"):
-        refuse("kernels", options.kernels, f"with engine fsdp2 and ep above 1 {NOT_YET}hf")
-    if options.recompute == "op":
-        why = "the experts' hooks run again in a recomputed layer, where torch's selective checkpoint does not know all of them"
-        refuse("recompute", "op", f"with engine fsdp2 and ep above 1 {why}; allowed: none, full")
-    if str(options.precision).endswith("-autocast"):
-        precisions = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
-        refuse("precision", options.precision, f"with engine fsdp2 and ep above 1 {NOT_YET}{precisions}")
 
 
 def _check_tensor_parallel(options: Options, model: Model) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families.context_parallel_checks import check_shared_sequences
+from memcalc.families.expert_parallel_checks import check_token_slices
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.methods import attention_of, cross_entropy_of, grad_dtype_of, implementation_of, kernels_of, precision_of
 from memcalc.refusals import (
@@ -147,6 +148,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     attention = None if model is None else attention_of(options, engine, model)
     if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
         check_sequence_parallel(options, seq_len, str(attention), model)
+    if engine == "fsdp2" and min(options.tp, options.ep) > 1 and seq_len is not None:
+        check_token_slices(options, seq_len)
     if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
         check_context_parallel(options, seq_len, str(attention), model)
     if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
@@ -161,7 +164,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         pp=options.pp,
         cp=options.cp,
         ep=options.ep,
-        etp=options.etp or options.tp,
+        etp=_expert_tensor_parallel(options, engine),
         pp_rank=_pp_rank(options),
         zero=options.zero,
         shard_group=shard_group,
@@ -224,6 +227,13 @@ def _cp_comm_type(options: Options, engine: str) -> str | None:
         why = "torch's context_parallel has no exchange of heads for tokens (Ulysses)"
         refuse("cp_comm_type", options.cp_comm_type, f"with engine {engine}: {why}; allowed: {', '.join(allowed)}")
     return options.cp_comm_type or allowed[0]
+
+
+def _expert_tensor_parallel(options: Options, engine: str) -> int:
+    """As the rest of the layer, but for fsdp2's expert parallelism, which leaves each expert whole."""
+    if engine == "fsdp2" and options.ep > 1:
+        return 1
+    return options.etp or options.tp
 
 
 _ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -132,6 +133,8 @@ def ranks(count: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        # What DTensor remembers of a mesh names groups that are gone, and an equal mesh's groups are called otherwise.
+        _clear_sharding_prop_cache()
 
 
 @contextlib.contextmanager
@@ -213,13 +216,18 @@ def sharded_step(
             stack.enter_context(context)
         model = build(config, attention, dtype)
         if tensor_parallel > 1:
-            PLANS[plan](model, whole["tp"])
             mode.tensor_parallel_group = whole["tp"].get_group().group_name
         if expert_parallel > 1:
             stack.enter_context(even_routing(busiest))
-            sizes = (*(1, *mesh)[-2:], expert_parallel)
-            group = share_experts(model, "cpu", *sizes, **how | {"reshard_after_forward": reshards})
+            replicas, shards = (1, *mesh)[-2:]
+            degrees = degrees_of(shards, tensor_parallel, expert_parallel, replicas)
+            if tensor_parallel > 1:
+                split(model, whole["tp"], degrees)
+            tp = whole["tp"] if tensor_parallel > 1 else None
+            group = share_experts(model, "cpu", degrees, tp, **how | {"reshard_after_forward": reshards})
             mode.expert_parallel_group = group.get_group().group_name
+        elif tensor_parallel > 1:
+            PLANS[plan](model, whole["tp"])
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
         for layer in layers(model):
@@ -249,12 +257,20 @@ def sharded_step(
 PLANS: dict[str, Callable[[Any, DeviceMesh], None]] = {}
 
 
-def split(model: Any, mesh: DeviceMesh) -> None:
-    """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
+def degrees_of(shards: int, tensor_parallel: int, expert_parallel: int = 1, replicas: int = 1) -> Any:
+    """transformers' own of these degrees."""
     from transformers.distributed import DistributedConfig
+
+    return DistributedConfig(
+        fsdp_size=shards, tp_size=tensor_parallel, ep_size=expert_parallel, dp_replicate_size=replicas
+    )
+
+
+def split(model: Any, mesh: DeviceMesh, degrees: Any = None) -> None:
+    """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), fsdp_size=1))
+    plan, _, _ = model._resolve_parallel_plans(degrees or degrees_of(1, mesh.size()))
     own, tied = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
     again = [name for name in plan if name in tied and name not in own]
     apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name not in again})

@@ -5,7 +5,7 @@ Every parameter is cut along its first dim, which is padded to a multiple of the
 `bf16-mixed` the shards are fp32, the policy gathers in bf16 and reduces in fp32 (MixedPrecisionPolicy); with one dtype for
 all there is no policy. `--shard-group` smaller than dp is hybrid sharding: gradients are besides all-reduced over replicas.
 
-Under `--ep` each layer's experts are a unit of their own over the ranks that have the same experts: edp = shard group / ep
+Under `--ep` each layer's experts are a unit of their own over the ranks that have the same experts: edp = shard group · tp / ep
 (transformers/distributed/fsdp.py).
 """
 
@@ -81,12 +81,17 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
 
 def _expert_units(model: Model, setup: Setup) -> ExpertUnits | None:
     path = expert_path(model.program) if setup.ep > 1 else None
-    return None if path is None else ExpertUnits(path, setup.shards // setup.ep)
+    return None if path is None else ExpertUnits(path, _same_experts(setup))
+
+
+def _same_experts(setup: Setup) -> int:
+    """Ranks of a shard group that have the same experts (DistributedConfig.efsdp_size)."""
+    return setup.shards * setup.tp // setup.ep
 
 
 def _spread(setup: Setup, weight: Weight) -> tuple[str, int]:
     """The axis that a weight is sharded over, and its ranks."""
-    return ("edp", setup.shards // setup.ep) if _is_apart(setup, weight) else (over(setup), setup.shards)
+    return ("edp", _same_experts(setup)) if _is_apart(setup, weight) else (over(setup), setup.shards)
 
 
 def over(setup: Setup) -> str:
@@ -114,11 +119,12 @@ def _by_mesh(model: Model, setup: Setup, parameters: list[Parameter]) -> list[li
     parallel, experts = model.program.tensor_parallel, _expert_units(model, setup)
     if parallel is None and experts is None:
         return [parameters]
-    groups: dict[bool, list[Parameter]] = {True: [], False: []}
+    groups: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         apart = experts is not None and parameter.name.startswith(f"{experts.path}.")
-        groups[apart or (parallel is not None and parallel.is_split(parameter.name))].append(parameter)
-    return [group for group in groups.values() if group]
+        is_split = parallel is not None and parallel.is_split(parameter.name)
+        groups.setdefault("experts" if apart else "split" if is_split else "whole", []).append(parameter)
+    return list(groups.values())
 
 
 def _nbytes(rows: list[Row]) -> int:

@@ -64,13 +64,10 @@ _RING: Final = "torch/distributed/tensor/experimental/_context_parallel/_attenti
 
 
 def of_modules(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
-    """By transformers' plan, or by torch's with sequence parallelism; and of the ring that shares the sequences."""
-    return collectives_of_run(profile, setup, layers, _groups(setup))
-
-
-def expert_parallel(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
-    """What AllToAllEP exchanges."""
-    return collectives_of_run(profile, setup, layers, {"ep": Group("ep", setup.ep, _EXPERTS)})
+    """By transformers' plan, or by torch's with sequence parallelism; of the ring that shares the sequences; what AllToAllEP
+    exchanges."""
+    groups = _groups(setup) | {"ep": Group("ep", setup.ep, _EXPERTS)}
+    return collectives_of_run(profile, setup, layers, groups)
 
 
 def of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:

@@ -5,6 +5,8 @@ all-to-all, and what the expert makes of it comes back in a second one. Before t
 send. The experts run on what they have received as if every row were a token with one expert and a weight of one; the
 router's weights are applied to what comes back. Rows are spread evenly over the experts, or by `imbalance` one expert of the
 rank has that many times its share.
+
+Ranks of a tensor-parallel group have the same tokens. Each sends an equal slice of them, and what comes back is gathered.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from memcalc.dtypes import DType
     from memcalc.families.module import Module, Weight
     from memcalc.families.program import Program
+    from memcalc.families.tensor_parallel import TensorParallel
     from memcalc.tensor import Memory
 
 
@@ -68,14 +71,27 @@ class DispatchedExperts:
     @module
     def ep_forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """AllToAllEP.__call__: hidden states (tokens, hidden), indices and weights (tokens, per_token)."""
-        tokens, expert_ids, weights, order = self.dispatch_tokens(hidden_states, top_k_index)
+        tokens, expert_ids, weights, order, own_weights = self.dispatch_tokens(
+            hidden_states, top_k_index, top_k_weights, m.run.tensor_parallel
+        )
         expert_output = self.own.forward(m, tokens, expert_ids, weights)
-        output = self.combine_tokens(expert_output, top_k_weights, order)
+        output = self.combine_tokens(expert_output, own_weights, order)
+        if m.run.tensor_parallel is not None:
+            output = slices_gathered(m.run.tensor_parallel, output, hidden_states.shape[0])
         return cast(output, hidden_states.dtype)
 
-    def dispatch_tokens(self, hidden_states: Tensor, top_k_index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """_dispatch_tokens: the rows that this rank's experts run on, each row's expert and weight, the order of those sent."""
+    def dispatch_tokens(
+        self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, group: TensorParallel | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """_dispatch_tokens: the rows that this rank's experts run on, each row's expert and weight; of the rows that this rank
+        sends, the order and the router's weights."""
         memory = hidden_states.memory
+        if group is not None:
+            hidden_states, top_k_index, top_k_weights = (
+                own_slice(group, hidden_states, "tokens"),
+                own_slice(group, top_k_index, "experts of tokens"),
+                own_slice(group, top_k_weights, "weights of tokens"),
+            )
         expert_ids = reshape(top_k_index, merge(*top_k_index.shape))
         order = sort(expert_ids)[1]
         send_tokens = index(hidden_states, like(order, "token of a row"), "rows by expert")
@@ -88,7 +104,7 @@ class DispatchedExperts:
         recv_tokens = self.all_to_all(send_tokens, "tokens to experts", self.received(expert_ids.shape[0]))
         recv_expert_ids = self.local_ids(recv_tokens, recv_counts)
         recv_weights = new_tensor(memory, (recv_tokens.shape[0], ONE_DIM), recv_tokens.dtype, "weights of one")
-        return recv_tokens, unsqueeze(recv_expert_ids, 1), recv_weights, order
+        return recv_tokens, unsqueeze(recv_expert_ids, 1), recv_weights, order, top_k_weights
 
     def read_back(self, memory: Memory) -> None:
         """How many rows go to and come from each rank, on their way to the host."""
@@ -127,6 +143,25 @@ class DispatchedExperts:
         return out
 
 
+def own_slice(group: TensorParallel, x: Tensor, name: str) -> Tensor:
+    """redistribute from Replicate to Shard(0): a copy of this rank's rows; the rows' gradients are gathered."""
+    tokens, *rest = x.shape
+    out = new_tensor(x.memory, (_slice(tokens, group.ranks), *rest), x.dtype, f"{name}, own slice")
+    if recording(x):
+        out.node = Node(x.memory, _slices_of_gradient, (x,), (), (group, name))
+    return out
+
+
+def slices_gathered(group: TensorParallel, own: Tensor, tokens: Dim) -> Tensor:
+    """full_tensor() of Shard(0): every rank's rows; of the gradient a copy of this rank's rows."""
+    whole = (tokens, *own.shape[1:])
+    out = new_tensor(own.memory, whole, own.dtype, "outputs of experts, gathered")
+    group.send(own.memory, "all_gather", "outputs of experts", whole, own.dtype)
+    if recording(own):
+        out.node = Node(own.memory, _own_slice_of_gradient, (own,))
+    return out
+
+
 def expert_path(program: Program) -> str | None:
     """The module of the routed experts in a layer, as the names of their weights have it; None for a dense model."""
     names = [w.name for w in program.weights() if w.component == "experts"]
@@ -155,6 +190,12 @@ def _part(count: Dim, ranks: int) -> Dim:
 
 
 @lru_cache(maxsize=1024)
+def _slice(tokens: Dim, ranks: int) -> Dim:
+    assert not tokens.size % ranks
+    return Dim(f"{tokens.name}/tp", tokens.size // ranks)
+
+
+@lru_cache(maxsize=1024)
 def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
     """Of its `local` experts one has `imbalance` times its share."""
     return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
@@ -163,6 +204,18 @@ def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
 def _send(memory: Memory, ranks: int, name: str, shape: Shape, dtype: DType) -> None:
     if ranks > 1:
         memory.sent.append(Sent("ep", "all_to_all", name, memory.phase, memory.layer, shape, dtype))
+
+
+def _slices_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    group, name = node.context
+    shape, _ = node.metadata[0]
+    group.send(node.memory, "all_gather", f"gradient of {name}", shape, grads[0].dtype)
+    return [new_tensor(node.memory, shape, grads[0].dtype, f"gradient of {name}, gathered")]
+
+
+def _own_slice_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    shape, _ = node.metadata[0]
+    return [new_tensor(node.memory, shape, grads[0].dtype, "gradient of the experts' outputs, own slice")]
 
 
 def _all_to_all_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.autograd import Node
 from memcalc.dims import Dim, merge, numel
 from memcalc.dtypes import boolean
-from memcalc.families.expert_parallel import expert_path
+from memcalc.families.expert_parallel import DispatchedExperts, expert_path
 from memcalc.families.split_experts import SplitExperts
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.matmul import linear
@@ -172,8 +172,15 @@ class TensorParallel(NamedTuple):
 
 
 def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = TensorParallel) -> Program:
-    """The program of the first of `ranks` tensor-parallel ranks, whose parts are the largest; heads must divide."""
+    """The program of the first of `ranks` tensor-parallel ranks, whose parts are the largest; heads must divide.
+
+    Experts that ranks share (`share_experts`) are in no plan, and take equal slices of the tokens, whose number must divide.
+    """
     own: Any = copy.copy(program)
+    if isinstance(getattr(own, "experts", None), DispatchedExperts):
+        path = expert_path(program)
+        plan = {name: style for name, style in plan.items() if not f"{name}.".startswith(f"{path}.")}
+        own.polynomial = False
     own.tensor_parallel = how(ranks, plan, own.vocab)
     for name in split_dims(program, plan):
         setattr(own, name, part(getattr(own, name), ranks))

@@ -54,6 +54,7 @@ def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
         out += [{"attention_mask_in_dataloader": False}]
     elif s.engine == "fsdp2":
         out.append({"zero": 3})
+        out += [{"ep": 2 * s.ep}] if s.ep > 1 else []  # fewer copies of the experts, and less padding of them
     else:
         out += [{"zero": stage, "engine": "deepspeed"} for stage in range(s.zero + 1, 4) if s.gpus > 1]
     if s.gpus == 1:

@@ -44,10 +44,13 @@ def check(report: Report, backend: str) -> None:
         refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
     if s.ep > 1 and s.engine == "fsdp2":
         per_token, experts = report.model.program.routed
-        copies = s.micro_batch_size * s.seq_len * per_token
+        copies = (
+            s.micro_batch_size * s.seq_len // s.tp * per_token
+        )  # each rank of a tensor-parallel group sends its slice
         if copies % experts:
-            why = f"{copies} copies of a micro-batch's tokens do not spread evenly over {experts} experts"
-            refuse("seq_len", s.seq_len, f"{why}; allowed: a multiple of {experts}")
+            slices = "of a micro-batch's tokens" if s.tp == 1 else f"of a slice (1/{s.tp}) of a micro-batch's tokens"
+            why = f"{copies} copies {slices} do not spread evenly over {experts} experts"
+            refuse("seq_len", s.seq_len, f"{why}; allowed: a multiple of {experts * s.tp}")
 
 
 def fields_of(model: Model) -> dict[str, object]:

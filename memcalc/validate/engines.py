@@ -87,7 +87,7 @@ def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if setup.ep > 1:
-        share_experts(module, device.type, setup.dp // setup.shards, setup.shards, setup.ep, **how)
+        share_experts(module, device.type, config_of(setup), whole["tp"] if setup.tp > 1 else None, **how)
     for layer in [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]:
         fully_shard(layer, **how)
     fully_shard(module, **how)
@@ -113,7 +113,7 @@ def split(setup: Setup, module: Any, whole: Any) -> Any:
     if setup.sequence_parallel:
         (sequence_and_loss_parallel if split_logits(setup) else sequence_parallel)(module, whole["tp"])
     elif setup.tp > 1:
-        _split(module, whole["tp"])
+        _split(setup, module, whole["tp"])
     return module
 
 
@@ -144,12 +144,19 @@ def _materialize(module: Any, device: torch.device) -> None:
         of_rank(tensor).data.zero_()
 
 
-def _split(module: Any, mesh: Any) -> None:
-    """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
+def config_of(setup: Setup) -> Any:
+    """transformers' own of the setup's degrees."""
     from transformers.distributed.configuration_utils import DistributedConfig
+
+    replicas = setup.dp // setup.shards
+    return DistributedConfig(dp_replicate_size=replicas, fsdp_size=setup.shards, tp_size=setup.tp, ep_size=setup.ep)
+
+
+def _split(setup: Setup, module: Any, mesh: Any) -> None:
+    """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    plan, _, _ = module._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size(), fsdp_size=1))
+    plan, _, _ = module._resolve_parallel_plans(config_of(setup))
     own, tied = dict(module.named_parameters()), dict(module.named_parameters(remove_duplicate=False))
     again = [name for name in plan if name in tied and name not in own]
     apply_tensor_parallelism(module, mesh, {name: style for name, style in plan.items() if name not in again})

@@ -89,19 +89,19 @@ def balanced_routing() -> Iterator[None]:
         torch.topk = original
 
 
-def share_experts(model: Any, device: str, replicas: int, shards: int, ranks: int, **how: Any) -> DeviceMesh:
-    """The experts over `ranks` of the `shards` ranks of a replica, and each layer's under `fully_shard(**how)` over those that
-    have the same. Returns the mesh of the ranks that have different ones."""
-    from transformers.distributed.configuration_utils import DistributedConfig
+def share_experts(model: Any, device: str, config: Any, split: DeviceMesh | None = None, **how: Any) -> DeviceMesh:
+    """The experts over the ranks of `config` (a DistributedConfig) that have different ones, and each layer's under
+    `fully_shard(**how)` over those that have the same. `split` is the mesh of tensor parallelism. Returns that of the former."""
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-    config = DistributedConfig(dp_replicate_size=replicas, fsdp_size=shards, ep_size=ranks)
     plan = model._resolve_parallel_plans(config)[1]
-    alone = init_device_mesh(device, (replicas * shards, 1), mesh_dim_names=("fsdp", "tp"))["tp"]
-    sizes = (replicas, config.efsdp_size, ranks)
+    if split is None:
+        split = init_device_mesh(device, (config.dp_size, 1), mesh_dim_names=("fsdp", "tp"))["tp"]
+    sizes = (config.dp_replicate_size, config.efsdp_size, config.ep_size)
     experts = init_device_mesh(device, sizes, mesh_dim_names=("dp_replicate", "efsdp", "ep"))
-    apply_expert_parallelism(model, experts["ep"], alone, plan)
-    apart: dict[str, Any] = how | {"mesh": experts["efsdp"] if replicas == 1 else experts["dp_replicate", "efsdp"]}
+    apply_expert_parallelism(model, experts["ep"], split, plan)
+    replicated = config.dp_replicate_size > 1
+    apart: dict[str, Any] = how | {"mesh": experts["dp_replicate", "efsdp"] if replicated else experts["efsdp"]}
     for name, module in model.named_modules():
         if plan.get(name) == "ep_dispatch_experts":
             fully_shard(module, **apart)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcalc.dtypes import fp32
@@ -152,8 +152,8 @@ def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-        for forget in (_clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache):
-            forget()  # they have the meshes of this rank, which equal those of another one
+        # What DTensor remembers of a mesh names groups that are gone, and an equal mesh's groups are called otherwise.
+        _clear_sharding_prop_cache()
 
 
 def _run(live: Live, setup: Setup, job: Job) -> Measured:

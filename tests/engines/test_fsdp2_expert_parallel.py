@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import DROPOUTS, step_cases
-from fsdp2_oracle import ranks, sharded_step
+from fsdp2_oracle import degrees_of, ranks, sharded_step
 from oracle import build
 from steps_compared import check_step, check_step_and_forward, of_the_plan, over_dp, phases
 from transformers import CONFIG_MAPPING
@@ -153,7 +153,7 @@ def test_every_shard_is_transformers_and_those_of_all_ranks_are_the_whole(model_
     program = memcalc.load_model(config).program
     with ranks(2), torch.device("meta"):
         model: Any = build(config, program.attention_kinds[0], torch.float32)
-        experts.share_experts(model, "cpu", 1, 2, 2)
+        experts.share_experts(model, "cpu", degrees_of(2, 1, 2))
     theirs = {n: tuple(getattr(p, "_local_tensor", p).shape) for n, p in model.named_parameters()}
     whole, own = list(program.weights()), list(share_experts(program, 2, 1.0).weights())
     assert {w.name.replace("*", str(w.layer), 1): tuple(d.size for d in w.shape) for w in own} == theirs
@@ -259,10 +259,9 @@ def test_experts_are_near_each_other_and_their_copies_far_apart() -> None:
         (MIXTRAL, {"ep": 3}, "--ep 3: does not divide gpus 8 / (tp 1 · pp 1 · cp 1) = dp 8, which its ranks are taken from;"),
         (MIXTRAL, {"ep": 8, "shard_group": 4}, "--ep 8: does not divide shard group 4, which its ranks are taken from;"),
         (MIXTRAL, {"ep": 16, "gpus": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly; allowed:"),
-        (MIXTRAL, {"ep": 2, "tp": 2}, "--ep 2: with engine fsdp2 and tp 2 is not modelled by this version; allowed: 1"),
         (MIXTRAL, {"ep": 2, "pp": 2}, "--ep 2: with engine fsdp2 and pp 2 transformers itself refuses to dispatch tokens"),
-        (MIXTRAL, {"ep": 2, "cp": 2}, "fsdp2"),
-        (MIXTRAL, {"ep": 2, "etp": 2}, "--etp 2: with engine fsdp2 is not modelled by this version; allowed: 1"),
+        (MIXTRAL, {"ep": 2, "cp": 2}, "--ep 2: with engine fsdp2 and cp 2 transformers' DistributedConfig"),
+        (MIXTRAL, {"ep": 2, "etp": 2}, "--etp 2: with engine fsdp2 and ep above 1 experts are whole, none is split by tp;"),
         (MIXTRAL, {"ep": 2, "clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot stack norms"),
         (MIXTRAL, {"ep": 2, "kernels": "fused"}, "--kernels fused: with engine fsdp2 and ep above 1 is not modelled"),
         (MIXTRAL, {"ep": 2, "precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2 and ep above 1"),

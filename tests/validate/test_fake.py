@@ -103,6 +103,8 @@ def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:
         {"gpus": 8, "ep": 4, "zero": 3, "recompute": "full"},
         {"gpus": 8, "ep": 2, "shard_group": 4, "zero": 2, "global_batch_size": 16, "precision": "bf16"},
         {"gpus": 4, "tp": 2, "zero": 3},
+        {"gpus": 8, "tp": 2, "ep": 4, "zero": 3, "recompute": "full"},
+        {"gpus": 8, "tp": 2, "ep": 2, "shard_group": 2, "zero": 2, "global_batch_size": 8},
     ],
 )
 def test_a_rank_with_some_of_the_experts(options: dict[str, Any]) -> None:
@@ -114,6 +116,10 @@ def test_copies_of_tokens_that_do_not_spread_evenly() -> None:
         memcalc.InputError, match=r"--seq-len 33: 66 copies of .* over 8 experts; allowed: a multiple of 8"
     ):
         validate(MIXTRAL, gpus=8, ep=4, zero=3, seq_len=33)
+    with pytest.raises(
+        memcalc.InputError, match=r"--seq-len 36: 36 copies of a slice .1/2. of a micro-batch's tokens do not"
+    ):
+        validate(MIXTRAL, gpus=8, tp=2, ep=4, zero=3, seq_len=36)
 
 
 @pytest.mark.parametrize(
