@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import int64
 from memcalc.families.blocks import Attended, causal_lm_loss, masked_lm_loss, repeat_kv, sdpa_attention
-from memcalc.families.masks import causal_mask, packed_causal_mask, packed_sequences
+from memcalc.families.masks import causal_mask, causal_mask_of_one_sequence, packed_causal_mask
 from memcalc.families.module import Input
 from memcalc.ops.ring_attention import Ring, ring_attention
 from memcalc.ops.shape import contiguous, transpose
@@ -127,14 +127,9 @@ def replaced(ring: Ring) -> tuple[tuple[Callable[..., Any], Callable[..., Any]],
     jumps = ring.rank < ring.ranks - 1  # of the last rank the late chunk follows the early one
     return (
         (sdpa_attention, attention),
-        (causal_mask, packed_causal_mask if jumps else packed_sequences_alone),
+        (causal_mask, packed_causal_mask if jumps else causal_mask_of_one_sequence),
         (causal_lm_loss, masked_lm_loss),  # labels come shifted
     )
 
 
 _WIDEST_GROUPED: Final = 256
-
-
-def packed_sequences_alone(run: Run, window: int | None = None) -> None:
-    """create_causal_mask where no sequence is packed: it looks and makes none."""
-    packed_sequences(run)

@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
     """create_causal_mask, or with a window create_sliding_window_causal_mask."""
     run.memory.scope = "causal mask"
-    if window is None:
-        return _mask(run, _causal, _padding_mask(run))
+    return _mask(run, _causal, _padding_mask(run)) if window is None else _window_mask(run, window)
+
+
+def _window_mask(run: Run, window: int) -> Tensor | None:
     return _mask(run, _and_masks(_sliding_window_overlay, _causal), _padding_mask(run), window)
+
+
+def causal_mask_of_one_sequence(run: Run, window: int | None = None) -> Tensor | None:
+    """The same over sdpa where the caller gives positions that do not jump: it looks for packed sequences first."""
+    packed_sequences(run)
+    return None if window is None else _window_mask(run, window)
 
 
 def packed_causal_mask(run: Run, window: int | None = None) -> Tensor:

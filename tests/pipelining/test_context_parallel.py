@@ -106,6 +106,13 @@ def test_a_step_of_another_family(model_type: str) -> None:
     check(*on_rank(0, case, config_of(model_type)))
 
 
+def test_the_last_rank_masks_windows_that_are_not_there() -> None:
+    """Qwen2-MoE always makes a mask of its windows. Of a weight of one row the last rank has nothing, in any phase."""
+    report, real = on_rank(1, of(TWO, workload=LATENT), config_of("qwen2_moe"))
+    more = {mine - theirs for mine, theirs in zip(phases(report), real_phases(real), strict=True)}
+    assert more == {2 * 64 * 4}  # two layers' gates, of which a shard is padded to one row
+
+
 def test_the_rank_with_most_is_named() -> None:
     config = GROUPED | {"num_hidden_layers": 2}
     real = {(pp, cp): max(real_phases(on_rank(cp, of(TWO, rank=pp), config)[1])) for pp in (0, 1) for cp in (0, 1)}
