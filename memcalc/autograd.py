@@ -348,7 +348,7 @@ class Checkpoint:
         memory, scope = self.memory, self.memory.scope
         args = [arg.unpack() if isinstance(arg, _Argument) else arg for arg in self.args]
         memory.grad_enabled = True
-        memory.checkpoint = _Recomputation(self)
+        memory.checkpoint = Recomputation(self)
         if self.context is not None:
             memory.contexts = Taking(self.context.kept, memory.contexts)
         try:
@@ -363,7 +363,7 @@ class Checkpoint:
         self.holders = []
 
 
-class _Recomputation:
+class Recomputation:
     """The hook of the second run: it hands each saved tensor to its holder and stops after the last."""
 
     __slots__ = ("count", "frame")
@@ -376,11 +376,19 @@ class _Recomputation:
     def pack(self, tensor: Tensor) -> Tensor:
         holder = self.frame.holders[self.count]()
         if holder is not None:
-            holder.tensor = Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
+            holder.tensor = Tensor(_detached(tensor).storage, tensor.shape, tensor.strides, tensor.dtype)
         self.count += 1
         if self.frame.early_stop and self.count == len(self.frame.holders):
             raise _StopRecomputation
         return tensor
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """What the recomputation keeps of it (torch.utils.checkpoint, pack_hook): of a weight that an engine has gathered an alias
+    of what was gathered, which the engine does not free with the weight."""
+    visitor = tensor.memory.visitor
+    gathered = None if visitor is None else visitor.gathered(tensor)
+    return tensor if gathered is None else gathered
 
 
 def checkpoint(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,8 +118,8 @@ class RankMode(LiveBytes):
 
 
 class InOrder(set[Any]):
-    """A set that is gone through in the order in which things came. A set of parameters goes by their addresses, and so would
-    the order in which ZeRO-3 waits for the gathers of a module."""
+    """A set of which it is known in which order it is gone through. That of a set of parameters is the order of their addresses,
+    and ZeRO-3 waits for the gathers of a module in it. Here it is one where most is alive: one of each gather first."""
 
     def __init__(self, things: Iterable[Any] = ()) -> None:
         super().__init__()
@@ -126,7 +127,15 @@ class InOrder(set[Any]):
         self.update(things)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.order)
+        first: dict[int, Any] = {}
+        gather = None
+        for thing in self.order:
+            gather = getattr(thing, "gathered_by", lambda: None)()
+            if gather is not None and not gather.complete:
+                first.setdefault(id(gather), thing)
+        del gather
+        one_of_each = list(first.values())
+        return iter([*one_of_each, *(thing for thing in self.order if not any(thing is one for one in one_of_each))])
 
     def add(self, thing: Any) -> None:
         super().add(thing)
@@ -139,6 +148,26 @@ class InOrder(set[Any]):
     def discard(self, thing: Any) -> None:
         super().discard(thing)
         self.order.pop(thing, None)
+
+
+@contextlib.contextmanager
+def sets_in_order() -> Iterator[None]:
+    """ZeRO-3's bookkeeping goes through its sets so."""
+    from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator
+
+    kind = partition_parameters.AllGatherCoalescedHandle
+    make = kind.__init__
+
+    def noted(self: Any, allgather_handle: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, allgather_handle, params, *args, **kwargs)
+        for parameter in params:
+            parameter.gathered_by = weakref.ref(self)
+
+    with (
+        mock.patch.object(kind, "__init__", noted),
+        mock.patch.object(partitioned_param_coordinator, "set", InOrder, create=True),
+    ):
+        yield
 
 
 def _size(tensors: Sequence[torch.Tensor]) -> tuple[str, int]:
@@ -167,7 +196,6 @@ def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
     from deepspeed import comm
     from deepspeed.accelerator import get_accelerator, set_accelerator
     from deepspeed.ops.adam import fused_adam
-    from deepspeed.runtime.zero import partitioned_param_coordinator
     from deepspeed.utils import groups
 
     if store:
@@ -181,7 +209,7 @@ def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
     fused_adam.FusedAdamBuilder = lambda: accelerator.create_op_builder("FusedAdamBuilder")
     try:
-        with mock.patch.object(partitioned_param_coordinator, "set", InOrder, create=True):
+        with sets_in_order():
             yield
     finally:
         torch.nn.functional.linear = linear

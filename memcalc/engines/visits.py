@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from memcalc.autograd import Leaf, Node
-from memcalc.families.module import Run
+from memcalc.autograd import Leaf, Node, Recomputation
+from memcalc.families.module import Module, Run
 from memcalc.tensor import Tensor
 
 Where = tuple[str, int | None]
@@ -56,6 +56,7 @@ class Visits:
         gathered: Callable[[int], Tensor | None] = lambda _: None,
     ) -> None:
         self.leaves, self.begins, self.ends, self.whole = leaves, begins, ends, gathered
+        self.memory = run.memory
         self.places = {key: i for i, key in enumerate(run.weights)}
         self.storages = {weight.storage: i for i, weight in enumerate(run.weights.values())}
         own: dict[Where, list[int]] = {}
@@ -77,6 +78,8 @@ class Visits:
         outer = self.running[-1] if self.running else None
         if outer is not None and (outer.where == where or outer.is_leaf):
             return False
+        if self._is_recomputed(where):
+            return False
         own, within = (of.get(where, frozenset[int]()) for of in (self.own, self.within))
         given = None if weight is None else self.places.get((weight.name, layer))
         if given is not None:
@@ -85,6 +88,15 @@ class Visits:
         self.running.append(visit)
         self.begins(visit, True)
         return True
+
+    def _is_recomputed(self, where: Where) -> bool:
+        """Whether it is the module whose own call has the checkpoint in it, as transformers' layers have: what is recomputed
+        begins behind its hooks. Megatron's checkpoint is around the layer's call."""
+        checkpoint = self.memory.checkpoint
+        if not isinstance(checkpoint, Recomputation) or not checkpoint.frame.early_stop:
+            return False
+        m = checkpoint.frame.args[0]
+        return isinstance(m, Module) and (m.path, m.layer) == where
 
     def leave(self, *, done: bool) -> None:
         visit = self.running.pop()

@@ -77,13 +77,10 @@ class Coordinator:
         if not forward:
             self.backward[module] = parameters
         self._gather(parameters, forward)
-        for i in sorted(parameters):
+        for i in parameters:
             self.active[i].add(module)
-            handle = self.in_flight.pop(i, None)
-            if handle is not None:
-                self.arrive(handle)
-                handle = None  # the last one takes the buffer along
-            self.available.add(i)
+        self._wait_for(parameters)
+        self.available |= parameters
         new = {i for i in parameters if self.fetched_for.get(i, -1) < self.step}
         seen: set[int] = set()
         while self.queue and len(seen) < len(new):
@@ -92,6 +89,13 @@ class Coordinator:
             seen.add(i)
         self._prefetch(forward)
         self.step += 1
+
+    def _wait_for(self, parameters: frozenset[int]) -> None:
+        """All that come are copied out of their buffers before any buffer goes: they are waited for in the order of a set, which
+        is another one on each rank, and most is alive where one of each all-gather comes first."""
+        handles = [self.in_flight.pop(i) for i in sorted(parameters & self.in_flight.keys())]
+        for handle in handles:
+            self.arrive(handle)
 
     def _prefetch(self, forward: bool) -> None:
         if not self.thresholds.prefetch:

@@ -230,16 +230,20 @@ def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concat
     @wraps(forward)
     def call(self: Any, m: Module, *args: P.args, **kwargs: P.kwargs) -> R:
         memory = m.run.memory
-        if memory.visitor is not None:
-            with m:
-                return forward(self, m, *args, **kwargs)
         outer, memory.scope = memory.scope, m.path
-        parallel = m.run.tensor_parallel
+        visitor, parallel = memory.visitor, m.run.tensor_parallel
+        visited = visitor is not None and visitor.enter(m.path, m.layer)
+        done = False
         try:
             if parallel is not None:
-                return forward(self, m, *parallel.entered(m.path, args), **kwargs)  # type: ignore[arg-type]
-            return forward(self, m, *args, **kwargs)
+                out = forward(self, m, *parallel.entered(m.path, args), **kwargs)  # type: ignore[arg-type]
+            else:
+                out = forward(self, m, *args, **kwargs)
+            done = True
+            return out
         finally:
             memory.scope = outer
+            if visited and visitor is not None:
+                visitor.leave(done=done)
 
     return call
