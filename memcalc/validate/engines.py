@@ -148,8 +148,8 @@ def config_of(setup: Setup) -> Any:
     """transformers' own of the setup's degrees."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    replicas = setup.dp // setup.shards
-    return DistributedConfig(dp_replicate_size=replicas, fsdp_size=setup.shards, tp_size=setup.tp, ep_size=setup.ep)
+    degrees = {"dp_replicate_size": setup.replicas, "fsdp_size": setup.shards, "tp_size": setup.tp, "ep_size": setup.ep}
+    return DistributedConfig(**degrees)
 
 
 def _split(setup: Setup, module: Any, mesh: Any) -> None:

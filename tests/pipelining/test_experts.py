@@ -114,7 +114,6 @@ def test_transformers_dispatches_no_tokens_in_a_pipeline() -> None:
     ("model", "options", "line"),
     [
         ("mixtral-8x7b", {"ep": 2}, "--ep 2: with engine fsdp2 and pp 2 transformers itself refuses to dispatch tokens"),
-        ("mixtral-8x7b", {"tp": 2, "gpus": 8}, "--tp 2: with engine fsdp2 for a mixtral is not modelled"),
         (step_cases("granitemoe")[0].fields, {}, "--pp 2: with engine fsdp2 for a granitemoe is not modelled"),
         (
             mixed("mixtral", 4) | {"output_router_logits": True},

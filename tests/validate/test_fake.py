@@ -142,10 +142,11 @@ def test_a_rank_of_a_pipeline(options: dict[str, Any]) -> None:
     same(validate(LLAMA | {"num_hidden_layers": 4}, engine="fsdp2", seq_len=32, micro_batch_size=1, **options))
 
 
+@pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK], ids=str)
-def test_a_rank_of_a_pipeline_with_experts(model: dict[str, Any]) -> None:
+def test_a_rank_of_a_pipeline_with_experts(model: dict[str, Any], tp: int) -> None:
     fields = model | {"num_hidden_layers": 5, "tie_word_embeddings": False}
-    same(validate(fields, engine="fsdp2", zero=3, gpus=4, pp=2, pp_rank=0, seq_len=32, global_batch_size=4))
+    same(validate(fields, engine="fsdp2", zero=3, gpus=4 * tp, tp=tp, pp=2, pp_rank=0, seq_len=32, global_batch_size=4))
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}, {"precision": "bf16-autocast"}])
