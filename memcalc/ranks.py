@@ -227,6 +227,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
 def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
     """Stages of transformers' own layers: a profile is that of a whole step, with all micro-batches."""
     from memcalc.engines import fsdp2_pipeline as engine
+    from memcalc.engines.fsdp2_pipeline_sent import collectives_of
     from memcalc.pipelining.orders import most_in_flight, order
 
     assert setup.attention is not None and setup.cross_entropy is not None
@@ -248,7 +249,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         made: Profile = model.profiles[key]
         each = sum(numel(w.shape)[0] * own.copies(w) for w in own.weight_classes if w.layer is not None) // own.layers
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
-        sends = partial(engine.collectives_of, setup, staged, made)
+        sends = partial(collectives_of, setup, staged, made)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
             list[Collective], _WHOLE, in_flight=most_in_flight(actions),

@@ -11,61 +11,37 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.collectives import Collective, Kind, Overlap
-from memcalc.dims import Dim, evaluate, numel, workload_size
+from memcalc.dims import Dim, workload_size
 from memcalc.dtypes import fp32, int64
 from memcalc.engines.fsdp2 import order_of, sharded_dtype, states_and_step
 from memcalc.engines.fsdp2_stages import StageStep
-from memcalc.engines.fsdp2_step import Sharding, padded_elements
+from memcalc.engines.fsdp2_step import Sharding
 from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
-from memcalc.engines.sent import of_stages
 from memcalc.families.module import Input, Run
 from memcalc.families.program import common_pattern
 from memcalc.inputs.model import Model
-from memcalc.pipelining.orders import (
-    GPIPE_ENDS,
-    WANTED,
-    Action,
-    Wanted,
-    enough_micro_batches,
-    gathers,
-    lowered,
-    order,
-)
+from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, order
 from memcalc.pipelining.programs import RankProgram, spans
 from memcalc.profile import Choices, profile_of_steps
 from memcalc.rows import Row
 from memcalc.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
-from memcalc.setup import DTYPES
 from memcalc.tensor import Memory, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable
 
     from memcalc.dims import Shape
-    from memcalc.dtypes import DType
     from memcalc.families.context_parallel import ContextParallel
-    from memcalc.families.module import Weight
     from memcalc.profile import Profile
     from memcalc.setup import Setup
     from memcalc.tensor import Tensor
 
-_STAGE: Final = "torch/distributed/pipelining/stage.py"
-_SCHEDULES: Final = "torch/distributed/pipelining/schedules.py"
-_FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
+STAGE: Final = "torch/distributed/pipelining/stage.py"
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _PERIODS: Final = 6
 """Of a stage's layers, run on paper."""
-
-
-class Unit(NamedTuple):
-    """Parameters that are gathered and reduced together."""
-
-    elements: int
-    """Padded."""
-    where: str
 
 
 class StagedRank(NamedTuple):
@@ -103,7 +79,7 @@ def _left_out(setup: Setup, rank: StagedRank) -> int:
     """Micro-batches that the run on paper leaves out."""
     if setup.schedule == "gpipe":
         return 0  # one of those that are run stands for them
-    return setup.micro_batches - _paper_micro_batches(setup, rank.number)
+    return setup.micro_batches - paper_micro_batches(setup, rank.number)
 
 
 def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
@@ -112,9 +88,9 @@ def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
     copies = sum(not stage.span.first for stage in rank.program.stages)
     if not (_left_out(setup, rank) and copies and setup.schedule == "zero-bubble"):
         return []
-    shape = (Dim("micro-batches", _left_out(setup, rank)), *_hidden_states(rank))
+    shape = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
     name, life = "gradients of received hidden states", "until the next step"
-    return [Row("buffers", name, shape, setup.compute_dtype, copies, life, source=_STAGE)]
+    return [Row("buffers", name, shape, setup.compute_dtype, copies, life, source=STAGE)]
 
 
 def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
@@ -132,11 +108,11 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
     if last:
         rows.append(Row("buffers", "losses", (micro,), fp32, life="until the next step's", source="the caller"))
-    hidden = (micro, *_hidden_states(rank))
+    hidden = (micro, *hidden_states(rank))
     for what, has in (("received hidden states", "first"), ("received gradients", "last")):
         copies = sum(not getattr(stage.span, has) for stage in stages)
         if copies:
-            rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", _STAGE))
+            rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", STAGE))
     kinds = Counter(buffer._replace(layer=None) for stage in stages for buffer in stage.buffers())
     for buffer, copies in kinds.items():
         dtype = buffer.dtype or sharded_dtype(setup)
@@ -155,7 +131,7 @@ def _positions(rank: StagedRank, own: Dim) -> Input | None:
     return rank.program.given_positions(own) if shared is None else shared.positions(own)
 
 
-def _hidden_states(rank: StagedRank) -> Shape:
+def hidden_states(rank: StagedRank) -> Shape:
     """What a micro-batch has between two stages."""
     return _BATCH, rank.program.between_layers(rank.program.whole(_SEQ)), rank.program.hidden
 
@@ -252,7 +228,7 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
     place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
     losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
     shards = setup.micro_batches if setup.shares_sequences else 0
-    return setup.schedule, place, _paper_micro_batches(setup, rank.number), losses, shards, stages
+    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages
 
 
 def middle_of(rank: StagedRank) -> Middle:
@@ -275,7 +251,7 @@ def _left_out_layers(middle: Middle) -> range:
 
 
 def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
-    more = setup.micro_batches - _paper_micro_batches(setup, rank.number)
+    more = setup.micro_batches - paper_micro_batches(setup, rank.number)
     if setup.schedule != "gpipe" or not more:
         return ONCE
     i, _ = GPIPE_ENDS
@@ -283,137 +259,21 @@ def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
 
 
 def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:
-    micro_batches = _paper_micro_batches(setup, rank)
+    micro_batches = paper_micro_batches(setup, rank)
     if setup.schedule == "gpipe":
         gpipe(paper[0], micro_batches)
     elif setup.schedule == "1f1b":
         one_forward_one_backward(paper[0], micro_batches, setup.pp - rank)
     else:
-        runtime(paper, _actions(setup, rank, micro_batches))
+        runtime(paper, actions_of(setup, rank, micro_batches))
 
 
-def _paper_micro_batches(setup: Setup, rank: int) -> int:
+def paper_micro_batches(setup: Setup, rank: int) -> int:
     return enough_micro_batches(setup.schedule, rank, setup.pp, setup.micro_batches, setup.virtual_stages)
 
 
-def _actions(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
+def actions_of(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
     actions = order(setup.schedule, rank, setup.pp, micro_batches, setup.virtual_stages)
     if setup.schedule in ("gpipe", "1f1b"):
         return actions
     return lowered(actions, rank, setup.pp, micro_batches, setup.virtual_stages)
-
-
-# --- communication
-
-
-def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
-    """What one rank sends in a step."""
-    split = of_stages(made, setup, _paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
-    return [*_sends(setup, rank), *split, *_of_units(setup, rank)]
-
-
-def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
-    dtype, stages = setup.compute_dtype, rank.program.stages
-    each = evaluate(numel(_hidden_states(rank))[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
-    out: list[Collective] = []
-    ways: tuple[tuple[str, Overlap, str], ...] = (
-        ("hidden states to the next stage", "forward", "last"),
-        ("gradient to the stage before", "backward", "first"),
-    )
-    for what, phase, end in ways:
-        calls = setup.micro_batches * sum(not getattr(stage.span, end) for stage in stages)
-        if calls:
-            # The runtime of several chunks waits for what it has sent when the step is over.
-            overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
-            unit = f"batch·seq·hidden·{dtype.itemsize} B"
-            out.append(
-                Collective(
-                    "pp",
-                    "send",
-                    what,
-                    phase,
-                    dtype.name,
-                    setup.pp,
-                    calls,
-                    calls * each,
-                    f"{calls}·{unit} = {calls}·{each} B",
-                    each=unit,
-                    source=_STAGE,
-                    overlap=overlap,
-                )
-            )
-    return out
-
-
-def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
-    """FSDP2's own, unit by unit: gathered as the order has it, reduced once when all backwards of a stage are done."""
-    actions = _actions(setup, rank.number, setup.micro_batches)
-    of_layers = gathers(actions, reshards=setup.zero == 3)
-    of_root = gathers(actions, reshards=False)
-    stages = rank.program.stages
-    out: list[Collective] = []
-    for unit, layers in _units_of_layers(setup, rank).items():
-        for wanted in WANTED:
-            calls = sum(n * of_layers[chunk, wanted] for chunk, n in enumerate(layers))
-            out += _gathered(setup, unit, wanted, calls, sum(layers))
-        out += _reduced(setup, unit, sum(layers))
-    for chunk, stage in enumerate(stages):
-        root = [w for w in stage.weights() if w.layer is None]
-        unit = Unit(sum(padded_elements(w.shape, setup.shards) for w in root), "outside the layers")
-        for wanted in WANTED:
-            out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
-        out += _reduced(setup, unit, 0)
-    return out
-
-
-def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
-    """How many layers of each chunk are units of a size: those with experts have another one."""
-    chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
-    mixed = len({_has_experts(weights) for kinds in chunks for weights, _ in kinds}) > 1
-    found: dict[Unit, list[int]] = {}
-    for chunk, kinds in enumerate(chunks):
-        for weights, layers in kinds:
-            kind = "layers with experts" if _has_experts(weights) else "dense layers"
-            elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
-            found.setdefault(Unit(elements, kind if mixed else "layers"), [0] * len(chunks))[chunk] += layers
-    return found
-
-
-def _has_experts(weights: list[Weight]) -> bool:
-    return any(w.component == "experts" for w in weights)
-
-
-def _gathered(setup: Setup, unit: Unit, wanted: Wanted, calls: int, layers: int) -> list[Collective]:
-    """`layers` of the rank that are such units; 0 for what is outside of them."""
-    if setup.shards == 1 or not calls * unit.elements:
-        return []
-    dtype, ranks = setup.compute_dtype, setup.shards
-    if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
-        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, unit, layers)]
-    overlap: Overlap = wanted if layers else "exposed"
-    name = "parameters" if wanted == "forward" else "parameters again"
-    return [_one("all_gather", name, wanted, dtype, ranks, calls, unit, layers, overlap)]
-
-
-def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
-    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.replicas, layers or 1
-    out: list[Collective] = []
-    if setup.shards > 1 and unit.elements:
-        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, unit, layers))
-    if replicas > 1 and unit.elements:
-        name, part = "gradient shards over replicas", unit._replace(elements=unit.elements // setup.shards)
-        out.append(_one("all_reduce", name, "backward", dtype, replicas, calls, part, layers))
-    return out
-
-
-def _one(
-    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, unit: Unit, layers: int,
-    overlap: Overlap = "exposed",
-) -> Collective:  # fmt: skip
-    formula, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
-    return Collective(
-        "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
-        f"{calls}·{formula} = {calls}·{each} B",
-        by_layer=bool(layers), shares=(unit.elements, unit.elements * layers) if layers else None, source=_FSDP,
-        each=formula, overlap=overlap,
-    )  # fmt: skip

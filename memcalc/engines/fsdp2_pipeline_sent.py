@@ -1,0 +1,144 @@
+"""What a pipeline rank sends under FSDP2: hidden states to its neighbours, units of parameters and gradients, and what its
+layers send by their plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.collectives import Collective, Kind, Overlap
+from memcalc.dims import evaluate, numel
+from memcalc.engines.fsdp2_pipeline import STAGE, actions_of, hidden_states, paper_micro_batches
+from memcalc.engines.fsdp2_step import padded_elements
+from memcalc.engines.sent import of_stages
+from memcalc.pipelining.orders import WANTED, Wanted, gathers
+from memcalc.setup import DTYPES
+
+if TYPE_CHECKING:
+    from memcalc.dtypes import DType
+    from memcalc.engines.fsdp2_pipeline import StagedRank
+    from memcalc.families.module import Weight
+    from memcalc.profile import Profile
+    from memcalc.setup import Setup
+
+_FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
+
+
+class Unit(NamedTuple):
+    """Parameters that are gathered and reduced together."""
+
+    elements: int
+    """Padded."""
+    where: str
+
+
+def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
+    """What one rank sends in a step."""
+    split = of_stages(made, setup, paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
+    return [*_sends(setup, rank), *split, *_of_units(setup, rank)]
+
+
+def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
+    dtype, stages = setup.compute_dtype, rank.program.stages
+    each = evaluate(numel(hidden_states(rank))[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
+    out: list[Collective] = []
+    ways: tuple[tuple[str, Overlap, str], ...] = (
+        ("hidden states to the next stage", "forward", "last"),
+        ("gradient to the stage before", "backward", "first"),
+    )
+    for what, phase, end in ways:
+        calls = setup.micro_batches * sum(not getattr(stage.span, end) for stage in stages)
+        if calls:
+            # The runtime of several chunks waits for what it has sent when the step is over.
+            overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
+            unit = f"batch·seq·hidden·{dtype.itemsize} B"
+            out.append(
+                Collective(
+                    "pp",
+                    "send",
+                    what,
+                    phase,
+                    dtype.name,
+                    setup.pp,
+                    calls,
+                    calls * each,
+                    f"{calls}·{unit} = {calls}·{each} B",
+                    each=unit,
+                    source=STAGE,
+                    overlap=overlap,
+                )
+            )
+    return out
+
+
+def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
+    """FSDP2's own, unit by unit: gathered as the order has it, reduced once when all backwards of a stage are done."""
+    actions = actions_of(setup, rank.number, setup.micro_batches)
+    of_layers = gathers(actions, reshards=setup.zero == 3)
+    of_root = gathers(actions, reshards=False)
+    stages = rank.program.stages
+    out: list[Collective] = []
+    for unit, layers in _units_of_layers(setup, rank).items():
+        for wanted in WANTED:
+            calls = sum(n * of_layers[chunk, wanted] for chunk, n in enumerate(layers))
+            out += _gathered(setup, unit, wanted, calls, sum(layers))
+        out += _reduced(setup, unit, sum(layers))
+    for chunk, stage in enumerate(stages):
+        root = [w for w in stage.weights() if w.layer is None]
+        unit = Unit(sum(padded_elements(w.shape, setup.shards) for w in root), "outside the layers")
+        for wanted in WANTED:
+            out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
+        out += _reduced(setup, unit, 0)
+    return out
+
+
+def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
+    """How many layers of each chunk are units of a size: those with experts have another one."""
+    chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
+    mixed = len({_has_experts(weights) for kinds in chunks for weights, _ in kinds}) > 1
+    found: dict[Unit, list[int]] = {}
+    for chunk, kinds in enumerate(chunks):
+        for weights, layers in kinds:
+            kind = "layers with experts" if _has_experts(weights) else "dense layers"
+            elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
+            found.setdefault(Unit(elements, kind if mixed else "layers"), [0] * len(chunks))[chunk] += layers
+    return found
+
+
+def _has_experts(weights: list[Weight]) -> bool:
+    return any(w.component == "experts" for w in weights)
+
+
+def _gathered(setup: Setup, unit: Unit, wanted: Wanted, calls: int, layers: int) -> list[Collective]:
+    """`layers` of the rank that are such units; 0 for what is outside of them."""
+    if setup.shards == 1 or not calls * unit.elements:
+        return []
+    dtype, ranks = setup.compute_dtype, setup.shards
+    if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
+        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, unit, layers)]
+    overlap: Overlap = wanted if layers else "exposed"
+    name = "parameters" if wanted == "forward" else "parameters again"
+    return [_one("all_gather", name, wanted, dtype, ranks, calls, unit, layers, overlap)]
+
+
+def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
+    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.replicas, layers or 1
+    out: list[Collective] = []
+    if setup.shards > 1 and unit.elements:
+        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, unit, layers))
+    if replicas > 1 and unit.elements:
+        name, part = "gradient shards over replicas", unit._replace(elements=unit.elements // setup.shards)
+        out.append(_one("all_reduce", name, "backward", dtype, replicas, calls, part, layers))
+    return out
+
+
+def _one(
+    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, unit: Unit, layers: int,
+    overlap: Overlap = "exposed",
+) -> Collective:  # fmt: skip
+    formula, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
+    return Collective(
+        "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
+        f"{calls}·{formula} = {calls}·{each} B",
+        by_layer=bool(layers), shares=(unit.elements, unit.elements * layers) if layers else None, source=_FSDP,
+        each=formula, overlap=overlap,
+    )  # fmt: skip
