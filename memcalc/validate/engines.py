@@ -148,8 +148,9 @@ def config_of(setup: Setup) -> Any:
     """transformers' own of the setup's degrees."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    degrees = {"dp_replicate_size": setup.replicas, "fsdp_size": setup.shards, "tp_size": setup.tp, "ep_size": setup.ep}
-    return DistributedConfig(**degrees)
+    return DistributedConfig(
+        dp_replicate_size=setup.replicas, fsdp_size=setup.shards, tp_size=setup.tp, ep_size=setup.ep
+    )
 
 
 def _split(setup: Setup, module: Any, mesh: Any) -> None:

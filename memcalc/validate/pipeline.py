@@ -8,6 +8,7 @@ upon before their first step is told them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
 from memcalc.pipelining.programs import Span, spans
+from memcalc.validate.context_parallel import ROTATES, shared_tensors, without_masks
 from memcalc.validate.engines import split_logits, under_loss_parallel
 from memcalc.validate.optimizers import by_mesh, make
 from memcalc.validate.reference import DTYPES, Enter, Job
@@ -70,19 +72,22 @@ def pipeline(
     alone: bool,
 ) -> Job:
     """The job of a pipeline rank. `build` makes the whole model, with its tensor parallelism, `shard` puts a stage under
-    `fully_shard` and on its device; `alone`: there are no other ranks. Where `--sequence-parallel` cuts the sequence between
-    layers, the caller gives positions: transformers would count the tokens of a shard."""
+    `fully_shard` and on its device; `alone`: there are no other ranks. Where ranks have parts of a sequence the caller gives
+    positions: transformers would count the tokens of a part."""
     device = torch.device(mesh.device_type)
-    positions, part = None, setup.seq_len or 1
-    if setup.sequence_parallel:
-        positions, part = torch.arange(part, device=device).unsqueeze(0), part // setup.tp
+    whole_sequence = setup.seq_len or 1
+    own_part = whole_sequence // setup.cp
+    part = own_part // setup.tp if setup.sequence_parallel else own_part
+    positions = torch.arange(whole_sequence, device=device).unsqueeze(0) if part < whole_sequence else None
     own = spans(model.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)[rank]
     stages: list[Any] = []
     loss_of: Any = None
     for i, span in enumerate(own):
         whole = build()
-        loss_of = _loss(whole.loss_function, whole.config.vocab_size)
-        sizes = setup.micro_batch_size, setup.seq_len or 1
+        if setup.shares_sequences:
+            without_masks(whole)
+        loss_of = _loss(whole.loss_function, whole.config.vocab_size, shifted=setup.shares_sequences)
+        sizes = setup.micro_batch_size, own_part
         between = setup.micro_batch_size, part
         hidden = torch.empty(*between, whole.config.hidden_size, dtype=DTYPES[setup.compute_dtype], device="meta")
         logits = hidden.new_empty(*sizes, whole.config.vocab_size).requires_grad_()
@@ -103,9 +108,8 @@ def pipeline(
         schedule._warmup_p2p = _agreed
     optimizer = make(setup, by_mesh(p for stage in stages for p in stage.submod.parameters()))
     first, last = own[0].first, own[-1].last
-    ids = torch.zeros(
-        (setup.micro_batches * setup.micro_batch_size, setup.seq_len or 1), dtype=torch.int64, device=device
-    )
+    shape = setup.micro_batches * setup.micro_batch_size, whole_sequence
+    ids = torch.zeros(shape, dtype=torch.int64, device=device)
     batch = {"input_ids": ids} if first or last else {}
     batch |= {} if positions is None else {"position_ids": positions}
     losses: list[torch.Tensor] = []
@@ -114,10 +118,11 @@ def pipeline(
 
     def step(enter: Enter) -> int:
         entered[0] = enter
-        enter("forward")
         given = (ids,) if first else ()
         target = {"target": ids, "losses": losses} if last else {}
-        schedule.step(*given, return_outputs=False, **target)
+        with _sharing(setup, mesh, [ids.resize_(shape)] if first or last else [], positions):
+            enter("forward")
+            schedule.step(*given, return_outputs=False, **target)
         enter("step")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -127,8 +132,23 @@ def pipeline(
     return Job(modules, optimizer, batch, under_loss_parallel(step) if split_logits(setup) else step)
 
 
-def _loss(function: Any, vocab: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return lambda output, target: function(logits=output, labels=target, vocab_size=vocab)
+def _sharing(
+    setup: Setup, mesh: Any, batch: list[torch.Tensor], positions: torch.Tensor | None
+) -> contextlib.AbstractContextManager[None]:
+    """torch's context around a schedule's step (torchtitan's train.py), where ranks share sequences."""
+    if not setup.shares_sequences or positions is None:
+        return contextlib.nullcontext()
+    return shared_tensors(mesh["cp"], batch, [positions], ROTATES[setup.cp_comm_type or "all_gather"])
+
+
+def _loss(function: Any, vocab: int, *, shifted: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The model's own; of labels that the caller has shifted already, as it must where they are parts of a sequence."""
+
+    def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        given = {"shift_labels": target} if shifted else {}
+        return function(logits=output, labels=target, vocab_size=vocab, **given)
+
+    return loss_of
 
 
 def _agreed(stages: list[Any], *_: Any) -> None:

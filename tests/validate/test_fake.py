@@ -136,6 +136,9 @@ def test_copies_of_tokens_that_do_not_spread_evenly() -> None:
          "cross_entropy": "vocab-parallel"},
         {"pp": 2, "pp_rank": 0, "zero": 2, "gpus": 4, "schedule": "zero-bubble", "global_batch_size": 6,
          "first_stage_layers": 1, "last_stage_layers": 3},
+        {"pp": 2, "cp": 2, "zero": 3, "gpus": 8, "global_batch_size": 4},
+        {"pp": 2, "pp_rank": 0, "cp": 2, "tp": 2, "sequence_parallel": True, "zero": 2, "gpus": 8, "global_batch_size": 4,
+         "cp_comm_type": "p2p", "schedule": "interleaved", "virtual_stages": 2},
     ],
 )  # fmt: skip
 def test_a_rank_of_a_pipeline(options: dict[str, Any]) -> None:
