@@ -59,7 +59,7 @@ def _there(path: Path) -> bool:
 
 def cases_of(path: Path, option: str) -> list[dict[str, Any]]:
     """The list `cases` of a JSON document; InputError if there is none."""
-    cases: object = read_json_object(path, option).get("cases")
+    cases: object = read_json_object(path, option, "a JSON file with a list `cases`").get("cases")
     entries: list[object] = cast("list[object]", cases) if isinstance(cases, list) else []
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         shown = quoted(cast("object", cases)) if not entries else "a list that holds something else"
