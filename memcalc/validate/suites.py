@@ -18,7 +18,7 @@ from memcalc.inputs.options import Options
 Case = Mapping[str, Any]
 
 SUITES: Final[Mapping[str, str]] = {
-    "quick": "a minute with --backend fake: one case of each engine, precision and kind of model",
+    "quick": "a minute or two with --backend fake: one case of each engine, precision and kind of model",
     "gpu": "one GPU of 80 GB or more with --backend cuda: models cut to a few layers and whole small ones, every option",
 }
 """The bundled ones, each a file of its name in suites/."""
