@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
@@ -15,14 +15,20 @@ if TYPE_CHECKING:
     from memcalc.validate.comparison import Compared, Comparison
 
 
+_NARROW: Final = 70  # columns that the longest names of memory need beside four numbers
+
+
 def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     """A table of bytes, one of collectives, and what ran."""
     console = console_for(file, 200)
     measured = comparison.measured
     console.print(_title(comparison))
-    console.print(_table("memory of a steady-state step", comparison.memory))
+    narrow = console.width < _NARROW
+    console.print(_table("memory of a steady-state step", comparison.memory, narrow))
     if comparison.communication:
-        console.print(_table("communication of a step", comparison.communication))
+        console.print(_table("communication of a step", comparison.communication, narrow))
+    if narrow:
+        console.print("left out for the width: the error of each row")
     worst = comparison.worst
     if worst.difference:
         console.print(f"largest error of memory: {worst.name}, {worst.error:+.2%}")
@@ -66,18 +72,20 @@ def _history(phases: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _table(title: str, rows: Sequence[Compared]) -> Table:
-    table = _empty(title, ("predicted", "measured", "difference", "error"))
+def _table(title: str, rows: Sequence[Compared], narrow: bool) -> Table:
+    columns = ("predicted", "measured", "difference", *(() if narrow else ("error",)))
+    table = _empty(title, columns)
     for row in rows:
         show = str if row.name.endswith(": calls") else show_bytes
         error = f"{row.error:+.2%}" if row.measured or not row.predicted else "none there"
-        table.add_row(row.name, show(row.predicted), show(row.measured), show(row.difference), error)
+        cells = row.name, show(row.predicted), show(row.measured), show(row.difference), error
+        table.add_row(*cells[: len(columns) + 1])
     return table
 
 
 def _empty(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.add_column("row", min_width=12)
+    table.add_column("row", min_width=12, overflow="fold")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table

@@ -74,6 +74,19 @@ def test_a_run_that_fails_is_a_line(
     check_refused(here(capsys, "validate", "-m", config), words)
 
 
+@pytest.mark.parametrize("columns", [50, 60, 80, 200])
+def test_names_are_not_cut_at_any_width(
+    capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ran = here(capsys, "validate", "-m", config, "--engine", "fsdp2", "--zero", "3", "--gpus", "8", "-s", "16")
+    assert max(map(len, ran.stdout.splitlines())) <= columns
+    assert "…" not in ran.stdout
+    assert ("left out for the width" in ran.stdout) is (columns < 70)
+    for name in ("optimizer_states", "peak in backward"):
+        assert (name in ran.stdout) or columns == 50
+
+
 def test_what_ran_is_said(capsys: pytest.CaptureFixture[str], config: str) -> None:
     options = (
         "--engine",
