@@ -54,7 +54,7 @@ def validate(
     **setup: Any,
 ) -> None:
     """Run the estimated step (transformers, torch, the engine) and print prediction and measurement side by side."""
-    from memcalc.errors import InputError
+    from memcalc.errors import InputError, one_line
     from memcalc.validate import recording, run, suites
 
     given = {name: value for name, value in setup.items() if value is not None and value is not False}
@@ -79,10 +79,13 @@ def validate(
     else:
         try:
             comparison = run.validate(model, backend=backend, **given)
-        except RuntimeError as error:
-            if not run.is_out_of_memory(error):
-                raise
-            raise InputError(f"--backend {backend}: out of memory; allowed: a smaller setup") from None
+        except InputError:
+            raise
+        except Exception as error:  # of torch, transformers or the engine
+            if run.is_out_of_memory(error):
+                raise InputError(f"--backend {backend}: out of memory; allowed: a smaller setup") from None
+            why = f"{type(error).__name__}: {one_line(error, 300)}"
+            raise InputError(f"--backend {backend}: the run failed ({why})") from error
         if not json and speaks:
             from memcalc.report.comparison import print_comparison
 

@@ -28,18 +28,16 @@ def read_bundled(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes())
 
 
-def read_json_object(path: Path, option: str) -> dict[str, Any]:
+def read_json_object(path: Path, option: str, expected: str = "a config.json") -> dict[str, Any]:
     """A user's JSON file. InputError if it cannot be read or does not hold one JSON object."""
     content: object
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(
-            f"{option} {one_line(path)}: cannot be read ({error.strerror}); expected a config.json"
-        ) from None
+        raise InputError(f"{option} {one_line(path)}: cannot be read ({error.strerror}); expected {expected}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{option} {one_line(path)}: not valid JSON ({one_line(error)}); expected a config.json"
+            f"{option} {one_line(path)}: not valid JSON ({one_line(error)}); expected {expected}"
         ) from None
     if not isinstance(content, dict):
         raise InputError(f"{option} {one_line(path)}: holds a JSON {type(content).__name__}; expected one object")

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
 from memcalc.report.consoles import console_for
 from memcalc.units import show_bytes
+from memcalc.validate.comparison import rank_of
 
 if TYPE_CHECKING:
     from memcalc.validate.comparison import Compared, Comparison
 
 
+_NARROW: Final = 70  # columns that the longest names of memory need beside four numbers
+
+
 def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     """A table of bytes, one of collectives, and what ran."""
     console = console_for(file, 200)
-    setup, measured = comparison.report.setup, comparison.measured
-    degrees = "" if setup.gpus == 1 else f", rank 0 of {setup.gpus} GPUs"
-    console.print(
-        f"{comparison.report.model.name} · {setup.engine} · {setup.precision} · backend {comparison.backend}{degrees}"
-    )
-    console.print(_table("memory of a steady-state step", comparison.memory))
+    measured = comparison.measured
+    console.print(_title(comparison))
+    narrow = console.width < _NARROW
+    console.print(_table("memory of a steady-state step", comparison.memory, narrow))
     if comparison.communication:
-        console.print(_table("communication of a step", comparison.communication))
+        console.print(_table("communication of a step", comparison.communication, narrow))
+    if narrow:
+        console.print("left out for the width: the error of each row")
     worst = comparison.worst
     if worst.difference:
         console.print(f"largest error of memory: {worst.name}, {worst.error:+.2%}")
@@ -35,7 +39,25 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     if measured.history is not None:
         console.print(_history(measured.history["phases"]))
     seconds = "" if measured.seconds is None else f" · {measured.seconds:.3f} s a step"
-    console.print(" · ".join(f"{key} {value}" for key, value in measured.environment.items() if value) + seconds)
+    known = {
+        key: value for key, value in measured.environment.items() if value and key != "source"
+    }  # the versions again
+    console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + seconds)
+
+
+def _title(comparison: Comparison) -> str:
+    """What ran, and as which of how many ranks."""
+    s, axes = comparison.report.setup, ("tp", "pp", "cp", "ep")
+    parts = [comparison.report.model.name, f"{s.engine}, ZeRO {s.zero}" if s.zero else s.engine]
+    parts += [f"{axis} {getattr(s, axis)}" for axis in axes if getattr(s, axis) > 1]
+    parts += [s.precision, f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens"]
+    parts += [f"recompute {s.recompute}"] if s.recompute != "none" else []
+    parts.append(f"backend {comparison.backend}")
+    if s.engine == "deepspeed" and s.zero in (1, 2):
+        parts.append(f"of {s.gpus} GPUs the rank with most")
+    elif s.gpus > 1:
+        parts.append(f"rank {rank_of(comparison.report)} of {s.gpus} GPUs")
+    return " · ".join(parts)
 
 
 def _history(phases: Sequence[Mapping[str, Any]]) -> Table:
@@ -50,17 +72,20 @@ def _history(phases: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _table(title: str, rows: Sequence[Compared]) -> Table:
-    table = _empty(title, ("predicted", "measured", "difference", "error"))
+def _table(title: str, rows: Sequence[Compared], narrow: bool) -> Table:
+    columns = ("predicted", "measured", "difference", *(() if narrow else ("error",)))
+    table = _empty(title, columns)
     for row in rows:
         show = str if row.name.endswith(": calls") else show_bytes
-        table.add_row(row.name, show(row.predicted), show(row.measured), show(row.difference), f"{row.error:+.2%}")
+        error = f"{row.error:+.2%}" if row.measured or not row.predicted else "none there"
+        cells = row.name, show(row.predicted), show(row.measured), show(row.difference), error
+        table.add_row(*cells[: len(columns) + 1])
     return table
 
 
 def _empty(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.add_column("row", min_width=12)
+    table.add_column("row", min_width=12, overflow="fold")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table

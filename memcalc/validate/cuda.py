@@ -3,7 +3,8 @@
 
 Peaks are of requested bytes (`requested_bytes.all.peak` of torch.cuda.memory_stats), which no block is rounded in, so they
 are compared with tensors and cuBLAS workspaces. With an engine one GPU is rank 0 of a `fake` process group of the setup's
-size: shards, gathered units and buckets are there, only the transfers do nothing. Under torchrun the ranks are real.
+size: shards, gathered units and buckets are there, only the transfers do nothing. Under torchrun the ranks are real, and
+what is given is that of the rank that is reported, wherever it runs.
 
 What the building of the model has left in the allocator's cache is given back before the first step, so `reserved` is that
 of the steps.
@@ -27,7 +28,7 @@ from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
-from memcalc.validate.fake import process_group
+from memcalc.validate.fake import process_group, worst
 from memcalc.validate.history import phases_of
 from memcalc.validate.meter import Meter
 from memcalc.validate.pipeline import pipeline
@@ -49,25 +50,42 @@ def measure(report: Report) -> Measured:
     """A steady-state step of the report's setup on this GPU. torch's OutOfMemoryError is not caught."""
     setup = report.setup
     here = place()
-    gc.collect()
-    torch.cuda.empty_cache()
     real_ranks = "RANK" in os.environ and setup.engine != "none"
     if real_ranks and int(os.environ["WORLD_SIZE"]) != setup.gpus:
         raise InputError(f"--gpus {setup.gpus}: torchrun started {os.environ['WORLD_SIZE']} ranks; allowed: as many")
-    if real_ranks and report.rank.number != 0:
-        raise InputError(f"--pp-rank {report.rank.number}: torchrun's first rank is measured; allowed: 0")
+    if real_ranks:
+        return _measure_rank(report, here, None)
+    if setup.engine == "deepspeed":
+        return worst([_measure_rank(report, here, rank) for rank in deepspeed.ranks_to_run(setup, report.model)])
+    return _measure_rank(report, here, rank_of(report))
+
+
+def _measure_rank(report: Report, here: Place, rank: int | None) -> Measured:
+    """Of a fake group, or the one of torchrun's that this process is."""
+    setup, real_ranks = report.setup, rank is None
+    gc.collect()
+    torch.cuda.empty_cache()
     with contextlib.ExitStack() as stack:
-        if real_ranks:
+        if rank is None:
             dist.init_process_group("nccl")
             stack.callback(dist.destroy_process_group)
         elif setup.engine != "none":
-            stack.enter_context(process_group(setup.gpus, rank_of(report)))
+            stack.enter_context(process_group(setup.gpus, rank))
         stack.enter_context(routing(setup, alone=not real_ranks))
         mesh = mesh_of(setup, DEVICE) if setup.engine == "fsdp2" else None
         if setup.engine == "deepspeed":
             stack.enter_context(deepspeed.forgetting())
         with quiet():
-            return _run(setup, _job(report, mesh, stack, real_ranks), here)._replace(real_ranks=real_ranks)
+            measured = _run(setup, _job(report, mesh, stack, real_ranks), here)._replace(real_ranks=real_ranks)
+        return of_reported(measured, report) if real_ranks else measured
+
+
+def of_reported(measured: Measured, report: Report) -> Measured:
+    """What the rank that is reported has measured, given what this one has; of DeepSpeed's, which are not alike, the highest
+    peaks of all. Every rank has to call it."""
+    everyone: list[Any] = [None] * report.setup.gpus
+    dist.all_gather_object(everyone, measured)
+    return worst(everyone) if report.setup.engine == "deepspeed" else everyone[rank_of(report)]
 
 
 def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: bool) -> Job:

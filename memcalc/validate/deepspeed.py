@@ -74,6 +74,7 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
         dist_init_required=False,
         mpu=mpu,
     )
+    stack.callback(engine.destroy)  # its hooks would keep it
     losses: list[Any] = [None]
 
     def loss() -> Any:

@@ -108,10 +108,10 @@ def _measure_rank(report: Report, rank: int) -> Measured:
 
 
 def worst(ranks: Sequence[Measured]) -> Measured:
-    """The first rank's, with the highest peak of each phase."""
-    return ranks[0]._replace(
-        **{phase: max(getattr(m, phase) for m in ranks) for phase in ("forward", "backward", "step")}
-    )
+    """The one's with the highest peak, with the highest peak of each phase."""
+    phases = ("forward", "backward", "step")
+    highest = max(ranks, key=lambda m: max(getattr(m, phase) for phase in phases))
+    return highest._replace(**{phase: max(getattr(m, phase) for m in ranks) for phase in phases})
 
 
 def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> Job:

@@ -1,7 +1,8 @@
 """The caching allocator's history of a step: what `torch.cuda.memory._snapshot()["device_traces"]` has of one device.
 
 An entry is a mapping with `action` and, for what is used here, `addr` and `size`: "alloc" and "free_requested" of a tensor's
-bytes as they were asked for, "segment_alloc" and "segment_free" of what the allocator takes from the device, "oom". What is
+bytes as they were asked for, "segment_alloc" and "segment_free" of what the allocator takes from the device, "segment_map"
+and "segment_unmap" where its segments can grow, "oom". What is
 freed is not there for others before "free_completed", if another stream uses it; lives here end with the request.
 """
 
@@ -30,7 +31,7 @@ def phases_of(trace: Sequence[Mapping[str, Any]], begun: Sequence[tuple[str, int
                 "phase": name,
                 "peak": max(line),
                 "end": live,
-                **{what: sum(entry["action"] == action for entry in entries) for what, action in _COUNTED.items()},
+                **{what: sum(entry["action"] in actions for entry in entries) for what, actions in _COUNTED.items()},
                 "segment_bytes": _segments(entries),
                 "timeline": thinned(line, POINTS),
             }
@@ -38,7 +39,9 @@ def phases_of(trace: Sequence[Mapping[str, Any]], begun: Sequence[tuple[str, int
     return out
 
 
-_COUNTED: Final = {"allocations": "alloc", "frees": "free_requested", "segments": "segment_alloc"}
+_COUNTED: Final = {
+    "allocations": ("alloc",), "frees": ("free_requested",), "segments": ("segment_alloc", "segment_map"),
+}  # fmt: skip
 
 
 def timeline(entries: Sequence[Mapping[str, Any]], live: int, sizes: dict[int, int]) -> list[int]:

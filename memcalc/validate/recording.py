@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.files import read_json_object
+from memcalc.units import show_bytes
 from memcalc.validate import run
 from memcalc.validate.server import Server
 from memcalc.validate.suites import Case, cases_of
@@ -34,14 +36,17 @@ def run_suite(
         for i, case in enumerate(cases):
             key = _key(case, backend)
             made = done.get(key)
-            if made is None or made["outcome"] not in FINAL:
+            before = made is not None and made["outcome"] in FINAL
+            if made is None or not before:
                 made = {"case": dict(case), "backend": backend, **ask(case)}
                 done[key] = made
                 if record is not None and speaks:
                     _write(record, list(done.values()))
             out.append(made)
             if speaks:
-                tell(f"{i + 1}/{len(cases)} {name_of(case)}: {_said(made)}")
+                tell(f"{i + 1}/{len(cases)} {name_of(case)}: {_said(made)}{', as recorded' if before else ''}")
+        if speaks:
+            tell(_summed_up(out))
         return out
 
 
@@ -76,7 +81,28 @@ def _said(made: dict[str, Any]) -> str:
     if made["outcome"] != "measured":
         return f"{made['outcome']}: {made['why']}"
     peak = next(row for row in made["memory"] if row["name"] == "peak")
-    return f"peak predicted {peak['predicted']}, measured {peak['measured']}"
+    off = [
+        row["name"] for part in ("memory", "communication") for row in made[part] if row["predicted"] != row["measured"]
+    ]
+    error = (peak["predicted"] - peak["measured"]) / peak["measured"]
+    rows = (
+        f"{len(off)} row{'s' if len(off) > 1 else ''} differ{'' if len(off) > 1 else 's'}" if off else "all rows agree"
+    )
+    return f"peak predicted {show_bytes(peak['predicted'])}, measured {show_bytes(peak['measured'])} ({error:+.2%}), {rows}"
+
+
+def _summed_up(made: Sequence[Mapping[str, Any]]) -> str:
+    """How many cases ended how, and the one whose peak is off by most."""
+    outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(one["outcome"] for one in made).items())
+    errors = {
+        name_of(one["case"]): row["predicted"] / row["measured"] - 1
+        for one in made if one["outcome"] == "measured" for row in one["memory"] if row["name"] == "peak"
+    }  # fmt: skip
+    counted = f"{len(made)} case{'s' if len(made) > 1 else ''}: {outcomes}"
+    if not errors:
+        return counted
+    worst = max(errors, key=lambda name: abs(errors[name]))
+    return f"{counted}; largest error of a peak {errors[worst]:+.2%}{f' ({worst})' if errors[worst] else ''}"
 
 
 def _key(case: Case, backend: str) -> str:
@@ -85,7 +111,7 @@ def _key(case: Case, backend: str) -> str:
 
 def read_record(record: Path) -> list[dict[str, Any]]:
     """The cases of a record; InputError for a file that is none."""
-    document = read_json_object(record, "--record")
+    document = read_json_object(record, "--record", "a new file, or the record of a suite")
     if document.get("schema_version") != 1 or not isinstance(document.get("cases"), list):
         raise InputError(f"--record {one_line(record)}: is no record of a suite; allowed: a new file, or one")
     if not document["cases"]:

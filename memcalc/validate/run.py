@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from memcalc.errors import InputError, one_line
 from memcalc.estimation import Report, estimate
@@ -80,5 +80,11 @@ def _too_large(case: Case) -> dict[str, Any]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is torch's, which is not imported for it."""
-    return isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError"
+    """Whether this is torch's, which is not imported for it, or that of a library that asks the device itself."""
+    if not isinstance(error, RuntimeError):
+        return False
+    return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY: Final = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""What the CUDA runtime, cuBLAS and cuDNN say where the caching allocator was not asked."""

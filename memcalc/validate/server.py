@@ -7,6 +7,7 @@ itself: CUDA does not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -37,18 +38,23 @@ class Server:
 
     def __enter__(self) -> Callable[[Case], dict[str, Any]]:
         self.process = subprocess.Popen(
-            self.command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            self.command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
         ready = self._answer()
         if ready["outcome"] != "ready":
             self.__exit__()
             raise InputError(ready["why"])
         return self.ask
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Wait for its end; where the suite was interrupted, end it with the case that it runs."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.close()
+        if kind is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(BrokenPipeError):  # what a killed one was not sent
+            self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 

@@ -18,7 +18,7 @@ from memcalc.inputs.options import Options
 Case = Mapping[str, Any]
 
 SUITES: Final[Mapping[str, str]] = {
-    "quick": "a minute with --backend fake: one case of each engine, precision and kind of model",
+    "quick": "a minute or two with --backend fake: one case of each engine, precision and kind of model",
     "gpu": "one GPU of 80 GB or more with --backend cuda: models cut to a few layers and whole small ones, every option",
 }
 """The bundled ones, each a file of its name in suites/."""
@@ -59,7 +59,7 @@ def _there(path: Path) -> bool:
 
 def cases_of(path: Path, option: str) -> list[dict[str, Any]]:
     """The list `cases` of a JSON document; InputError if there is none."""
-    cases: object = read_json_object(path, option).get("cases")
+    cases: object = read_json_object(path, option, "a JSON file with a list `cases`").get("cases")
     entries: list[object] = cast("list[object]", cases) if isinstance(cases, list) else []
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         shown = quoted(cast("object", cases)) if not entries else "a list that holds something else"

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from command import check_refused, here, write_config
 
+from memcalc.validate import run
+
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
                          "vocab_size": 100, "num_attention_heads": 4}  # fmt: skip
 
@@ -55,6 +57,58 @@ def test_a_suite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "the run failed (RuntimeError: CUDA error"),
+        (RuntimeError("CUDA error: out of memory"), "--backend fake: out of memory; allowed: a smaller setup"),
+        (KeyError("who knows"), "the run failed (KeyError: 'who knows')"),
+    ],
+)  # fmt: skip
+def test_a_run_that_fails_is_a_line(
+    capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(run, "validate", failing)
+    check_refused(here(capsys, "validate", "-m", config), words)
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80, 200])
+def test_names_are_not_cut_at_any_width(
+    capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ran = here(capsys, "validate", "-m", config, "--engine", "fsdp2", "--zero", "3", "--gpus", "8", "-s", "16")
+    assert max(map(len, ran.stdout.splitlines())) <= columns
+    assert "…" not in ran.stdout
+    assert ("left out for the width" in ran.stdout) is (columns < 70)
+    for name in ("optimizer_states", "peak in backward"):
+        assert (name in ran.stdout) or columns == 50
+
+
+def test_what_ran_is_said(capsys: pytest.CaptureFixture[str], config: str) -> None:
+    options = (
+        "--engine",
+        "fsdp2",
+        "--zero",
+        "3",
+        "--gpus",
+        "4",
+        "--pp",
+        "2",
+        "--pp-rank",
+        "1",
+        "--global-batch-size",
+        "4",
+    )
+    ran = here(capsys, "validate", "-m", config, "-s", "16", *options)
+    title = "fsdp2, ZeRO 3 · pp 2 · bf16-mixed · micro-batch 1 × 16 tokens · backend fake · rank 2 of 4 GPUs"
+    assert ran.stdout.splitlines()[0].partition(" · ")[2] == title
+    assert ran.stdout.splitlines()[-1].count("transformers") == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((), ("--model or --suite",)),
@@ -65,6 +119,8 @@ def test_a_suite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (("-m", "llama-7b", "--zero", "3", "--gpus", "8"), ("--backend fake", "deepspeed", "4.00 GiB")),
         (("--suite", "/no/such/file"), ("--suite", "no")),
         (("--suite", ""), ("--suite ''", "name of a file")),
+        (("--suite", "quick", "--record", "/"), ("--record /", "expected a new file, or the record of a suite")),
+        (("--suite", "/"), ("--suite /", "expected a JSON file with a list `cases`")),
         (("--suite", "x", "--record", ""), ("--record ''", "name of a file")),
     ],
 )

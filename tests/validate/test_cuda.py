@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 import memcalc
 from memcalc.report.comparison import print_comparison
 from memcalc.tracing.realism import collected_by_hand
-from memcalc.validate import cuda, engines, place
+from memcalc.validate import cuda, deepspeed, engines, place
 from memcalc.validate.attention_kernels import as_on_cuda
-from memcalc.validate.comparison import Comparison
+from memcalc.validate.comparison import Comparison, Measured
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.reference import build, make_batch, saved_by_hooks
 from memcalc.validate.run import is_out_of_memory
@@ -149,6 +150,38 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_ranks_of_deepspeed_leave_nothing_to_one_another(zero: int) -> None:
+    """Several are run in this process, and the highest peaks taken."""
+    report = memcalc.estimate(LLAMA, engine="deepspeed", gpus=4, zero=zero, seq_len=32, reduce_bucket_size=100_000)
+    assert len(deepspeed.ranks_to_run(report.setup, report.model)) == 3
+    with deepspeed.on_the_cpu(), on_the_cpu() as live:
+        comparison = Comparison(report, cuda.measure(report), "cuda")
+        gc.collect()
+        assert live.now == 0
+    peaks = [row for row in comparison.memory if row.name.startswith("peak")]
+    assert [(row.name, row.predicted) for row in peaks] == [(row.name, row.measured) for row in peaks]
+
+
+def test_of_real_ranks_the_reported_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline's second stage, one of those that share sequences, and the highest peaks of DeepSpeed's."""
+
+    def measured(rank: int) -> Measured:
+        return Measured(1, 1, 1, None, 100 - rank, 90 + rank, 50 + rank, None, {"rank": str(rank)})
+
+    def gather(everyone: list[Any], _: Any) -> None:
+        everyone[:] = map(measured, range(len(everyone)))
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    stage = memcalc.estimate(LLAMA, gpus=8, tp=2, pp=2, pp_rank=1, zero=3, seq_len=32, global_batch_size=4)
+    assert cuda.of_reported(measured(0), stage) == measured(4)
+    shared = memcalc.estimate(LLAMA, gpus=8, cp=2, tp=2, engine="fsdp2", zero=3, seq_len=32)
+    assert cuda.of_reported(measured(0), shared) == measured(2 * (shared.rank.cp or 0))
+    zero = memcalc.estimate(LLAMA, gpus=4, engine="deepspeed", zero=2, seq_len=32)
+    made = cuda.of_reported(measured(0), zero)
+    assert (made.forward, made.backward, made.step, made.environment["rank"]) == (100, 93, 53, "0")
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_hooks_are_shown_what_is_saved(precision: str, attention: str) -> None:
@@ -162,6 +195,11 @@ def test_hooks_are_shown_what_is_saved(precision: str, attention: str) -> None:
 def test_what_torch_raises_when_memory_is_out() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
     assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
+    )
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert not is_out_of_memory(ValueError("CUDA error: out of memory"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 

@@ -273,10 +273,14 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_modes_and_patches_are_gone_afterwards() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
-    enabled = torch.is_autocast_enabled
+    enabled, logsigmoid = torch.is_autocast_enabled, torch.nn.functional.logsigmoid
     validate(LLAMA, precision="bf16", seq_len=8)
     validate(LLAMA, gpus=2, zero=3, engine="fsdp2", seq_len=8)
     validate(LLAMA, precision="bf16-autocast", seq_len=8)
+    validate(LLAMA, engine="fsdp2", gpus=2, cp=2, zero=3, seq_len=8)
+    with pytest.raises(NotImplementedError):  # the CPU has no such kernel of its own
+        torch.ops.aten._scaled_dot_product_flash_attention(*torch.ones(3, 1, 1, 8, 8))
+    assert torch.nn.functional.logsigmoid is logsigmoid
     assert torch.nn.functional.scaled_dot_product_attention is attend
     assert torch.is_autocast_enabled is enabled
     assert not torch.distributed.is_initialized()

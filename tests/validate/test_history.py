@@ -41,6 +41,13 @@ def test_lives_and_peaks_of_each_phase() -> None:
     assert (step["phase"], step["timeline"]) == ("step", [970, 978])
 
 
+def test_segments_that_grow() -> None:
+    """With expandable_segments there is one segment, and what is mapped of it."""
+    trace = [segment("segment_map", 2**21), segment("segment_map", 2**21), segment("segment_unmap", 2**21)]
+    (only,) = phases_of(trace, [("forward", 0)], 0)
+    assert (only["segments"], only["segment_bytes"]) == (2, 2**21)
+
+
 def test_a_phase_in_which_nothing_happens() -> None:
     (only,) = phases_of([], [("forward", 0)], 7)
     assert (only["peak"], only["end"], only["timeline"]) == (7, 7, [7])

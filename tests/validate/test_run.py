@@ -119,9 +119,13 @@ def test_a_suite_is_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     assert second[:2] == first
     assert [options["precision"] for options in ran] == ["fp7", "fp32"]  # what was refused may run by now
     assert json.loads(record.read_text())["cases"] == second
-    assert [line.split(":")[0] for line in told[2:]] == [
-        "1/3 llama precision=bf16 seq_len=16", "2/3 llama precision=fp7", "3/3 llama precision=fp32 seq_len=16",
+    assert [line.split(":")[0] for line in told] == [
+        "1/2 llama precision=bf16 seq_len=16", "2/2 llama precision=fp7", "2 cases",
+        "1/3 llama precision=bf16 seq_len=16", "2/3 llama precision=fp7", "3/3 llama precision=fp32 seq_len=16", "3 cases",
     ]  # fmt: skip
+    assert told[0].endswith("(+0.00%), all rows agree")
+    assert told[3] == told[0].replace("1/2", "1/3") + ", as recorded"
+    assert told[-1] == "3 cases: 2 measured, 1 refused; largest error of a peak +0.00%"
     assert list(tmp_path.iterdir()) == [record]
 
 
@@ -183,6 +187,19 @@ class H100:
 
     def environment(self) -> dict[str, str]:
         return {"gpu": self.name, "compute_capability": "9.0", "memory": "85000000000"}
+
+
+def test_what_is_off_is_told() -> None:
+    made: dict[str, Any] = {
+        "case": {"model": "gpt2"}, "outcome": "measured", "communication": [],
+        "memory": [{"name": "peak in step", "predicted": 5, "measured": 5}, {"name": "peak", "predicted": 99, "measured": 100}],
+    }  # fmt: skip
+    assert recording._said(made) == "peak predicted 99 B, measured 100 B (-1.00%), 1 row differs"
+    failed = {"case": {"model": "gpt2"}, "outcome": "out of memory", "why": "full"}
+    assert recording._summed_up([made, failed]) == (
+        "2 cases: 1 measured, 1 out of memory; largest error of a peak -1.00% (gpt2)"
+    )
+    assert recording._summed_up([failed]) == "1 case: 1 out of memory"
 
 
 def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -62,6 +62,19 @@ def test_a_case_that_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None
     ]  # fmt: skip
 
 
+def test_an_interrupted_suite_leaves_no_case_behind() -> None:
+    one = Server("fake")
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), one:
+        assert one.process.stdin is not None
+        one.process.stdin.write(json.dumps({"model": "llama-7b", "precision": "bf16"}) + "\n")
+        one.process.stdin.flush()
+        began = time.monotonic()
+        raise KeyboardInterrupt
+    assert one.process.returncode == -signal.SIGKILL
+    assert time.monotonic() - began < 5
+
+
 def test_a_server_that_is_gone_is_an_outcome() -> None:
     one = Server("fake")
     with one as ask:
