@@ -10,7 +10,7 @@ from memcalc.families.expert_parallel import expert_path
 from memcalc.families.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
 from memcalc.families.tensor_parallel import split_dims
-from memcalc.families.tensor_parallel_plans import NOT_RUN, PLANS
+from memcalc.families.tensor_parallel_plans import FAILS, NOT_RUN, PLANS
 from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
 
@@ -244,9 +244,16 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
 
 def _check_tensor_parallel(options: Options, model: Model) -> None:
     """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
+    if model.model_type in FAILS:
+        why = f"with engine fsdp2 transformers cannot run a {model.model_type}, which {FAILS[model.model_type]}"
+        refuse("tp", options.tp, f"{why}; allowed: 1")
     if model.model_type not in PLANS:
         refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
     program: Any = model.program
+    plan = PLANS[model.model_type]
+    if program.config.tie_word_embeddings and program.unembedding in plan and program.embedding not in plan:
+        why = f"with engine fsdp2 transformers cannot run {model.name}, whose head is split and tied to a table that is not"
+        refuse("tp", options.tp, f"{why}; allowed: 1")
     field = NOT_RUN.get(model.model_type)
     if field is not None and getattr(program.config, field):
         refuse(
@@ -254,14 +261,14 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
             options.tp,
             f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
         )
-    split = split_dims(program, PLANS[model.model_type])
+    split = split_dims(program, plan)
     named = {"heads": "attention heads", "kv_heads": "key/value heads"}
     sizes = {what: getattr(program, name).size for name, what in named.items() if name in split}
     for what, size in sizes.items():
         if size % options.tp:
             why = f"{model.name} has {size} {what}, and a rank of transformers' tensor parallelism has whole ones"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
-    if expert_path(program) is not None and "moe_tp_experts" in PLANS[model.model_type].values() and options.ep == 1:
+    if expert_path(program) is not None and "moe_tp_experts" in plan.values() and options.ep == 1:
         width: int = program.experts.ffn.size
         if width % (8 * options.tp):
             why = f"{model.name} has experts of width {width}, and grouped_mm takes parts that are multiples of 8 (16 bytes)"

@@ -136,7 +136,7 @@ class DeepseekV3(GroupedSparseLayers):
         q_states = transpose(view(q_states, batch, seq, self.heads, self.qk_dim), 1, 2)
         q_pass, q_rot = split(q_states, self.nope_dim, self.rope_dim)
 
-        compressed_kv = (m / "kv_a_proj_with_mqa").linear(hidden_states)
+        compressed_kv = self.compressed(m / "kv_a_proj_with_mqa", hidden_states)
         kv_nope, k_rot = split(compressed_kv, self.kv_rank, self.rope_dim)
         kv_nope = rms_norm(m / "kv_a_layernorm", kv_nope)
         kv_nope = view(unsqueeze(kv_nope, 1), batch, ONE_DIM, seq, self.kv_rank)
@@ -149,6 +149,16 @@ class DeepseekV3(GroupedSparseLayers):
         attn_output = reshape(attn_output, batch, seq, merge(self.heads, self.v_dim))
         attn_output = (m / "o_proj").linear(attn_output)
         return attn_output, attn_weights
+
+    def compressed(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """The latents, and the part of the keys that all heads have: where heads are split, its gradient is a part of a sum
+        (MlaKvAProjParallel)."""
+        compressed_kv, group = m.linear(hidden_states), m.run.tensor_parallel
+        if group is None or group.plan.get(m.path) != "mla_kv_a_proj":
+            return compressed_kv
+        pass_output, rope_output = split(compressed_kv, self.kv_rank, self.rope_dim)
+        rope_output = group.gradient_summed(rope_output, "keys of all heads")
+        return cat((pass_output, rope_output), self.latent_dim)
 
     def queries(self, m: Module, hidden_states: Tensor) -> Tensor:
         if self.config.q_lora_rank is None:

@@ -76,7 +76,7 @@ class SequenceParallel(TensorParallel):
         if style not in ("colwise_gather_output", "colwise_gather_input"):
             return linear(x, weight, bias)
         out = linear(self._sequence_gathered(x, name), weight, bias)
-        return out if style == "colwise_gather_input" else self._gathered(out, name)
+        return out if style == "colwise_gather_input" else self._gathered(out, name, self.vocab)
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
         name = table.name.removesuffix(".weight")
@@ -92,7 +92,7 @@ class SequenceParallel(TensorParallel):
 
     def own_part(self, leaf: Leaf, grad: Tensor) -> Tensor:
         """The gradient that FSDP2 takes: of a norm's weight the sum over the group (FSDPParam._get_grad_inner_tensor)."""
-        if self._style(leaf.scope) not in (None, "replicated_with_grad_allreduce"):
+        if self.style(leaf.scope) not in (None, "replicated_with_grad_allreduce"):
             return super().own_part(leaf, grad)
         name = f"gradient of {leaf.scope.split('*.')[-1]}"
         self.send(grad.memory, "all_reduce", name, leaf.shape, grad.dtype, leaf.weight_layer)

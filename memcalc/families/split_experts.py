@@ -43,7 +43,7 @@ class SplitExperts:
         """Hidden states (tokens, hidden), indices and weights (tokens, per_token). Gradients of both are parts of sums."""
         group, name = m.run.tensor_parallel, m.path.split("*.")[-1]
         assert group is not None
-        hidden_states = group.for_experts(hidden_states, f"tokens of {name}")
-        top_k_weights = group.for_experts(top_k_weights, f"weights of {name}")
+        hidden_states = group.gradient_summed(hidden_states, f"tokens of {name}")
+        top_k_weights = group.gradient_summed(top_k_weights, f"weights of {name}")
         output = self.own.forward(m, hidden_states, top_k_index, top_k_weights)
         return group.of_experts(output, name)

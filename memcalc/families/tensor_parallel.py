@@ -10,8 +10,10 @@ sees parameters on two meshes, those that are split and those that are not.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.autograd import Node
@@ -20,12 +22,13 @@ from memcalc.dtypes import boolean
 from memcalc.families.expert_parallel import DispatchedExperts, expert_path
 from memcalc.families.split_experts import SplitExperts
 from memcalc.ops.elementwise import like, recording
+from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import linear
 from memcalc.ops.shape import contiguous
-from memcalc.tensor import Memory, Sent, Tensor, new_tensor
+from memcalc.tensor import Memory, Sent, Tensor, new_tensor, same_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from memcalc.autograd import Leaf
     from memcalc.collectives import Kind
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from memcalc.families.program import Program
     from memcalc.families.tensor_parallel_plans import Plan, Style
 
-_WHOLE: Final = (None, "replicated_with_grad_allreduce", "moe_tp_experts")
+_WHOLE: Final = (None, "replicated_with_grad_allreduce", "moe_tp_experts", "mla_kv_a_proj")
 """Styles of parameters that stay whole."""
 
 
@@ -45,21 +48,27 @@ class TensorParallel(NamedTuple):
     ranks: int
     plan: Plan
     vocab: Dim
+    widths: Mapping[str, Dim] = MappingProxyType({})
+    """Of the linear layers whose outputs are gathered, before they were split."""
 
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The nn.Linear at `path`, split as the plan says; its inputs and outputs are plain tensors."""
         style = self.plan.get(path)
-        if style is None:
+        if style in _WHOLE:
             return linear(x, weight, bias)
         name = path.split("*.")[-1]
         if style == "rowwise":
             return self._summed(part_of_sum(x, weight, bias), name)
+        if style == "rowwise_split_input":
+            return self._summed(part_of_sum(self._own_columns(x, weight.shape[1], name), weight, bias), name)
         out = linear(self._replicated(x, name), weight, bias)
-        return self._gathered(out, name) if style == "colwise_gather_output" else out
+        return self._gathered(out, name, self.widths[path]) if style == "colwise_gather_output" else out
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
         """The nn.Embedding of a table that is split over the vocabulary (EmbeddingParallel, _MaskPartial)."""
         name = table.name.removesuffix(".weight")
+        if name not in self.plan:
+            return embedding(table, ids)
         node = self._lookup_node(table, ids)
         partial = self._looked_up(table, ids)
         self.send(table.memory, "all_reduce", f"output of {name}", partial.shape, partial.dtype)
@@ -85,21 +94,21 @@ class TensorParallel(NamedTuple):
 
     def gradient_hook(self, weight: Weight) -> Callable[[Tensor], None] | None:
         """What is done with a gradient once it is there: that of a norm within the heads is one rank's heads' alone."""
-        if self._style(weight.name) != "replicated_with_grad_allreduce":
+        if self.style(weight.name) != "replicated_with_grad_allreduce":
             return None
         name = f"gradient of {weight.name.split('*.')[-1]}"
         return lambda grad: self.send(grad.memory, "all_reduce", name, grad.shape, grad.dtype)
 
     def is_split(self, name: str) -> bool:
         """Whether a parameter is a DTensor over the group, its rank's part or (the bias of a sum) all of it."""
-        return self._style(name) not in _WHOLE
+        return self.style(name) not in _WHOLE
 
-    def _style(self, parameter: str) -> Style | None:
+    def style(self, parameter: str) -> Style | None:
         """A parameter's own, or that of its module (_get_parameter_plan)."""
-        return self.plan.get(parameter) or self.plan.get(parameter.rpartition(".")[0])
+        return self.plan.get(parameter) or self.plan.get(_module(parameter))
 
-    def for_experts(self, x: Tensor, name: str) -> Tensor:
-        """What goes into a rank's part of all experts: the gradient that comes back is summed in place (_AllReduceBackward)."""
+    def gradient_summed(self, x: Tensor, name: str) -> Tensor:
+        """What every rank has all of, and uses a part of: its gradient is summed in place (_AllReduceBackward)."""
         if not recording(x):
             return x
         return same(x, Node(x.memory, _sum_in_place, (x,), (), (self, name)))
@@ -150,25 +159,35 @@ class TensorParallel(NamedTuple):
             out.node = Node(partial.memory, _pass, (partial,))
         return out
 
-    def _gathered(self, shard: Tensor, name: str) -> Tensor:
-        """redistribute from Shard(-1) to Replicate: ranks are gathered along the first dim, then put side by side.
+    def _own_columns(self, x: Tensor, part: Dim, name: str) -> Tensor:
+        """redistribute from Replicate to Shard(-1): a copy of this rank's columns; those of the gradient are gathered."""
+        out = new_tensor(x.memory, (*x.shape[:-1], part), x.dtype, f"{name} input, own part")
+        if recording(x):
+            out.node = Node(x.memory, _columns_of_gradient, (x,), (), (self, name))
+        return out
 
-        Of a vocabulary that does not divide, each rank sends as much as the first one has.
+    def _gathered(self, shard: Tensor, name: str, whole: Dim) -> Tensor:
+        """redistribute from Shard(-1) to Replicate; of the gradient a copy of this rank's columns."""
+        out = self.side_by_side(shard, f"output of {name}", whole)
+        if recording(shard):
+            out.node = Node(shard.memory, _shard_of_gradient, (shard,), (), (shard.shape, name))
+        return out
+
+    def side_by_side(self, shard: Tensor, name: str, whole: Dim) -> Tensor:
+        """Ranks are gathered along the first dim, then put side by side.
+
+        Of a width that does not divide, each rank sends as much as the first one has.
         """
         *lead, width = shard.shape
         ranks = group_dim(self.ranks)
         padded = (*lead, merge(ranks, width))
         _gathered = new_tensor(shard.memory, (ranks, *shard.shape), shard.dtype, f"{name}, gathered")
-        self.send(shard.memory, "all_gather", f"output of {name}", padded, shard.dtype)
+        self.send(shard.memory, "all_gather", name, padded, shard.dtype)
         out = new_tensor(shard.memory, padded, shard.dtype, f"{name}, gathered and put in order")
         del _gathered
-        if self.vocab.size % self.ranks:
-            out = new_tensor(shard.memory, (*lead, self.vocab), shard.dtype, f"{name}, gathered, without the padding")
-        else:
-            out = Tensor(out.storage, (*lead, self.vocab), out.strides, shard.dtype)
-        if recording(shard):
-            out.node = Node(shard.memory, _shard_of_gradient, (shard,), (), (shard.shape, name))
-        return out
+        if whole.size % self.ranks:
+            return new_tensor(shard.memory, (*lead, whole), shard.dtype, f"{name}, gathered, without the padding")
+        return Tensor(out.storage, (*lead, whole), out.strides, shard.dtype)
 
 
 def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = TensorParallel) -> Program:
@@ -181,23 +200,70 @@ def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = 
         path = expert_path(program)
         plan = {name: style for name, style in plan.items() if not f"{name}.".startswith(f"{path}.")}
         own.polynomial = False
-    own.tensor_parallel = how(ranks, plan, own.vocab)
+    gathered = {path for path, style in plan.items() if style == "colwise_gather_output"}
+    widths = {
+        path: w.shape[0] for w in program.weights() if len(w.shape) == 2 and (path := _module(w.name)) in gathered
+    }
+    if own.config.tie_word_embeddings:
+        widths[own.unembedding] = own.vocab
+    own.tensor_parallel = how(ranks, plan, own.vocab, MappingProxyType(widths))
     for name in split_dims(program, plan):
         setattr(own, name, part(getattr(own, name), ranks))
     if "moe_tp_experts" in plan.values() and expert_path(program) is not None:
         own.experts = SplitExperts(own.experts, replace(own.experts, ffn=part(own.experts.ffn, ranks)))
+    if "rowwise_split_input" in plan.values() or gathered != {own.unembedding} or own.embedding not in plan:
+        own.uncut, own.__class__ = program, _cutting(type(program))
     return own
+
+
+@cache
+def _cutting(kind: type[Program]) -> type[Program]:
+    """Such programs whose parameters are cut by the plan, where the parts of their dims have not done it."""
+
+    def weights(self: Any) -> Iterator[Weight]:
+        whole = copy.copy(self.uncut)
+        whole.layers = self.layers
+        return _cut(whole.weights(), kind.weights(self), self.tensor_parallel)
+
+    return type(kind.__name__, (kind,), {"weights": weights})
+
+
+def _cut(whole: Iterator[Weight], own: Iterator[Weight], group: TensorParallel) -> Iterator[Weight]:
+    for one, weight in zip(whole, own, strict=True):
+        axis = _CUT.get(group.style(weight.name) or "")
+        is_bias_of_sum = axis == -1 and len(weight.shape) == 1
+        if axis is None or is_bias_of_sum or not same_sizes(weight.shape, one.shape):
+            yield weight
+        else:
+            shape = list(weight.shape)
+            shape[axis] = part(shape[axis], group.ranks)
+            yield weight._replace(shape=tuple(shape))
+
+
+_CUT: Final[Mapping[str, int]] = {
+    "colwise": 0, "colwise_gather_output": 0, "embedding_rowwise": 0, "rowwise": -1, "rowwise_split_input": -1,
+}  # fmt: skip
+"""Along which dim a style cuts a matrix. Experts are cut by their width."""
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def split_dims(program: Program, plan: Plan) -> list[str]:
     """The dims of a program that a plan splits, by their names there. Experts have a width of their own."""
-    rowwise = {path for path, style in plan.items() if style == "rowwise"}
-    parents = {path.rpartition(".")[0].rpartition(".")[2] for path in rowwise}
-    dims = {
-        "heads": "self_attn", "kv_heads": "self_attn", "ffn": "mlp", "shared_ffn": "shared_experts",
-    }  # fmt: skip
-    split = [name for name, parent in dims.items() if parent in parents and hasattr(program, name)]
-    return [*split, "vocab"] if program.embedding in plan else split
+    ends = {".".join(path.split(".")[-2:]) for path, style in plan.items() if style in ("colwise", "rowwise")}
+    split = [name for name, witnesses in _WITNESSES.items() if ends & witnesses and hasattr(program, name)]
+    return [*split, "vocab"] if {program.embedding, program.unembedding} <= plan.keys() else split
+
+
+_WITNESSES: Final[Mapping[str, frozenset[str]]] = {
+    "heads": frozenset({"self_attn.o_proj", "self_attn.dense"}),
+    "kv_heads": frozenset({"self_attn.k_proj"}),
+    "ffn": frozenset({"mlp.down_proj", "mlp.fc2", "mlp.c_proj"}),
+    "shared_ffn": frozenset({"shared_experts.down_proj", "shared_expert.down_proj"}),
+}
+"""The linear layers that are split with a dim."""
 
 
 @lru_cache
@@ -239,6 +305,11 @@ def _sum_input_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
     parallel, name = node.context
     parallel.send(node.memory, "all_reduce", f"input gradient of {name}", grads[0].shape, grads[0].dtype)
     return [like(grads[0], f"{name} input gradient, summed")]
+
+
+def _columns_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    parallel, name = node.context
+    return [parallel.side_by_side(grads[0], f"input gradient of {name}", node.metadata[0][0][-1])]
 
 
 def _shard_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:

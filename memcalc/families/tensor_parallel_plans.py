@@ -13,6 +13,8 @@ Style = Literal[
     "replicated_with_grad_allreduce",
     "colwise_gather_input",
     "packed_colwise",
+    "rowwise_split_input",
+    "mla_kv_a_proj",
     "moe_tp_experts",
 ]
 Plan = dict[str, Style]
@@ -54,6 +56,33 @@ _ONLY_EXPERTS: Final[Plan] = {**_ENDS, **_EXPERTS}
 _LATENT: Final[Plan] = {**_ENDS, **_GATED_MLP, **_EXPERTS, **_SHARED_EXPERTS}
 """Attention through latents stays whole."""
 _GRANITE_MOE: Final[Plan] = {**_ENDS, **_experts("model.layers.*.block_sparse_moe.experts")}
+_NORMED_PROJECTIONS: Final[Plan] = {
+    **_ENDS,
+    "model.layers.*.self_attn.q_proj": "colwise_gather_output",
+    "model.layers.*.self_attn.k_proj": "colwise_gather_output",
+    "model.layers.*.self_attn.v_proj": "colwise_gather_output",
+    "model.layers.*.self_attn.o_proj": "rowwise_split_input",
+    **_EXPERTS,
+}
+_SPLIT_LATENT: Final[Plan] = {
+    **_ENDS,
+    "model.layers.*.self_attn.q_b_proj": "colwise",
+    "model.layers.*.self_attn.kv_a_proj_with_mqa": "mla_kv_a_proj",
+    "model.layers.*.self_attn.kv_b_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+    **_GATED_MLP,
+    **_EXPERTS,
+}
+_QWEN3_HYBRID: Final[Plan] = {
+    **_ENDS,
+    **_ATTENTION,
+    **_NORMED_HEADS,
+    **_EXPERTS,
+    "model.layers.*.mlp.shared_expert.gate_proj": "colwise",
+    "model.layers.*.mlp.shared_expert.up_proj": "colwise",
+    "model.layers.*.mlp.shared_expert.down_proj": "rowwise",
+    "model.layers.*.linear_attn.out_proj": "colwise_gather_output",
+}
 _FEED_FORWARD: Final[Plan] = {**_ENDS, **_experts("model.layers.*.feed_forward.experts")}
 
 PLANS: Final[Mapping[str, Plan]] = {
@@ -109,6 +138,31 @@ PLANS: Final[Mapping[str, Plan]] = {
     "solar_open": {**_ENDS, **_ATTENTION, **_EXPERTS},
     "deepseek_v3": _LATENT,
     "axk1": _LATENT,
+    "glm4_moe_lite": _SPLIT_LATENT,
+    "deepseek_v2": {**_SPLIT_LATENT, "model.layers.*.self_attn.q_proj": "colwise", **_SHARED_EXPERTS},
+    "olmoe": _NORMED_PROJECTIONS,
+    "flex_olmo": _NORMED_PROJECTIONS,
+    "minimax_m2": _NORMED_PROJECTIONS,
+    "gpt_oss": {"lm_head": "colwise_gather_output"},
+    "qwen3_next": {
+        **_QWEN3_HYBRID,
+        **_GATED_MLP,
+        "model.layers.*.linear_attn.in_proj_qkvz": "colwise_gather_output",
+        "model.layers.*.linear_attn.in_proj_ba": "colwise_gather_output",
+    },
+    "qwen3_5_moe_text": {
+        **_QWEN3_HYBRID,
+        "model.layers.*.linear_attn.in_proj_qkv": "colwise_gather_output",
+        "model.layers.*.linear_attn.in_proj_z": "colwise_gather_output",
+        "model.layers.*.linear_attn.in_proj_b": "colwise_gather_output",
+        "model.layers.*.linear_attn.in_proj_a": "colwise_gather_output",
+    },
+    "nemotron_h": {
+        "model.embeddings": "embedding_rowwise",
+        "model.layers.*.mixer.experts.up_proj": "colwise",
+        "model.layers.*.mixer.experts.down_proj": "rowwise",
+        "model.layers.*.mixer.experts": "moe_tp_experts",
+    },
     "hunyuan_v1_moe": _ONLY_EXPERTS,
     "phimoe": _ONLY_EXPERTS,
     "granitemoe": _GRANITE_MOE,
@@ -119,5 +173,10 @@ PLANS: Final[Mapping[str, Plan]] = {
 }
 """Each model type's plan, as transformers' `model.tp_plan` has it."""
 
-NOT_RUN: Final[Mapping[str, str]] = {"cohere": "use_qk_norm", "olmo": "clip_qkv"}
+NOT_RUN: Final[Mapping[str, str]] = {
+    "cohere": "use_qk_norm", "olmo": "clip_qkv", "olmoe": "clip_qkv", "flex_olmo": "clip_qkv",
+}  # fmt: skip
 """Fields with which transformers' own step fails: norms of all heads are not split; DTensors are not clamped in place."""
+
+FAILS: Final[Mapping[str, str]] = {"llama4_text": "changes a DTensor's local view in place, which autograd refuses"}
+"""Model types whose own step transformers' plan breaks, and what it does."""

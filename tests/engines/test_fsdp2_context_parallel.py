@@ -83,6 +83,23 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         RING[0],
         {"tensor_parallel": 2, "context_parallel": 2, "seq_len": 128, **RING[1]},
     ),
+    "tp 2, experts, projections gathered": (
+        {
+            **PLAIN,
+            "model_type": "olmoe",
+            "head_dim": 8,
+            "attention_bias": False,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        {},
+        {"tensor_parallel": 2, "context_parallel": 2},
+    ),
+    "tp 2, experts, latents of split heads": (
+        {**LATENT, "model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "sparse"]},
+        {},
+        {"tensor_parallel": 2, "context_parallel": 2, "seq_len": 128},
+    ),
     "tp 2, experts": (
         {**LLAMA, "model_type": "mixtral", "num_local_experts": 4},
         {},

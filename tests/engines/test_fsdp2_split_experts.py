@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import step_cases
 from fsdp2_oracle import sharded_step
 from steps_compared import check_step, check_step_and_forward, of_the_plan
 from tensor_parallel_cases import config_of
@@ -46,6 +47,21 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"gpus": 8, "shard_group": 2, "global_batch_size": 24, "attention": "eager"},
         {"mesh": (2, 2), "micro_batches": 3, "attention": "eager"},
     ),
+    "projections gathered, of parts that are not equal": (
+        config_of("olmoe") | {"intermediate_size": 48},
+        {"gpus": 6, "tp": 3, **SHALLOW},
+        {"tensor_parallel": 3, **SHALLOW},
+    ),
+    "nine layers with projections gathered": (
+        config_of("minimax_m2") | {"num_hidden_layers": 9},
+        SHALLOW,
+        SHALLOW,
+    ),
+    "the head alone": (
+        config_of("gpt_oss"),
+        {"global_batch_size": 4, "attention": "eager", **SHALLOW},
+        {"micro_batches": 2, "attention": "eager", **SHALLOW},
+    ),
     "heads that do not divide, whole": (
         config_of("deepseek_v3") | {"num_attention_heads": 5, "num_key_value_heads": 5, "moe_intermediate_size": 48},
         {"gpus": 6, "tp": 3},
@@ -67,16 +83,9 @@ def test_a_step(name: str) -> None:
 
 
 ROUTED = (
-    "qwen2_moe",
-    "qwen3_moe",
-    "glm4_moe",
-    "hy_v3",
-    "deepseek_v3",
-    "granitemoeshared",
-    "phimoe",
-    "jamba",
-    "lfm2_moe",
-)
+    "qwen2_moe", "glm4_moe", "deepseek_v3", "granitemoeshared", "jamba", "deepseek_v2", "flex_olmo", "qwen3_next",
+    "nemotron_h",
+)  # fmt: skip
 """One at least of each kind of plan."""
 
 
@@ -117,6 +126,11 @@ def test_an_imbalance_changes_nothing() -> None:
     [
         (MIXTRAL | {"intermediate_size": 72}, {}, "--tp 2: mixtral has experts of width 72, and grouped_mm takes parts"),
         (MIXTRAL, {"tp": 4, "gpus": 4}, "--tp 4: mixtral has 2 key/value heads, and a rank of transformers' tensor parallelism"),
+        (config_of("llama4_text"), {}, "--tp 2: with engine fsdp2 transformers cannot run a llama4_text,"),
+        (config_of("gpt_oss") | {"tie_word_embeddings": True}, {"attention": "eager"},
+         "--tp 2: with engine fsdp2 transformers cannot run gpt_oss, whose head is split and tied to a table that is not"),
+        (config_of("olmoe") | {"clip_qkv": 8.0}, {}, "--tp 2: with engine fsdp2 transformers cannot run olmoe, whose clip_qkv"),
+        (dict(step_cases("dbrx")[0].fields), {}, "--tp 2: with engine fsdp2 for a dbrx is not modelled by this version;"),
         (MIXTRAL, {"sequence_parallel": True}, "--sequence-parallel on: with engine fsdp2 for a mixtral is not modelled"),
         (MIXTRAL, {"pp": 2, "gpus": 8}, "--pp 2: with engine fsdp2 for a mixtral is not modelled by this version"),
         (MIXTRAL, {"clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot stack norms of two meshes"),
@@ -126,6 +140,21 @@ def test_refused_by_name(model: dict[str, Any], options: dict[str, Any], line: s
     with pytest.raises(memcalc.InputError) as error:
         memcalc.estimate(model, **{"gpus": 4, "tp": 2, "zero": 3, "seq_len": 32} | options)
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (config_of("llama4_text"), "is a view and is being modified inplace"),
+        (config_of("gpt_oss") | {"tie_word_embeddings": True}, "got mixed torch.Tensor and DTensor"),
+        (config_of("olmoe") | {"clip_qkv": 8.0}, "is a view and is being modified inplace"),
+    ],
+    ids=["llama4_text", "gpt_oss", "olmoe"],
+)
+def test_transformers_itself_fails(fields: dict[str, Any], line: str) -> None:
+    kind = memcalc.load_model(fields).program.attention_kinds[0]
+    with pytest.raises(RuntimeError, match=line):
+        sharded_step(fields, **FOUR | {"attention": kind})
 
 
 def test_torch_itself_takes_no_rows_that_are_not_multiples_of_16_bytes() -> None:

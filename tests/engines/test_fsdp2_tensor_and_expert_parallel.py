@@ -79,10 +79,13 @@ def test_a_step(name: str) -> None:
     check_step_and_forward(*both(*SETUPS[name]))
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "glm4_moe", "deepseek_v3", "granitemoeshared"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3_moe", "deepseek_v2", "granitemoeshared", "gpt_oss", "olmoe", "nemotron_h"]
+)
 def test_a_recomputed_step_of_another_family(model_type: str) -> None:
     config = config_of(model_type)
-    workload = {"micro_batch_size": 2, "seq_len": 2 * memcalc.load_model(config).program.routed[1]}
+    program = memcalc.load_model(config).program
+    workload = {"micro_batch_size": 2, "seq_len": 2 * program.routed[1], "attention": program.attention_kinds[0]}
     real = {"mesh": (2,), "expert_parallel": 2, "recompute": True, **workload}
     check_step(*both(config, {"gpus": 4, "ep": 2, "recompute": "full", **workload}, real))
 
