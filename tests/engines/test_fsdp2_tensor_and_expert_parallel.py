@@ -159,8 +159,8 @@ def test_ranks_of_an_expert_group_are_consecutive() -> None:
          "--seq-len 33: with tp 2 and ep 2: micro-batch 1 · 33 = 33 tokens are not 2 equal slices"),
         (MIXTRAL, {"tp": 2, "ep": 2, "recompute": "op"}, "--recompute op: with engine fsdp2 and ep above 1 the experts' hooks"),
         (MIXTRAL, {"tp": 2, "ep": 2, "sequence_parallel": True}, "--sequence-parallel on: with engine fsdp2 for a mixtral is"),
-        (MIXTRAL, {"tp": 2, "ep": 2, "cp": 2}, "--ep 2: with engine fsdp2 and cp 2 is not modelled by this version; allowed: 1"),
-        (MIXTRAL, {"tp": 2, "ep": 2, "pp": 2}, "--ep 2: with engine fsdp2 and pp 2 is not modelled by this version; allowed: 1"),
+        (MIXTRAL, {"tp": 2, "ep": 2, "cp": 2}, "--ep 2: with engine fsdp2 and cp 2 transformers' DistributedConfig"),
+        (MIXTRAL, {"tp": 2, "ep": 2, "pp": 2}, "--ep 2: with engine fsdp2 and pp 2 transformers itself refuses to dispatch"),
     ],
 )  # fmt: skip
 def test_refused_by_name(model: dict[str, Any], options: dict[str, Any], line: str) -> None:
