@@ -35,6 +35,8 @@ class Collective(NamedTuple):
     payload: int
     formula: str
     layer: str | None = None
+    layers: int = 0
+    """How many of the rank's layers send it, where layers do."""
     by_layer: bool = False
     """Whether the payload is parameters or gradients, of which every layer has its share."""
     shares: tuple[int, int] | None = None

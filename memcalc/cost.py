@@ -1,12 +1,12 @@
-"""How long a collective takes at least: a latency for every step of its ring, and its bytes over the slowest link.
+"""How long a collective takes: a latency for every step of its ring, and its bytes over the slowest link.
 
     seconds = calls · (base + steps inside nodes · step + steps between nodes · network step) + bytes sent / bandwidth
 
 Latencies are the ones that NCCL chooses its algorithms by (src/graph/tuning.cc of 2.26: baseLatencies and hwLatencies of
 ring, and how ncclTopoTuneModel adds them up), for the protocol Simple: messages of a step are large, and it alone has a
-link's whole bandwidth (LL has half of it, LL128 120 of 128 bytes). Bandwidths are data sheets', one direction, so a real
-collective takes longer. Trees and reductions in the switch (NVLS, SHARP) are not modelled; nor is what other groups send
-over the same links at the same time.
+link's whole bandwidth (LL has half of it, LL128 120 of 128 bytes). Bandwidths are data sheets', one direction, so a large
+collective takes longer; a small one takes less by the other protocols and by trees. Those and reductions in the switch (NVLS,
+SHARP) are not modelled; nor is what other groups send over the same links at the same time.
 
 Ranks are numbered in Megatron's default order tp-cp-ep-dp-pp: tensor-parallel neighbours are next to each other, pipeline
 stages farthest apart. A node has `--gpus-per-node` consecutive ranks, each GPU with a network card of its own: a ring that

@@ -33,11 +33,22 @@ _LOSS: Final = ("maximum of the logits", "logits of the targets", "sum of expone
 
 def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[Collective]:
     """What one rank of this stage sends in a step."""
-    out: list[Collective] = []
-    for chunk, profile in zip(stage.chunks, profiles, strict=True):
-        out += _within_layers(setup, chunk, profile)
-    out += _pipeline(setup, stage)
+    within = [c for chunk, made in zip(stage.chunks, profiles, strict=True) for c in _within_layers(setup, chunk, made)]
+    out = [*_joined(within), *_pipeline(setup, stage)]
     out += [*_data_parallel(setup, stage), *_replicated(setup, stage), *_balance(setup, stage), *_norms(setup, stage)]
+    return out
+
+
+def _joined(of_chunks: list[Collective]) -> list[Collective]:
+    """What several chunks of a rank send alike is one collective."""
+    alike: dict[Collective, list[Collective]] = {}
+    for c in of_chunks:
+        alike.setdefault(c._replace(calls=0, payload=0, formula="", layers=0), []).append(c)
+    out: list[Collective] = []
+    for one, them in alike.items():
+        calls, payload = sum(c.calls for c in them), sum(c.payload for c in them)
+        formula = f"{calls}·{one.each} = {calls}·{payload // calls} B"
+        out.append(one._replace(calls=calls, payload=payload, formula=formula, layers=sum(c.layers for c in them)))
     return out
 
 
@@ -82,7 +93,8 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
 
     def one(what: str, phase: str, boundaries: int) -> Collective:
         calls = boundaries * micro
-        formula = f"{calls}·batch·{name}·hidden·{dtype.itemsize} B = {calls}·{each} B"
+        unit = f"batch·{name}·hidden·{dtype.itemsize} B"
+        formula = f"{calls}·{unit} = {calls}·{each} B"
         # overlap_p2p_comm is on with virtual stages alone (megatron/training/arguments.py)
         overlap: Overlap = "exposed" if len(stage.chunks) == 1 else "forward" if phase == "forward" else "backward"
         return Collective(
@@ -95,6 +107,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
             calls,
             calls * each,
             formula,
+            each=unit,
             source=_PIPELINE,
             overlap=overlap,
         )

@@ -32,9 +32,13 @@ def collectives_of_run(
 
     `micro_batches`: that many are in the run, all alike.
     """
-    calls = _calls((sent for sent in profile.run.sent if sent.axis in groups), profile.run.middle)
+    noted = [sent for sent in profile.run.sent if sent.axis in groups]
+    calls, of_layers = _calls(noted, profile.run.middle), _layers(noted, profile.run.middle)
     times = setup.micro_batches, micro_batches
-    return [_collective(sent, n * times[0] // times[1], setup, layers, groups[sent.axis]) for sent, n in calls.items()]
+    return [
+        _collective(sent, n * times[0] // times[1], setup, layers, groups[sent.axis])._replace(layers=of_layers[sent])
+        for sent, n in calls.items()
+    ]
 
 
 def _calls(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
@@ -44,6 +48,15 @@ def _calls(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
         repeated = sent.layer is not None and sent.layer in middle.early
         calls[sent._replace(layer=None if sent.layer is None else 0)] += 1 + middle.more if repeated else 1
     return calls
+
+
+def _layers(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
+    """How many layers of the real stack send it: not all layers of a model with experts have them."""
+    out: Counter[Sent] = Counter()
+    for sent in set(noted):
+        if sent.layer is not None:
+            out[sent._replace(layer=0)] += 1 + middle.more if sent.layer in middle.early else 1
+    return out
 
 
 def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group) -> Collective:
@@ -78,7 +91,11 @@ def of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collect
         assert not of_run % run_on_paper
         calls[sent] = of_run // run_on_paper * setup.micro_batches
     calls += _calls(run.sent_once, run.middle)
-    return [_collective(sent, n, setup, "model.layers.*", groups[sent.axis]) for sent, n in calls.items()]
+    of_layers = _layers([*run.sent, *run.sent_once], run.middle)
+    return [
+        _collective(sent, n, setup, "model.layers.*", groups[sent.axis])._replace(layers=of_layers[sent])
+        for sent, n in calls.items()
+    ]
 
 
 def _groups(setup: Setup) -> dict[str, Group]:

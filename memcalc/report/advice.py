@@ -79,9 +79,9 @@ def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
     s = report.setup
     if all(getattr(s, name) == value for name, value in changed.items()):
         return None
-    keep: dict[str, Any] = {name: value for name, value in s._asdict().items() if name not in ("dp", "etp")}
+    keep: dict[str, Any] = {name: value for name, value in s._asdict().items() if name != "dp"}
     if "engine" in changed or "gpus" in changed:
-        keep["shard_group"] = keep["grad_dtype"] = None
+        keep["shard_group"] = keep["grad_dtype"] = keep["etp"] = None
     if "gpus" in changed:
         keep["engine"] = None
         keep["optimizer_implementation"] = None

@@ -1,4 +1,5 @@
-"""What one layer sends for one micro-batch, collective by collective: the table behind "TP 8bsh, DP 16h², PP 2bsh"."""
+"""What one layer sends for one micro-batch, collective by collective, and what a stage sends to those beside it: the table
+behind "TP 8bsh, DP 16h², PP 2bsh"."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """A layer's part of a collective: of one micro-batch where activations are sent, of a step where gradients are."""
+    """A layer's part of a collective: of one micro-batch where activations are sent, of a step where gradients are. What goes
+    between stages is no layer's: it is the stage's, of one micro-batch."""
 
     collective: Collective
     calls: float
@@ -30,19 +32,27 @@ class Share(NamedTuple):
 
 
 def shares(report: Report) -> list[Share]:
-    """A layer's part of everything that layers send."""
+    """A layer's part of everything that layers send, of those layers that send it; and what goes between stages."""
     rank, micro = report.rank, report.setup.micro_batches
     out: list[Share] = []
     for c in report.collectives:
         if c.layer is not None:
-            parts = rank.layers * (1 if c.axis == "dp" else micro)
+            parts = (c.layers or rank.layers) * (1 if c.axis == "dp" else micro)
             out.append(Share(c, c.calls / parts, c.payload // parts, c.each))
         elif c.by_layer:
             layer, whole = c.shares or (rank.layer_parameters, rank.parameters)
             exact = c.payload % whole == 0
             share = f"{layer}·{c.payload // whole} B" if exact else f"{layer}/{whole} of {c.payload} B"
             out.append(Share(c, c.calls * layer / whole, c.payload * layer // whole, share))
+        elif c.axis == "pp" and c.collective == "send":
+            calls = c.calls // micro
+            out.append(Share(c, calls, c.payload // micro, c.each if calls == 1 else f"{calls}·{c.each}"))
     return out
+
+
+def _what(c: Collective, layers: int) -> str:
+    """Its name, and which layers send it if not all do."""
+    return c.name if c.layers in (0, layers) else f"{c.name} ({c.layers} of {layers} layers)"
 
 
 _WIDE: Final = 96  # columns that all of it needs; below them a collective is on three lines
@@ -53,7 +63,8 @@ def per_layer_table(report: Report, width: int) -> list[RenderableType]:
     rows = shares(report)
     if not rows:
         return [Text("per layer: no layer sends anything")]
-    title = "Communication of one layer: activations of a micro-batch, gradients and weights of a step"
+    between = " and between stages" if any(share.collective.axis == "pp" for share in rows) else ""
+    title = f"Communication of one layer{between}: activations of a micro-batch, gradients and weights of a step"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     wide, numbers, left_out = width >= _WIDE, Numbers(("calls", "payload", "wire")), ""
     if not wide:
@@ -76,7 +87,7 @@ def per_layer_table(report: Report, width: int) -> list[RenderableType]:
     for share in rows:
         c = share.collective
         words = (c.axis, c.phase, c.collective)
-        add(words, c.name, share.calls, (share.payload, share.wire), share.formula, "")
+        add(words, _what(c, report.rank.layers), share.calls, (share.payload, share.wire), share.formula, "")
     for axis in dict.fromkeys(share.collective.axis for share in rows):
         own = [share for share in rows if share.collective.axis == axis]
         sizes = (sum(s.payload for s in own), sum(s.wire for s in own))

@@ -18,6 +18,15 @@ def test_the_mask_of_long_sequences_is_named() -> None:
     assert change.peak == memcalc.estimate("llama-3-8b", **options, attention_mask_in_dataloader=False).peak
 
 
+def test_experts_stay_as_split_as_they_are() -> None:
+    options = {"gpus": 16, "tp": 2, "ep": 4, "pp": 2, "etp": 1, "zero": 1, "global_batch_size": 16}
+    changes = advice(memcalc.estimate("mixtral-8x7b", **options))
+    assert changes
+    for change in changes:
+        name, value = change.flags.removeprefix("--").split()
+        assert memcalc.estimate("mixtral-8x7b", **options | {name: value}).peak == change.peak
+
+
 @pytest.mark.parametrize(
     "options",
     [

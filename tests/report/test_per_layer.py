@@ -53,6 +53,49 @@ def test_data_parallelism_is_the_layers_parameters(options: dict[str, Any], per_
         assert sent[kind] == pytest.approx(nbytes * LAYER, rel=2e-4)  # tensor-parallel ranks all have the norms
 
 
+@pytest.mark.parametrize(
+    ("engine", "stages"), [("megatron", 1), ("megatron", 4), ("fsdp2", 1), ("fsdp2", 2), ("deepspeed", 1)]
+)
+def test_a_pipeline_is_two_bsh(engine: str, stages: int) -> None:
+    """bsh to the next stage and bsh back, of every chunk in the middle, with each micro-batch."""
+    schedule = "interleaved" if stages > 1 else "1f1b"
+    options: dict[str, Any] = {"engine": engine, "virtual_stages": stages, "schedule": schedule, "pp_rank": 1}
+    options |= (
+        {"model": "llama-7b", "seq_len": 512} if engine == "deepspeed" else {"model": "llama-3-8b", "seq_len": 512}
+    )
+    report = memcalc.estimate(**options, gpus=4, pp=4, global_batch_size=8, zero=3 if engine == "fsdp2" else 0)
+    sent = [s for s in shares(report) if s.collective.axis == "pp"]
+    whole = sum(s.payload for s in sent)
+    boundaries = 2 * stages  # the second of four ranks has neither end
+    assert whole == pytest.approx(boundaries * 512 * 4096 * 2, rel=1e-3)
+
+
+def test_chunks_of_a_rank_send_as_one() -> None:
+    options: dict[str, Any] = {"gpus": 8, "tp": 2, "pp": 2, "global_batch_size": 8, "seq_len": 512}
+    whole = memcalc.estimate("llama-7b", **options)
+    chunks = memcalc.estimate("llama-7b", schedule="interleaved", virtual_stages=4, **options)
+    of_layers = [
+        {(c.axis, c.phase, c.name, c.collective): (c.calls, c.payload) for c in report.collectives if c.layer}
+        for report in (whole, chunks)
+    ]
+    assert of_layers[0] == of_layers[1]
+    keys = [(c.axis, c.phase, c.name, c.collective, c.layer) for c in chunks.collectives]
+    assert len(keys) == len(set(keys))
+    assert {s.calls for s in shares(chunks) if s.collective.axis == "tp"} == {1}
+
+
+@pytest.mark.parametrize("options", [{"engine": "megatron"}, {"engine": "fsdp2", "zero": 3}, {"engine": "deepspeed"}])
+def test_layers_with_experts_are_not_averaged_with_dense_ones(options: dict[str, Any]) -> None:
+    """Three of DeepSeek-V3's 61 layers are dense."""
+    report = memcalc.estimate("deepseek-v3", gpus=64, ep=64, seq_len=512, **options)
+    sent = [s for s in shares(report) if s.collective.axis == "ep" and "tokens to" in s.collective.name]
+    assert sent
+    for share in sent:
+        assert share.collective.layers == 58
+        assert share.calls * 58 == share.collective.calls
+        assert share.payload * 58 == share.collective.payload
+
+
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = here(capsys, "estimate", "-m", "llama-7b", "--gpus", "4", "--tp", "4", "--per-layer").stdout
     table = shown.split("Communication of one layer")[1]
