@@ -88,7 +88,8 @@ def distance(collective: Collective, setup: Setup) -> int:
     if collective.group_size > {"pp": setup.pp, "tp": max(setup.tp, setup.etp)}.get(collective.axis, stage):
         return setup.gpus // collective.group_size  # of several axes: as if spread evenly over all ranks
     if collective.axis == "pp":  # a tied embedding is summed over the first and the last stage
-        return stage * (setup.pp - 1 if collective.collective == "all_reduce" else 1)
+        tied = collective.collective == "all_reduce" and collective.group_size == 2
+        return stage * (setup.pp - 1 if tied else 1)
     if collective.axis == "dp":  # the outermost axis of a stage; a hybrid shard group is inside its replicas
         inside = setup.zero and collective.collective != "all_reduce"
         return stage // (collective.group_size * (setup.replicas if inside else 1))

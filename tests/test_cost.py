@@ -122,6 +122,7 @@ def test_groups_are_those_that_counting_finds(size: int, apart: int, blocks: int
         ("dp", "all_reduce", 4, 4),
         ("pp", "send", 4, 16),
         ("pp", "all_reduce", 2, 48),  # the tied embedding, first and last stage
+        ("pp", "all_reduce", 4, 16),  # a number over all stages
         ("dp", "all_reduce", 64, 1),  # a number over all ranks
         ("tp", "all_reduce", 16, 4),  # one over all slices of all stages
     ],

@@ -208,18 +208,23 @@ def _balance(setup: Setup, stage: Stage) -> list[Collective]:
 def _norms(setup: Setup, stage: Stage) -> list[Collective]:
     """Single numbers over all ranks of an instance of the distributed optimizer, or over the slices of a buffer's weights.
 
-    ChainedOptimizer.step takes the norm whether it clips or not (optimizer.py). Experts have an optimizer of their own; its
-    norm is added to the others' before the sum where both are summed over the same ranks. Each looks for overflows of fp16.
+    ChainedOptimizer.step takes the norm whether it clips or not (optimizer.py). Experts have an optimizer of their own, on
+    stages without experts an empty one; its norm is added to the others' before the sum where both are summed over the same
+    ranks. Each looks for overflows of fp16.
     """
     ranks = {"weights": setup.tp * setup.pp, "experts": setup.etp * setup.ep * setup.pp}
+    axes = {"weights": "tp" if setup.tp > 1 else "pp", "experts": "ep"}
     if setup.zero:
-        ranks = dict.fromkeys(ranks, setup.gpus // setup.replicas)
-    buffers = [buffer.name for buffer in buffers_of(setup, stage)]
-    numbers = [("overflow check", name, _OVERFLOW) for name in buffers if setup.compute_dtype is fp16]
-    numbers += [("gradient norm", name, _NORM) for name in (buffers[:1] if setup.zero else buffers)]
-    axis, of = "dp" if setup.zero else "tp" if setup.tp > 1 else "pp", {"weights": "", "experts": " of experts"}
+        ranks, axes = dict.fromkeys(ranks, setup.gpus // setup.replicas), dict.fromkeys(axes, "dp")
+    apart = setup.ep > 1 and stage.chunks[0].a.experts is not None
+    optimizers = ["weights", "experts"] if apart else ["weights"]
+    numbers = [("overflow check", name, _OVERFLOW) for name in optimizers if setup.compute_dtype is fp16]
+    numbers += [("gradient norm", name, _NORM) for name in (optimizers[:1] if setup.zero else optimizers)]
+    of = {"weights": "", "experts": " of experts"}
     return [
-        Collective(axis, "all_reduce", what + of[name], "step", fp32.name, ranks[name], 1, 4, "4 B", source=source)
+        Collective(
+            axes[name], "all_reduce", what + of[name], "step", fp32.name, ranks[name], 1, 4, "4 B", source=source
+        )
         for what, name, source in numbers
         if ranks[name] > 1
     ]

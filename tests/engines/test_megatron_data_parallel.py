@@ -71,6 +71,27 @@ def test_what_data_parallel_ranks_send(case: str) -> None:
     assert Counter(ours) == Counter(one for one in sent if one[2] > 1)
 
 
+def test_stages_without_experts_take_part_in_what_is_summed_over_experts() -> None:
+    """_get_param_groups gathers what all ranks have, and a stub optimizer takes part (megatron/core/optimizer)."""
+    model = memcalc.load_model("deepseek-v3").program.config
+    assert model.first_k_dense_replace == 3
+    options: dict[str, Any] = {
+        "gpus": 32,
+        "ep": 2,
+        "pp": 16,
+        "first_stage_layers": 3,
+        "last_stage_layers": 2,
+        "seq_len": 64,
+    }
+    for rank in (0, 1):
+        report = memcalc.estimate("deepseek-v3", engine="megatron", precision="fp16-mixed", pp_rank=rank, **options)
+        numbers = {(c.axis, c.name, c.group_size) for c in report.collectives if c.payload == 4}
+        assert numbers == {
+            ("pp", "gradient norm", 16), ("pp", "overflow check", 16),
+            ("ep", "gradient norm of experts", 32), ("ep", "overflow check of experts", 32),
+        }  # fmt: skip
+
+
 def test_the_buffers_padding_is_a_row() -> None:
     """Of the weights' buffer and of that of their main gradients; a weight has a place of its own without shards."""
     report = memcalc.estimate(LLAMA, engine="megatron", gpus=3, zero=1, seq_len=16)
