@@ -1,5 +1,5 @@
 # pyright: basic
-"""Backend `fake`: a whole steady-state step under fake tensors, which have sizes and no data, on a rank of a fake group: the reported one.
+"""Backend `fake`: a whole steady-state step under fake tensors, which have sizes and no data, on the reported rank of a group.
 
 Everything is on the CPU as far as torch knows; where that goes another way than a GPU (dropout, fused attention), it is
 told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are real, and setups small, with
