@@ -56,7 +56,7 @@ class Helium(Llama):
             yield from linear_weights(
                 f"self_attn.{name}", self.hidden, out, "attention", bias=self.config.attention_bias
             )
-        yield from linear_weights("self_attn.o_proj", self.hidden, self.hidden, "attention", bias=False)
+        yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         """HeliumRMSNorm"""

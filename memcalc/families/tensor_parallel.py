@@ -60,7 +60,10 @@ class TensorParallel(NamedTuple):
         if style == "rowwise":
             return self._summed(part_of_sum(x, weight, bias), name)
         if style == "rowwise_split_input":
-            return self._summed(part_of_sum(self._own_columns(x, weight.shape[1], name), weight, bias), name)
+            columns = self._own_columns(
+                x, weight.shape[1], name
+            )  # the module's frame holds them until the sum is there
+            return self._summed(part_of_sum(columns, weight, bias), name)
         out = linear(self._replicated(x, name), weight, bias)
         return self._gathered(out, name, self.widths[path]) if style == "colwise_gather_output" else out
 
@@ -221,23 +224,29 @@ def _cutting(kind: type[Program]) -> type[Program]:
     """Such programs whose parameters are cut by the plan, where the parts of their dims have not done it."""
 
     def weights(self: Any) -> Iterator[Weight]:
-        whole = copy.copy(self.uncut)
-        whole.layers = self.layers
-        return _cut(whole.weights(), kind.weights(self), self.tensor_parallel)
+        outside = {one.name: one for one in self.uncut.weights() if one.layer is None}
+        for weight in kind.weights(self):
+            yield _cut(outside[weight.name], weight, self.tensor_parallel) if weight.layer is None else weight
 
-    return type(kind.__name__, (kind,), {"weights": weights})
+    def layer_weights(self: Any, i: int) -> Iterator[Weight]:
+        for one, weight in zip(self.uncut.layer_weights(i), kind.layer_weights(self, i), strict=True):
+            yield _cut(one, weight, self.tensor_parallel, f"{_STACK}.")
+
+    return type(kind.__name__, (kind,), {"weights": weights, "layer_weights": layer_weights})
 
 
-def _cut(whole: Iterator[Weight], own: Iterator[Weight], group: TensorParallel) -> Iterator[Weight]:
-    for one, weight in zip(whole, own, strict=True):
-        axis = _CUT.get(group.style(weight.name) or "")
-        is_bias_of_sum = axis == -1 and len(weight.shape) == 1
-        if axis is None or is_bias_of_sum or not same_sizes(weight.shape, one.shape):
-            yield weight
-        else:
-            shape = list(weight.shape)
-            shape[axis] = part(shape[axis], group.ranks)
-            yield weight._replace(shape=tuple(shape))
+_STACK: Final = "model.layers.*"
+"""What the names of a layer's weights are behind, in every plan."""
+
+
+def _cut(whole: Weight, own: Weight, group: TensorParallel, path: str = "") -> Weight:
+    axis = _CUT.get(group.style(path + own.name) or "")
+    is_bias_of_sum = axis == -1 and len(own.shape) == 1
+    if axis is None or is_bias_of_sum or not same_sizes(own.shape, whole.shape):
+        return own
+    shape = list(own.shape)
+    shape[axis] = part(shape[axis], group.ranks)
+    return own._replace(shape=tuple(shape))
 
 
 _CUT: Final[Mapping[str, int]] = {

@@ -30,9 +30,21 @@ _NORMED_HEADS: Final[Plan] = {
     "model.layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
     "model.layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
 }
+_GATHERED_ATTENTION: Final[Plan] = {
+    "model.layers.*.self_attn.q_proj": "colwise_gather_output",
+    "model.layers.*.self_attn.k_proj": "colwise_gather_output",
+    "model.layers.*.self_attn.v_proj": "colwise_gather_output",
+    "model.layers.*.self_attn.o_proj": "rowwise_split_input",
+}
 _MLP: Final[Plan] = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.mlp.down_proj": "rowwise"}
 _GATED_MLP: Final[Plan] = {"model.layers.*.mlp.gate_proj": "colwise", **_MLP}
+_JOINED_MLP: Final[Plan] = {
+    "model.layers.*.mlp.gate_up_proj": "colwise_gather_output",
+    "model.layers.*.mlp.down_proj": "rowwise_split_input",
+}
 _LLAMA: Final[Plan] = {**_ENDS, **_ATTENTION, **_GATED_MLP}
+_GLM: Final[Plan] = {**_ENDS, **_ATTENTION, **_JOINED_MLP}
+_OLMO2: Final[Plan] = {**_ENDS, **_GATHERED_ATTENTION, **_GATED_MLP}
 
 _UNGATED: Final[Plan] = {**_ENDS, **_ATTENTION, **_MLP}
 _FC1: Final = "model.layers.*.mlp.fc1"
@@ -56,14 +68,6 @@ _ONLY_EXPERTS: Final[Plan] = {**_ENDS, **_EXPERTS}
 _LATENT: Final[Plan] = {**_ENDS, **_GATED_MLP, **_EXPERTS, **_SHARED_EXPERTS}
 """Attention through latents stays whole."""
 _GRANITE_MOE: Final[Plan] = {**_ENDS, **_experts("model.layers.*.block_sparse_moe.experts")}
-_NORMED_PROJECTIONS: Final[Plan] = {
-    **_ENDS,
-    "model.layers.*.self_attn.q_proj": "colwise_gather_output",
-    "model.layers.*.self_attn.k_proj": "colwise_gather_output",
-    "model.layers.*.self_attn.v_proj": "colwise_gather_output",
-    "model.layers.*.self_attn.o_proj": "rowwise_split_input",
-    **_EXPERTS,
-}
 _SPLIT_LATENT: Final[Plan] = {
     **_ENDS,
     "model.layers.*.self_attn.q_b_proj": "colwise",
@@ -73,6 +77,7 @@ _SPLIT_LATENT: Final[Plan] = {
     **_GATED_MLP,
     **_EXPERTS,
 }
+_LINEAR_OUT: Final = "model.layers.*.linear_attn.out_proj"
 _QWEN3_HYBRID: Final[Plan] = {
     **_ENDS,
     **_ATTENTION,
@@ -81,7 +86,13 @@ _QWEN3_HYBRID: Final[Plan] = {
     "model.layers.*.mlp.shared_expert.gate_proj": "colwise",
     "model.layers.*.mlp.shared_expert.up_proj": "colwise",
     "model.layers.*.mlp.shared_expert.down_proj": "rowwise",
-    "model.layers.*.linear_attn.out_proj": "colwise_gather_output",
+    _LINEAR_OUT: "colwise_gather_output",
+}
+_PROJECTED_APART: Final[Plan] = {
+    "model.layers.*.linear_attn.in_proj_qkv": "colwise_gather_output",
+    "model.layers.*.linear_attn.in_proj_z": "colwise_gather_output",
+    "model.layers.*.linear_attn.in_proj_b": "colwise_gather_output",
+    "model.layers.*.linear_attn.in_proj_a": "colwise_gather_output",
 }
 _FEED_FORWARD: Final[Plan] = {**_ENDS, **_experts("model.layers.*.feed_forward.experts")}
 
@@ -128,6 +139,18 @@ PLANS: Final[Mapping[str, Plan]] = {
         _FC1: "colwise",
         _FC2: "rowwise",
     },
+    "phi3": {
+        **_ENDS,
+        "model.layers.*.self_attn.qkv_proj": "colwise_gather_output",
+        "model.layers.*.self_attn.o_proj": "rowwise_split_input",
+        **_JOINED_MLP,
+    },
+    "glm": _GLM,
+    "glm4": _GLM,
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "olmo_hybrid": _OLMO2,
+    "helium": _LLAMA,
     "mixtral": {**_ENDS, **_ATTENTION, **_EXPERTS},
     "qwen2_moe": {**_LLAMA, **_EXPERTS},
     "qwen3_moe": {**_LLAMA, **_NORMED_HEADS, **_EXPERTS},
@@ -140,9 +163,9 @@ PLANS: Final[Mapping[str, Plan]] = {
     "axk1": _LATENT,
     "glm4_moe_lite": _SPLIT_LATENT,
     "deepseek_v2": {**_SPLIT_LATENT, "model.layers.*.self_attn.q_proj": "colwise", **_SHARED_EXPERTS},
-    "olmoe": _NORMED_PROJECTIONS,
-    "flex_olmo": _NORMED_PROJECTIONS,
-    "minimax_m2": _NORMED_PROJECTIONS,
+    "olmoe": {**_ENDS, **_GATHERED_ATTENTION, **_EXPERTS},
+    "flex_olmo": {**_ENDS, **_GATHERED_ATTENTION, **_EXPERTS},
+    "minimax_m2": {**_ENDS, **_GATHERED_ATTENTION, **_EXPERTS},
     "gpt_oss": {"lm_head": "colwise_gather_output"},
     "qwen3_next": {
         **_QWEN3_HYBRID,
@@ -150,13 +173,8 @@ PLANS: Final[Mapping[str, Plan]] = {
         "model.layers.*.linear_attn.in_proj_qkvz": "colwise_gather_output",
         "model.layers.*.linear_attn.in_proj_ba": "colwise_gather_output",
     },
-    "qwen3_5_moe_text": {
-        **_QWEN3_HYBRID,
-        "model.layers.*.linear_attn.in_proj_qkv": "colwise_gather_output",
-        "model.layers.*.linear_attn.in_proj_z": "colwise_gather_output",
-        "model.layers.*.linear_attn.in_proj_b": "colwise_gather_output",
-        "model.layers.*.linear_attn.in_proj_a": "colwise_gather_output",
-    },
+    "qwen3_5_text": {**_LLAMA, **_NORMED_HEADS, **_PROJECTED_APART, _LINEAR_OUT: "colwise_gather_output"},
+    "qwen3_5_moe_text": {**_QWEN3_HYBRID, **_PROJECTED_APART},
     "nemotron_h": {
         "model.embeddings": "embedding_rowwise",
         "model.layers.*.mixer.experts.up_proj": "colwise",

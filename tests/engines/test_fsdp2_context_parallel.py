@@ -100,6 +100,11 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
         {"tensor_parallel": 2, "context_parallel": 2, "seq_len": 128},
     ),
+    "tp 2, joined projections gathered, recompute": (
+        {**LLAMA, "model_type": "phi3", "hidden_size": 128, "pad_token_id": 0},
+        {"recompute": "full"},
+        {"tensor_parallel": 2, "context_parallel": 2, "recompute": True},
+    ),
     "tp 2, experts": (
         {**LLAMA, "model_type": "mixtral", "num_local_experts": 4},
         {},
