@@ -369,7 +369,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     recompute = setup.recompute == "full" or policy is not None
     choices = Choices(
         setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
-        holdings.hooks, policy,
+        holdings.hooks, policy, holdings.buffer_dtype,
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None

@@ -78,9 +78,10 @@ __all__ = ["collectives", "holdings", "textbook"]
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
-    if setup.zero == 0:
-        return _stage_0(model, setup)
-    return _stage_3(model, setup) if setup.zero == 3 else _stages_1_2(model, setup)
+    """Weights are cast, buffers are left as they are loaded (engine.py, _cast_module_mixed_precision)."""
+    stages = {0: _stage_0, 3: _stage_3}
+    held = stages.get(setup.zero, _stages_1_2)(model, setup)
+    return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
 
 
 def _stage_0(model: Model, setup: Setup) -> Holdings:

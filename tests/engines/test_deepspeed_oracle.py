@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from auto_ep_cases import CONFIGS
+from cases import step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, gloo_rank, sent
 
 import memcalc
@@ -102,7 +103,7 @@ def test_buckets_of_stage_1(size: int) -> None:
 
 @pytest.mark.parametrize(("config", "size"), [(LLAMA, 100_000), (TIED, 10_000)], ids=["llama", "tied"])
 def test_buckets_of_stage_2(config: dict[str, Any], size: int) -> None:
-    """In llama the second rank has more than the first, whose gradients come later."""
+    """Gradients larger than the bucket, and earlier micro-batches' on both ranks."""
     how = {"gpus": 2, "zero": 2, "micro_batches": 2, "precision": "fp32"}
     check(config, {"reduce_bucket_size": size}, ranks=(0, 1), **how)
 
@@ -122,6 +123,15 @@ def test_any_rank_can_be_the_worst_of_stage_2(
 ) -> None:
     """Who has more gradients of its own may have them later: neither the first in backward nor the one with most."""
     check(config, {"reduce_bucket_size": size}, ranks=tuple(range(gpus)), gpus=gpus, zero=2, **how)
+
+
+@pytest.mark.parametrize(("model_type", "zero"), [("gemma", 0), ("gemma", 2), ("falcon_h1", 0), ("falcon_h1", 3)])
+def test_buffers_stay_in_fp32(model_type: str, zero: int) -> None:
+    """engine.py, _cast_module_mixed_precision: forward casts the scale of gemma's embedding, and computes falcon_h1's
+    projections in fp32."""
+    case = step_cases(model_type)[-1]
+    options, ranks = {"reduce_bucket_size": 1000} if zero else {}, (0, 1) if zero == 2 else (0,)
+    check(case.fields, options, ranks, gpus=2, zero=zero, seq_len=case.seq, micro_batch_size=case.batch)
 
 
 def test_the_loss_comes_before_the_bucket() -> None:
