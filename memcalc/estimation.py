@@ -88,6 +88,10 @@ class _Found(NamedTuple):
     at: dict[str, _At]
     last: tuple[Row, ...]
 
+    def highest(self) -> tuple[int, int]:
+        """The peak, and backward's."""
+        return max(self.phases.values()), self.phases["backward"]
+
 
 def left_by(rank: Rank) -> list[Row]:
     """What is there after backward that no engine knows of."""
@@ -118,11 +122,11 @@ class Report:
         self._take(max(self._found, key=lambda one: self.rank_peaks[one.rank.number]))
 
     def _worst_of_stages(self, found: Iterable[Rank]) -> list[_Found]:
-        """Of the ranks that have the same stage the one with the highest peak."""
+        """Of the ranks that have the same stage the one with the highest peak; where that is the same, with most in backward."""
         worst: dict[int, _Found] = {}
         for one in map(self.find, found):
             before = worst.get(one.rank.number)
-            if before is None or max(one.phases.values()) > max(before.phases.values()):
+            if before is None or one.highest() > before.highest():
                 worst[one.rank.number] = one
         return list(worst.values())
 

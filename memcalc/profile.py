@@ -68,6 +68,8 @@ class Choices(NamedTuple):
     hooks: HooksOf | None = None
     policy: Policy | None = None
     """Of which ops a recomputed layer keeps the results."""
+    buffer_dtype: DType | None = None
+    """Of the modules' floating-point buffers, where the engine leaves them in another one than `dtype`."""
 
 
 class Moment(NamedTuple):
@@ -103,7 +105,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     whole = program.whole(size.seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole, choices.accumulating)
-    run.policy = choices.policy
+    run.policy, run.buffer_dtype = choices.policy, choices.buffer_dtype
     if program.source:
         forward_end = program.traced_step(run)
         return Trace(

@@ -78,7 +78,7 @@ _ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
 def ranks(model: Any, setup: Setup) -> list[Rank]:
     """The rank that was asked for, or all."""
     if not isinstance(model, Model):
-        held, sums = _held(model, setup)
+        held, sums = _held(model, setup)[0]
         return [Rank(0, held, sums, (), (), 0, 0, model.num_parameters, list[Collective], list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
@@ -96,16 +96,20 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         sharers = _sharers(model, setup) if setup.shares_sequences else {None: model}
         return [staged._replace(cp=rank) for rank, of in sharers.items() for staged in _staged_ranks(of, setup)]
     if setup.shares_sequences:
-        return [_whole_rank(of, setup)._replace(cp=rank) for rank, of in _sharers(model, setup).items()]
-    return [_whole_rank(model, setup)]
+        sharers = _sharers(model, setup).items()
+        return [whole._replace(cp=rank) for rank, of in sharers for whole in _whole_ranks(of, setup)]
+    return _whole_ranks(model, setup)
 
 
-def _whole_rank(model: Model, setup: Setup) -> Rank:
-    """A rank that runs all layers."""
-    held, sums = _held(model, setup)
-    made = _profile(model, setup, held)
-    if model.program.source:  # which weights get a gradient the trace has shown
-        held, sums = _held(model, setup)
+def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
+    """Ranks that run all layers: one, or those of which any can have most."""
+    made = [_profile(model, setup, held) for held, _ in _held(model, setup)]
+    # for the second time, as a trace has shown which weights get a gradient
+    return [_whole_rank(model, setup, *of) for of in zip(_held(model, setup), made, strict=True)]
+
+
+def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
+    held, sums = own
     layers = sum(numel(w.shape)[0] * model.copies(w) for w in model.weight_classes if w.layer is not None)
     each = layers // model.layers
     engine = load_engine(setup.engine)
@@ -309,7 +313,15 @@ def _sums(holdings: Holdings) -> Sums:
     )
 
 
-def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
+class _Held(NamedTuple):
+    """What a rank holds, and that added up."""
+
+    held: Holdings
+    sums: Sums
+
+
+def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
+    """Of one rank, or of those of which any can have most."""
     key = (
         "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
         setup.grad_dtype,
@@ -321,16 +333,21 @@ def _held(model: Any, setup: Setup) -> tuple[Holdings, Sums]:
     if key not in model.profiles:
         if isinstance(model, Model):
             holdings = load_engine(setup.engine).holdings(model, setup)
-            kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
-            masks = (padding_row(model),) if setup.padded else ()
-            order = holdings.order
-            if order is not None:
-                order = order._replace(before=(*order.before, *kept, *masks))
-            holdings = holdings._replace(always=(*holdings.always, *kept, *masks), order=order)
+            found = [_with_masks(one, model, setup) for one in (holdings, *holdings.others)]
         else:
-            holdings = model.holdings(setup)
-        model.profiles[key] = (holdings, _sums(holdings))
+            found = [model.holdings(setup)]
+        model.profiles[key] = tuple(_Held(one, _sums(one)) for one in found)
     return model.profiles[key]
+
+
+def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
+    """With what kernels keep and a padded batch's mask."""
+    kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
+    masks = (padding_row(model),) if setup.padded else ()
+    order = holdings.order
+    if order is not None:
+        order = order._replace(before=(*order.before, *kept, *masks))
+    return holdings._replace(always=(*holdings.always, *kept, *masks), order=order)
 
 
 def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
@@ -352,7 +369,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     recompute = setup.recompute == "full" or policy is not None
     choices = Choices(
         setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
-        holdings.hooks, policy,
+        holdings.hooks, policy, holdings.buffer_dtype,
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None

@@ -39,7 +39,8 @@ from memcalc.engines.zero_layout import (
     STAGE_0,
     STAGE_3,
     STAGE_12,
-    first_to_own,
+    Owned,
+    can_have_most,
     flat,
     flat_elements,
     groups_of,
@@ -77,9 +78,10 @@ __all__ = ["collectives", "holdings", "textbook"]
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
-    if setup.zero == 0:
-        return _stage_0(model, setup)
-    return _stage_3(model, setup) if setup.zero == 3 else _stages_1_2(model, setup)
+    """Weights are cast, buffers are left as they are loaded (engine.py, _cast_module_mixed_precision)."""
+    stages = {0: _stage_0, 3: _stage_3}
+    held = stages.get(setup.zero, _stages_1_2)(model, setup)
+    return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
 
 
 def _stage_0(model: Model, setup: Setup) -> Holdings:
@@ -170,19 +172,28 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
         return _stage_1(model, setup, always, bucket, step)
     if model.program.source:
         return _unvisited_2(model, setup, always, bucket, step)
-    own, partition = first_to_own(model, ranks, size), own_elements(model, ranks)
-    earlier = tuple(owned_gradients(setup, whole_of(own), partition))
-    forward = tuple(owned_gradients(setup, straddling_elements(model, ranks), partition))
-    if setup.micro_batches == 1:
-        earlier = forward = ()
-    return Holdings(
+    held = Holdings(
         always=tuple(always),
-        forward=forward,
-        backward=(*earlier, _scaled_loss(2)),
+        forward=tuple(_accumulated_2(setup, straddling_elements(model, ranks), own_elements(model, ranks))),
         step=tuple(step),
         keeps_gradients=False,
-        hooks=ZeRO2(dtype, size, flat(model, ranks), own, sent_dtype(setup)),
     )
+    first, *others = (_stage_2_of(held, model, setup, own) for own in can_have_most(model, ranks, size))
+    return first._replace(others=tuple(others))
+
+
+def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdings:
+    """What the rank holds that owns this."""
+    ranks, size = setup.shards, setup.reduce_bucket_size
+    assert size is not None
+    accumulated = _accumulated_2(setup, whole_of(own), own_elements(model, ranks))
+    hooks = ZeRO2(setup.compute_dtype, size, flat(model, ranks), own, sent_dtype(setup))
+    return held._replace(backward=(*accumulated, _scaled_loss(2)), hooks=hooks)
+
+
+def _accumulated_2(setup: Setup, whole: int, partition: int) -> list[Row]:
+    """Gradients that earlier micro-batches have left on a rank that owns so many."""
+    return owned_gradients(setup, whole, partition) if setup.micro_batches > 1 else []
 
 
 def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:

@@ -75,6 +75,10 @@ class Holdings(NamedTuple):
     """What the engine does around the layers while they run."""
     order: Order | None = None
     """None where it is not known, or not the same for all that the run leaves out."""
+    buffer_dtype: DType | None = None
+    """Of the modules' floating-point buffers, where that is not the weights'."""
+    others: tuple[Holdings, ...] = ()
+    """What other ranks hold that may have more in backward, and no less or more elsewhere."""
 
 
 def parameter_classes(model: Model) -> list[Parameter]:

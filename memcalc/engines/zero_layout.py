@@ -314,18 +314,25 @@ def over(setup: Setup) -> str:
     return "dp" if setup.cp == 1 else "(dp·cp)"
 
 
-def first_to_own(model: Model, ranks: int, most: int) -> Owned:
-    """Of the ranks whose gradients are in the first bucket that is reduced, the one with the most to hold."""
-    order = ready_order(model)
-    sizes, places = sizes_of(model), flat(model, ranks).order
-    first = buckets_before_exceeding([sizes[i] for i in order], most)[0]
-    in_first = {places[order[k]] for k in first}
-    owners = [
-        owned
-        for owned in partitions(model, ranks)
-        if any(not in_first.isdisjoint(range(part.first, part.end)) for part in owned)
-    ]
-    return max(owners, key=whole_of)
+def can_have_most(model: Model, ranks: int, most: int) -> list[Owned]:
+    """What those ranks own of which any can have most in stage 2's backward; first comes who has gradients of its own first.
+
+    Ranks differ in one block there: room for all gradients that a rank owns, from the reduction of the first of them on. So
+    none has more than another one whose room is as large and comes as early.
+    """
+    order, sizes, places = ready_order(model), sizes_of(model), flat(model, ranks).order
+    buckets = buckets_before_exceeding([sizes[i] for i in order], most)
+    reduced = {places[order[k]]: bucket for bucket, gradients in enumerate(buckets) for k in gradients}
+    largest: dict[int, Owned] = {}
+    for owned in dict.fromkeys(partitions(model, ranks)):
+        comes = min((reduced.get(i, len(buckets)) for part in owned for i in range(part.first, part.end)), default=None)
+        if comes is not None and (comes not in largest or whole_of(owned) > whole_of(largest[comes])):
+            largest[comes] = owned
+    out: list[Owned] = []
+    for _, owned in sorted(largest.items(), key=lambda item: item[0]):
+        if not out or whole_of(owned) > whole_of(out[-1]):
+            out.append(owned)
+    return out
 
 
 class SubGroup(NamedTuple):

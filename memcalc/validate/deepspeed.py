@@ -96,19 +96,19 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
 
 def ranks_to_run(setup: Setup, model: Model) -> list[int]:
     """What is estimated is the worst rank. In stages 1 and 2 partitions differ: those of the first and the last rank, of the
-    one with most elements, of the one with most in the step, and of what comes first in backward. In stage 0 all but the first
-    of the ranks that share a sequence mask what the first one counts."""
+    one with most elements, of the one with most in the step, and of those that can have most in backward. In stage 0 all but
+    the first of the ranks that share a sequence mask what the first one counts."""
     if setup.zero not in (1, 2):
         return [1 if setup.cp > 1 and setup.zero == 0 else 0]
-    from memcalc.engines.zero_layout import first_to_own, partitions, whole_of
+    from memcalc.engines.zero_layout import can_have_most, partitions, whole_of
     from memcalc.engines.zero_partitions import nbytes_of, step_of
     from memcalc.ranks import expert_parallel_rank
 
     model, ranks = expert_parallel_rank(model, setup) if setup.ep > 1 else model, setup.shards
     owned = partitions(model, ranks)
-    first = first_to_own(model, ranks, setup.reduce_bucket_size or 1)
-    most = max(owned, key=whole_of), max(owned, key=lambda own: nbytes_of(step_of(own, setup))), first
-    return sorted({0, ranks - 1, *map(owned.index, most)})
+    most = max(owned, key=whole_of), max(owned, key=lambda own: nbytes_of(step_of(own, setup)))
+    in_backward = can_have_most(model, ranks, setup.reduce_bucket_size or 1)
+    return sorted({0, ranks - 1, *map(owned.index, (*most, *in_backward))})
 
 
 # --- on the CPU

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from auto_ep_cases import CONFIGS
+from cases import step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, gloo_rank, sent
 
 import memcalc
-from memcalc.engines import zero_layout
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
          "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "head_dim": 16}  # fmt: skip
@@ -103,13 +103,35 @@ def test_buckets_of_stage_1(size: int) -> None:
 
 @pytest.mark.parametrize(("config", "size"), [(LLAMA, 100_000), (TIED, 10_000)], ids=["llama", "tied"])
 def test_buckets_of_stage_2(config: dict[str, Any], size: int) -> None:
-    """Backward's peak is reported of the rank whose own gradients come first: in llama 100 000 another one's is higher."""
-    options, how = {"reduce_bucket_size": size}, {"gpus": 2, "zero": 2, "micro_batches": 2, "precision": "fp32"}
-    model = memcalc.load_model(config)
-    rank = zero_layout.partitions(model, 2).index(zero_layout.first_to_own(model, 2, size))
-    report, ranked = ours(config, options, **how), real(config, options, rank=rank, **how)
-    assert estimated(report) == sent(ranked)
-    assert report.phases["backward"] == ranked.backward
+    """Gradients larger than the bucket, and earlier micro-batches' on both ranks."""
+    how = {"gpus": 2, "zero": 2, "micro_batches": 2, "precision": "fp32"}
+    check(config, {"reduce_bucket_size": size}, ranks=(0, 1), **how)
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "size", "how"),
+    [
+        (LLAMA, 4, 100_000, {"recompute": True}),
+        (LLAMA, 5, 50_000, {"micro_batches": 2}),
+        (GPT2, 6, 20_000, {"precision": "fp16", "micro_batch_size": 4}),
+        (TIED, 3, 300_000, {"recompute": True, "seq_len": 48}),
+    ],
+    ids=["llama", "accumulated", "gpt2", "tied"],
+)
+def test_any_rank_can_be_the_worst_of_stage_2(
+    config: dict[str, Any], gpus: int, size: int, how: dict[str, Any]
+) -> None:
+    """Who has more gradients of its own may have them later: neither the first in backward nor the one with most."""
+    check(config, {"reduce_bucket_size": size}, ranks=tuple(range(gpus)), gpus=gpus, zero=2, **how)
+
+
+@pytest.mark.parametrize(("model_type", "zero"), [("gemma", 0), ("gemma", 2), ("falcon_h1", 0), ("falcon_h1", 3)])
+def test_buffers_stay_in_fp32(model_type: str, zero: int) -> None:
+    """engine.py, _cast_module_mixed_precision: forward casts the scale of gemma's embedding, and computes falcon_h1's
+    projections in fp32."""
+    case = step_cases(model_type)[-1]
+    options, ranks = {"reduce_bucket_size": 1000} if zero else {}, (0, 1) if zero == 2 else (0,)
+    check(case.fields, options, ranks, gpus=2, zero=zero, seq_len=case.seq, micro_batch_size=case.batch)
 
 
 def test_the_loss_comes_before_the_bucket() -> None:
