@@ -41,6 +41,8 @@ def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: s
     count: int = getattr(config, experts)
     if chosen is not None and chosen > count:
         raise ValueError(f"{per_token} {chosen} is above {experts} {count}")
+    if chosen == 0:
+        raise ValueError(f"{per_token} 0 sends no token to the {count} experts of {experts}; it has to be 1 or more")
     for name in widths:
         width: int = getattr(config, name)
         if width % 8:
