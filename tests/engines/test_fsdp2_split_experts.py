@@ -132,7 +132,6 @@ def test_an_imbalance_changes_nothing() -> None:
         (config_of("olmoe") | {"clip_qkv": 8.0}, {}, "--tp 2: with engine fsdp2 transformers cannot run olmoe, whose clip_qkv"),
         (dict(step_cases("dbrx")[0].fields), {}, "--tp 2: with engine fsdp2 for a dbrx is not modelled by this version;"),
         (MIXTRAL, {"sequence_parallel": True}, "--sequence-parallel on: with engine fsdp2 for a mixtral is not modelled"),
-        (MIXTRAL, {"pp": 2, "gpus": 8}, "--pp 2: with engine fsdp2 for a mixtral is not modelled by this version"),
         (MIXTRAL, {"clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot stack norms of two meshes"),
     ],
 )  # fmt: skip
