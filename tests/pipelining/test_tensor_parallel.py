@@ -75,7 +75,7 @@ FAMILIES = [
     for model_type, plan in (
         ("mistral", "sequence"), ("qwen2", "tp"), ("qwen3", "sequence"), ("gemma", "tp"), ("starcoder2", "sequence"),
         ("cohere", "loss"), ("nemotron", "sequence"), ("apertus", "tp"), ("jais2", "loss"), ("internlm3", "tp"),
-        ("olmo2", "tp"), ("phi3", "tp"), ("glm4", "tp"), ("helium", "tp"),
+        ("olmo2", "tp"), ("phi3", "tp"), ("glm4", "tp"), ("helium", "tp"), ("minimax_m2", "tp"),
     )
     if model_type in STAGED and model_type in (PLANS if plan == "tp" else PLAIN)
 ]  # fmt: skip
