@@ -240,6 +240,9 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
+    if options.optimizer.startswith("sgd") and options.optimizer_implementation == "fused":
+        why = f"torch has no fused {options.optimizer} over FSDP2's shards (aten._fused_sgd_ has no sharding strategy)"
+        refuse("optimizer_implementation", "fused", f"{why}; allowed: foreach, for-loop")
 
 
 def _check_tensor_parallel(options: Options, model: Model) -> None:
@@ -273,6 +276,10 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
         if width % (8 * options.tp):
             why = f"{model.name} has experts of width {width}, and grouped_mm takes parts that are multiples of 8 (16 bytes)"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(width // 8, *sizes.values())}")
+    values: int | None = getattr(program.config, "linear_num_value_heads", None)
+    if values is not None and values < options.tp:
+        why = f"with engine fsdp2 and {values} value heads of linear attention in {model.name}"
+        refuse("tp", options.tp, f"{why} {NOT_YET}up to {values}")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with engine fsdp2 and tp above 1 {NOT_YET}hf")
     if str(options.precision).endswith("-autocast"):

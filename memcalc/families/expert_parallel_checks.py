@@ -82,9 +82,7 @@ def check_token_slices(options: Options, seq_len: int) -> None:
     tokens = options.micro_batch_size * seq_len
     if tokens % options.tp:
         batch = f"micro-batch {options.micro_batch_size} · {seq_len} = {tokens} tokens"
-        why = (
-            f"with tp {options.tp} and ep {options.ep}: {batch} are not {options.tp} equal slices; what has others {NOT_YET}"
-        )
+        why = f"with tp {options.tp} and ep {options.ep}: {batch} are not {options.tp} equal slices; what has others {NOT_YET}"
         refuse("seq_len", seq_len, f"{why}a multiple of {options.tp}")
 
 

@@ -212,6 +212,8 @@ def test_what_is_refused() -> None:
     assert "--zero 1: fsdp2" in refused(zero=1)
     assert "--shard-group 3: does not divide dp·cp = 8; allowed: 1, 2, 4, 8" in refused(zero=3, shard_group=3)
     assert "--optimizer muon: over fsdp2's shards" in refused(zero=3, optimizer="muon")
+    fused = {"zero": 3, "optimizer": "sgd-momentum", "optimizer_implementation": "fused"}
+    assert "fused: torch has no fused sgd-momentum over FSDP2's shards" in refused(**fused)
     assert "--grad-dtype fp16: fsdp2 reduces gradients in fp32 or bf16" in refused(zero=3, grad_dtype="fp16")
 
 

@@ -231,6 +231,11 @@ def test_replicas_are_told_from_none_on_one_model() -> None:
         ("llama-7b", {"gpus": 2, "tp": 2, "kernels": "fused"}, "--kernels fused: with engine fsdp2 and tp above 1 is not"),
         ("llama-7b", {"gpus": 2, "tp": 2, "precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2"),
         ("llama-7b", {"gpus": 2, "tp": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: fsdp2"),
+        (
+            {"model_type": "qwen3_5_text", "linear_num_value_heads": 3, "linear_num_key_heads": 3, "num_attention_heads": 4,
+             "num_key_value_heads": 4, "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 96},
+            {"gpus": 4, "tp": 4, "seq_len": 32, "engine": "fsdp2"}, "value heads of linear attention",
+        ),
     ],
 )  # fmt: skip
 def test_refused_by_name(model: Any, options: dict[str, Any], line: str) -> None:

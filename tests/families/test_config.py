@@ -300,6 +300,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "'MX'"),
     ({"model_type": "nemotron_h", "n_groups": 3}, "n_groups 3"),
     ({"model_type": "lfm2", "head_dim": None}, "head_dim null"),
+    ({"model_type": "granitemoehybrid", "num_experts_per_tok": 0}, "num_experts_per_tok 0"),
     ({"model_type": "lfm2", "layer_types": ["conv"]}, "layer_types has 1 entries"),
     ({"model_type": "lfm2_moe"}, "layer_types None"),
     ({"model_type": "qwen3_5_text", "linear_num_key_heads": 3}, "linear_num_value_heads 32"),
