@@ -90,6 +90,16 @@ def parameter_classes(model: Model) -> list[Parameter]:
     ]
 
 
+def met_in_step(model: Model, setup: Setup) -> list[Parameter]:
+    """The same as a step meets them. A for-loop's variables hold what the last turn has made: of a model whose layers differ
+    every parameter is for itself, in the model's order."""
+    classes = parameter_classes(model)
+    of_layers = {model.trained(w) for w in model.weight_classes if w.layer is not None}
+    if setup.optimizer_implementation != "for-loop" or len(of_layers) < 2 or model.program.idle:
+        return classes
+    return [Parameter(w.name, w.shape, 1, w.layer is not None and len(w.shape) == 2) for w in model.program.weights()]
+
+
 def weight_rows(
     model: Model,
     dtype: DType,

@@ -15,6 +15,7 @@ from memcalc.engines.holdings import (
     Order,
     Update,
     input_rows,
+    met_in_step,
     parameter_classes,
     state_rows,
     step_temporaries,
@@ -41,7 +42,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         step += casts
     before, states = [*always, *input_rows(model, dtype)], state_rows(setup, parameters, updated)
     always = [*always, *states, *input_rows(model, dtype)]
-    step += step_temporaries(setup, parameters, updated, updated)
+    step += step_temporaries(setup, met_in_step(model, setup), updated, updated)
     return Holdings(
         always=tuple(always),
         forward=accumulated,

@@ -42,6 +42,13 @@ BART = {"model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layer
 RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 10}
 
 
+GLM4_MOE = {
+    "model_type": "glm4_moe", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 90, "moe_intermediate_size": 40,
+    "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12, "n_routed_experts": 6,
+    "num_experts_per_tok": 2, "n_shared_experts": 2, "use_qk_norm": True,
+}  # fmt: skip
+
+
 def same(comparison: Comparison) -> None:
     rows = comparison.memory + comparison.communication
     assert [(row.name, row.predicted) for row in rows] == [(row.name, row.measured) for row in rows]
@@ -59,6 +66,7 @@ def same(comparison: Comparison) -> None:
         (GPT2, {"precision": "fp32", "attention": "eager"}),
         (QWEN3, {"precision": "bf16-mixed", "recompute": "full"}),
         (DEEPSEEK, {"precision": "bf16"}),
+        (GLM4_MOE, {"precision": "fp32", "optimizer_implementation": "for-loop"}),
         (LLAMA, {"precision": "bf16-autocast", "recompute": "full"}),
         (GPT2, {"precision": "fp16-autocast", "attention": "eager", "global_batch_size": 4}),
         (DEEPSEEK, {"precision": "bf16-autocast", "padded": True}),
