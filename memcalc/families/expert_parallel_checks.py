@@ -24,7 +24,7 @@ def check_expert_parallel(options: Options, model: Model | None) -> None:
     if options.cp > 1:
         why = "transformers' DistributedConfig, which dispatches tokens to experts, has no ranks that share a sequence"
         refuse("ep", options.ep, f"with engine fsdp2 and cp {options.cp} {why}; allowed: 1, or --cp 1")
-    ranks = _check_ranks(options)
+    ranks = _check_ranks(options, None if model is None else model.program.routed[1])
     if options.etp not in (None, 1):
         refuse("etp", options.etp, f"{_WITH}experts are whole, none is split by tp; allowed: 1, or leave it out")
     if model is None:
@@ -43,25 +43,30 @@ def check_expert_parallel(options: Options, model: Model | None) -> None:
         refuse("precision", options.precision, f"{_WITH}{NOT_YET}fp32, bf16, fp16, bf16-mixed, fp16-mixed")
 
 
-def _check_ranks(options: Options) -> int:
+def _check_ranks(options: Options, experts: int | None) -> int:
     """How many ranks the expert groups are taken from: those of a shard group, tensor-parallel ones included."""
-    tp = options.tp
-    ranks = options.shard_group * tp if options.shard_group else options.gpus
+    tp, dp, group = options.tp, options.gpus // options.tp, options.shard_group
+    if group and dp % group:
+        divisors = ", ".join(str(n) for n in range(1, dp + 1) if dp % n == 0)
+        refuse("shard_group", group, f"does not divide dp·cp = {dp}; allowed: {divisors}")
+    ranks = group * tp if group else options.gpus
+    allowed = f"allowed: {_multiples(tp, gcd(ranks, experts or ranks))}"
     if options.ep % tp:
-        why = f"is no multiple of tp {tp}, as transformers' DistributedConfig asks"
-        refuse("ep", options.ep, f"{why}; allowed: {_multiples(tp, ranks)}")
+        refuse("ep", options.ep, f"is no multiple of tp {tp}, as transformers' DistributedConfig asks; {allowed}")
     if ranks % options.ep:
-        of_tp, divisors = ("", f"a divisor of {ranks}") if tp == 1 else (f" · tp {tp} = {ranks}", _multiples(tp, ranks))
-        what = f"shard group {options.shard_group}{of_tp}"
-        if not options.shard_group:
-            what = f"gpus {options.gpus} / (tp {tp} · pp 1 · cp 1) = dp {options.gpus // tp}{of_tp}"
-        refuse("ep", options.ep, f"does not divide {what}, which its ranks are taken from; allowed: {divisors}")
+        of_tp = "" if tp == 1 else f" · tp {tp} = {ranks}"
+        what = (
+            f"shard group {group}{of_tp}"
+            if group
+            else f"gpus {options.gpus} / (tp {tp} · pp 1 · cp 1) = dp {dp}{of_tp}"
+        )
+        refuse("ep", options.ep, f"does not divide {what}, which its ranks are taken from; {allowed}")
     return ranks
 
 
 def _multiples(tp: int, ranks: int) -> str:
-    """The divisors of `ranks` that are multiples of `tp`."""
-    return ", ".join(str(n) for n in range(tp, ranks + 1, tp) if ranks % n == 0)
+    """The divisors of `ranks` that are multiples of `tp`, and no expert parallelism at all."""
+    return ", ".join(str(n) for n in sorted({1, *range(tp, ranks + 1, tp)}) if ranks % n == 0)
 
 
 def _check_experts(options: Options, model: Model, ranks: int) -> None:
@@ -71,10 +76,8 @@ def _check_experts(options: Options, model: Model, ranks: int) -> None:
     if not runs_dispatched(model.program):
         refuse("ep", options.ep, f"transformers has no ep_plan for {model.model_type}; allowed: 1")
     if experts % options.ep:
-        fitting = gcd(experts, ranks)
         why = f"{name} has {experts} experts, which {options.ep} ranks cannot share evenly"
-        allowed = f"a divisor of {fitting}" if options.tp == 1 else _multiples(options.tp, fitting) or "1"
-        refuse("ep", options.ep, f"{why}; allowed: {allowed}")
+        refuse("ep", options.ep, f"{why}; allowed: {_multiples(options.tp, gcd(experts, ranks))}")
 
 
 def check_token_slices(options: Options, seq_len: int) -> None:

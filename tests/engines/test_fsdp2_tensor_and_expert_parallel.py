@@ -148,11 +148,11 @@ def test_ranks_of_an_expert_group_are_consecutive() -> None:
     [
         (MIXTRAL, {"tp": 4, "ep": 2}, "--tp 4: mixtral has 2 key/value heads"),
         (MIXTRAL | {"num_key_value_heads": 4}, {"tp": 4, "ep": 2},
-         "--ep 2: is no multiple of tp 4, as transformers' DistributedConfig asks; allowed: 4, 8, 16"),
+         "--ep 2: is no multiple of tp 4, as transformers' DistributedConfig asks; allowed: 1, 4, 8"),
         (MIXTRAL, {"tp": 2, "ep": 12},
          "--ep 12: does not divide gpus 16 / (tp 2 · pp 1 · cp 1) = dp 8 · tp 2 = 16, which its ranks are taken from; allowed:"),
         (MIXTRAL, {"tp": 2, "ep": 8, "shard_group": 2}, "--ep 8: does not divide shard group 2 · tp 2 = 4, which its ranks are"),
-        (MIXTRAL, {"tp": 2, "ep": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly; allowed: 2, 4, 8"),
+        (MIXTRAL, {"tp": 2, "ep": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly; allowed: 1, 2, 4"),
         (MIXTRAL, {"tp": 2, "ep": 2, "etp": 2}, "--etp 2: with engine fsdp2 and ep above 1 experts are whole, none is split"),
         (MIXTRAL | {"intermediate_size": 96}, {"tp": 2, "etp": 1}, "--etp 1: with engine fsdp2 transformers' tp_plan splits"),
         (MIXTRAL, {"tp": 2, "ep": 2, "seq_len": 33},
@@ -175,3 +175,14 @@ def test_refused_by_name(model: dict[str, Any], options: dict[str, Any], line: s
 def test_transformers_itself_refuses(degrees: tuple[int, int, int], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         degrees_of(*degrees)
+
+
+@pytest.mark.parametrize(
+    "options", [{"gpus": 6, "tp": 2, "ep": 4}, {"gpus": 16, "tp": 2, "ep": 16}, {"gpus": 16, "tp": 4, "ep": 2}], ids=str
+)
+def test_what_is_allowed_runs(options: dict[str, Any]) -> None:
+    given: dict[str, Any] = options | {"engine": "fsdp2", "zero": 3, "seq_len": 64}
+    with pytest.raises(memcalc.InputError) as error:
+        memcalc.estimate("mixtral-8x7b", **given)
+    for value in str(error.value).split("allowed: ")[1].split(", "):
+        memcalc.estimate("mixtral-8x7b", **given | {"ep": int(value)})
