@@ -176,10 +176,11 @@ def _check_stages(options: Options, name: str, a: Architecture) -> None:
         other = "" if options.virtual_stages > 1 else ", or --first-stage-layers, --last-stage-layers"
         allowed = f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}{other}"
         refuse("pp", f"{options.pp}{product}", f"{why}; allowed: {allowed}")
-    if options.recompute_layers is not None and options.recompute_layers > min(counts):
+    fewest = min(filter(None, counts))
+    if options.recompute_layers is not None and options.recompute_layers > fewest:
         what = "chunk" if options.virtual_stages > 1 else "stage"
-        why = f"the smallest {what} of {name} has {min(counts)} layers"
-        refuse("recompute_layers", options.recompute_layers, f"{why}; allowed: 1 to {min(counts)}")
+        why = f"the smallest {what} of {name} has {fewest} layer{'s' if fewest > 1 else ''}"
+        refuse("recompute_layers", options.recompute_layers, f"{why}; allowed: 1 to {fewest}")
 
 
 def _refuse_given_stages(options: Options, name: str, layers: int) -> NoReturn:
