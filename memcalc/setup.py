@@ -342,6 +342,9 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
     if engine == "megatron" and not options.zero:
         refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")
+    if engine == "deepspeed" and options.zero == 3:
+        why = "DeepSpeed's second partition of the weights, hpZ (zero_hpz_partition_size),"
+        refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
     if engine in ("none", "ddp"):

@@ -119,7 +119,7 @@ def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None
         sizes["ffn of the shared experts"] = a.experts.shared_ffn
     for what, size in sizes.items():
         if size % options.tp:
-            why = f"{name} has {size} {what}, and parts that are not equal are not modelled"
+            why = f"{name} has {size} {what}, and Megatron's tensor parallelism has equal parts"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
     if a.kv_heads % options.tp and options.tp % a.kv_heads:
         why = f"{name} has {a.kv_heads} key/value heads"

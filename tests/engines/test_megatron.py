@@ -363,7 +363,7 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are not modelled"),
+        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and Megatron's tensor parallelism has equal parts"),
         ({"pp": 5, "gpus": 5}, "--pp 5: llama-7b has 32 layers: neither they nor they and the embedding and the head make 5"),
         ({"ep": 2, "gpus": 2}, "--ep 2: llama-7b has no experts; allowed: 1"),
         ({"etp": 2, "tp": 4, "gpus": 4}, "--etp 2: llama-7b has no experts; allowed: 1"),
@@ -397,6 +397,24 @@ def test_refused_by_name(options: dict[str, Any], line: str) -> None:
     with pytest.raises(memcalc.InputError) as error:
         memcalc.estimate("llama-7b", **options)
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize(("model", "heads", "tp"), [("llama-7b", 32, 3), ("gpt2", 12, 8)])
+def test_megatron_refuses_parts_that_are_not_equal(model: str, heads: int, tp: int) -> None:
+    from megatron.core.tensor_parallel.layers import divide
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    with pytest.raises(ValueError, match=rf"num_attention_heads \({heads}\) must be a multiple of"):
+        TransformerConfig(num_layers=1, hidden_size=heads, num_attention_heads=heads, tensor_model_parallel_size=tp)
+    with pytest.raises(AssertionError, match="is not divisible by"):  # column- and row-parallel layers
+        divide(tp + 1, tp)
+    line = (
+        f"--tp {tp}: {model} has {heads} attention heads, and Megatron's tensor parallelism has equal parts; allowed: a"
+    )
+    with pytest.raises(memcalc.InputError, match=line) as error:
+        memcalc.estimate(model, gpus=tp, tp=tp, engine="megatron")
+    largest = int(str(error.value).split()[-1])
+    assert memcalc.estimate(model, gpus=largest, tp=largest, engine="megatron", seq_len=4 * largest).peak
 
 
 def test_a_type_without_an_architecture_is_refused() -> None:
