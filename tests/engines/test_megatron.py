@@ -391,6 +391,10 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
         ({"tp": 2, "gpus": 2, "optimizer": "sgd"}, "--optimizer sgd: with engine megatron"),
         ({"pp": 2, "gpus": 2, "pp_rank": 2}, "--pp-rank 2: allowed: 0 to 1 (pp is 2)"),
         ({"sequence_parallel": True}, "--sequence-parallel on: needs tp > 1"),
+        ({"dp": 2}, "--dp 2: 1 GPU leaves dp = 1; allowed: 1"),
+        ({"dp": 2, "gpus": 8}, "--dp 2: 8 GPUs leave dp = 8; allowed: 8"),
+        ({"dp": 8, "tp": 4, "gpus": 8}, "--dp 8: 8 GPUs over tp 4 leave dp = 2; allowed: 2"),
+        ({"dp": 8, "tp": 4, "cp": 2, "gpus": 16}, "--dp 8: 16 GPUs over tp 4·cp 2 = 8 leave dp = 2; allowed: 2"),
     ],
 )  # fmt: skip
 def test_refused_by_name(options: dict[str, Any], line: str) -> None:
@@ -609,7 +613,9 @@ def test_llama_3_405b() -> None:
     long = memcalc.estimate("llama-3.1-405b", gpus=16384, tp=8, cp=16, pp=16, zero=1, seq_len=131072, pp_rank=15)
     assert (first.setup.dp, long.setup.dp) == (64, 8)
     assert (first.rank.layers, long.rank.layers) == (7, 7)
-    with pytest.raises(memcalc.InputError, match="--dp 4: 16384 GPUs over tp·pp·cp = 2048 leave dp = 8; allowed: 8"):
+    with pytest.raises(
+        memcalc.InputError, match="--dp 4: 16384 GPUs over tp 8·pp 16·cp 16 = 2048 leave dp = 8; allowed: 8"
+    ):
         memcalc.estimate("llama-3.1-405b", gpus=16384, tp=8, cp=16, pp=16, dp=4, seq_len=131072)
 
 
