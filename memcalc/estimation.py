@@ -419,7 +419,7 @@ class Report:
 
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
-        if not self.collectives:
+        if not self.collectives or not self.rank.layers:
             return 0, 0
         own = [c for c in self.collectives if c.layer is not None]
         payload, wire = (sum(sizes) // self.rank.layers for sizes in ([c.payload for c in own], [c.wire for c in own]))

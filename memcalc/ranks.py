@@ -215,12 +215,11 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         held = held._replace(order=order_of(setup, stage, held) if played else None)
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sizes = [(w, numel(w.shape)[0] * n) for w, n in megatron.weights_of(stage).items()]
-        layers = sum(chunk.layers for chunk in stage.chunks)
-        each = sum(size for w, size in sizes if "*" in w.name) // layers
+        each = sum(size for w, size in sizes if "*" in w.name) // max(stage.layers, 1)
         sends = partial(collectives_of, setup, stage, profiles)
         total = sum(size for _, size in sizes)
         rank = Rank(
-            stage.rank, held, _sums(held), tuple(profiles), tuple(order), layers, each, total, sends, list[Collective],
+            stage.rank, held, _sums(held), tuple(profiles), tuple(order), stage.layers, each, total, sends, list[Collective],
             played,
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
         )  # fmt: skip

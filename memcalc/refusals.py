@@ -10,7 +10,7 @@ from memcalc.families.expert_parallel import expert_path
 from memcalc.families.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
 from memcalc.families.tensor_parallel import split_dims
-from memcalc.families.tensor_parallel_plans import FAILS, NOT_RUN, PLANS
+from memcalc.families.tensor_parallel_plans import FAILS, NOT_RUN, PLANS, WITHOUT
 from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
 
@@ -250,6 +250,12 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
     if model.model_type in FAILS:
         why = f"with engine fsdp2 transformers cannot run a {model.model_type}, which {FAILS[model.model_type]}"
         refuse("tp", options.tp, f"{why}; allowed: 1")
+    if model.model_type in WITHOUT:
+        refuse(
+            "tp",
+            options.tp,
+            f"with engine fsdp2: transformers' tp_plan of a {model.model_type} is empty; allowed: 1",
+        )
     if model.model_type not in PLANS:
         refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
     program: Any = model.program

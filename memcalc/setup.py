@@ -201,13 +201,14 @@ def resolve(options: Options, model: Model | None) -> Setup:
 def _data_parallel_degree(options: Options) -> int:
     axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
     product = options.tp * options.pp * options.cp
+    named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
+    shown = f"{named} = {product}" if "·" in named else named
     if options.gpus % product:
-        named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
-        shown = f"{named} = {product}" if "·" in named else named
         refuse("gpus", options.gpus, f"does not divide by {shown}; allowed: a multiple of {product}")
     dp = options.gpus // product
     if options.dp is not None and options.dp != dp:
-        refuse("dp", options.dp, f"{options.gpus} GPUs over tp·pp·cp = {product} leave dp = {dp}; allowed: {dp}")
+        gpus = "1 GPU leaves" if options.gpus == 1 else f"{options.gpus} GPUs{f' over {shown}' if shown else ''} leave"
+        refuse("dp", options.dp, f"{gpus} dp = {dp}; allowed: {dp}")
     return dp
 
 
@@ -342,6 +343,9 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
     if engine == "megatron" and not options.zero:
         refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")
+    if engine == "deepspeed" and options.zero == 3:
+        why = "DeepSpeed's second partition of the weights, hpZ (zero_hpz_partition_size),"
+        refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
     if engine == "deepspeed":
         refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
     if engine in ("none", "ddp"):

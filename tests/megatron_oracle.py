@@ -138,9 +138,9 @@ def _config(a: Architecture, tensor_parallel: int, sequence_parallel: bool) -> A
 
 
 def gpt_model(
-    a: Architecture, *, tensor_parallel: int, sequence_parallel: bool, vocab: int, batch: int, seq: int
+    a: Architecture, *, tensor_parallel: int, sequence_parallel: bool, vocab: int, batch: int, seq: int, alone: str = ""
 ) -> Ran:
-    """A step of one micro-batch; `vocab` is the padded one."""
+    """A step of one micro-batch; `vocab` is the padded one. `alone`: the "embedding" or the "head", a stage without layers."""
     import megatron.core.transformer.transformer_block as block
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -152,34 +152,43 @@ def gpt_model(
         if a.qk_norm:
             attention = spec.submodules.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = _Norm
+        layers = block.TransformerBlockSubmodules([], _Norm) if alone else spec
         with FakeTensorMode(allow_non_fake_inputs=True):
             torch.set_default_dtype(torch.bfloat16)
             model = GPTModel(
-                _config(a, tensor_parallel, sequence_parallel), spec, vocab, a.positions or seq, parallel_output=True,
+                _config(a, tensor_parallel, sequence_parallel), layers, vocab, a.positions or seq, parallel_output=True,
                 share_embeddings_and_output_weights=a.tied,
                 position_embedding_type="rope" if a.positions is None else "learned_absolute",
+                pre_process=alone != "head", post_process=alone != "embedding",
             ).train()  # fmt: skip
             torch.set_default_dtype(torch.float32)
             ids = torch.zeros((batch, seq), dtype=torch.int64)
             mask = torch.ones((1, 1, seq, seq), dtype=torch.bool)
             for tensor in [*model.parameters(), *model.buffers(), ids, mask]:
                 mode.register(tensor)
+            shard = seq // tensor_parallel if sequence_parallel else seq
             with mode:
-                return _step(mode, model, ids, mask)
+                return _step(mode, model, ids, mask, (shard, batch, a.hidden))
 
 
-def _step(mode: Mode, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> Ran:
+def _step(mode: Mode, model: Any, ids: torch.Tensor, mask: torch.Tensor, between: tuple[int, ...]) -> Ran:
     saved = 0
     for _ in range(2):
         gc.collect()
         mode.calls = Counter()
         start, mode.phase = mode.now, "forward"
-        loss = model(ids, ids, mask, labels=ids).float().mean()
+        if not model.pre_process:
+            model.set_input_tensor(torch.empty(between, dtype=torch.bfloat16, requires_grad=True))
+        out = model(ids, ids, mask, labels=ids)
+        if model.post_process:
+            out = out.float().mean()
         gc.collect()
         saved = mode.now - start
         mode.phase = "backward"
-        loss.backward()
+        out.backward(None if model.post_process else torch.empty(between, dtype=torch.bfloat16))
         for parameter in model.parameters():
             parameter.grad = None
-        del loss
+        del out
+        if not model.pre_process:
+            model.decoder.input_tensor = None
     return Ran({name: tuple(p.shape) for name, p in model.named_parameters()}, saved, mode.calls)

@@ -46,6 +46,11 @@ class Stage(NamedTuple):
     rank: int
     chunks: tuple[GPTModel, ...]
 
+    @property
+    def layers(self) -> int:
+        """None where it has the embedding or the head alone."""
+        return sum(chunk.layers for chunk in self.chunks)
+
 
 def architecture(model: Model) -> Architecture:
     """The model as GPTModel's configuration has it."""
@@ -193,7 +198,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
     if last:
         rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
         rows.append(Row("buffers", "loss mask", (batch, whole), fp32, life="the step's batch", source="the caller"))
-    rows += _global_buffer(setup, stage.chunks[0], batch, whole)
+    rows += _global_buffer(setup, stage, batch, whole)
     if setup.gradient_accumulation_fusion:
         rows += _dummy_weight_gradients(stage, dtype)
     routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
@@ -204,7 +209,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
             rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
     rows += _of_layers(setup, stage)
     fuses = setup.compute_dtype is not fp32 and stage.chunks[0].fuses_softmax(setup.micro_batch_size, setup.rows)
-    if setup.attention == "unfused" and not fuses:
+    if setup.attention == "unfused" and stage.layers and not fuses:
         source = "transformer_engine/pytorch/attention/dot_product_attention/softmax.py"
         rows.append(
             Row("buffers", "causal mask of all layers", (whole, whole), boolean, source=source, basis="modelled")
@@ -248,21 +253,22 @@ def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
         rows.append(
             Row("buffers", "bias and counts of experts", (TWO, stage.chunks[0].moe.count), fp32, routed, source=source)
         )
-    if a.latent is not None:
+    if a.latent is not None and stage.layers:
         positions = Dim("positions", max(_CACHED_POSITIONS, setup.seq_len or 0))
         shape = (TWO, positions, Dim("qk_rope_head_dim", a.latent.rope_dim))
-        layers = sum(chunk.layers for chunk in stage.chunks)
         source = "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py"
-        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, layers, source=source))
+        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, stage.layers, source=source))
     return rows
 
 
-def _global_buffer(setup: Setup, chunk: GPTModel, batch: Dim, whole: Dim) -> list[Row]:
-    """core/utils.py, GlobalMemoryBuffer: one block, as large as the largest tensor that was asked for in it."""
+def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[Row]:
+    """core/utils.py, GlobalMemoryBuffer: one block, as large as the largest tensor that was asked for in it, which an
+    embedding alone does not."""
+    chunk = stage.chunks[0]
     wanted: list[tuple[str, Shape]] = []
-    if setup.sequence_parallel:
+    if setup.sequence_parallel and (stage.layers or chunk.layout.last):
         wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
-    if setup.attention == "eager":
+    if setup.attention == "eager" and stage.layers:
         wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))
     if not wanted:
         return []

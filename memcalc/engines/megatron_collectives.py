@@ -120,7 +120,6 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
     """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
     out: list[Collective] = []
     grad_dtype = DTYPES[setup.grad_dtype]
-    layers = sum(chunk.layers for chunk in stage.chunks)
     for buffer in buffers_of(setup, stage):
         dense = buffer.name == "weights"
         of = "parameters of the stage" if dense else "parameters of its experts"
@@ -130,8 +129,11 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
         else:
             ranks, total = buffer.data_ranks, buffer.elements
             made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
-        share = buffer.of_a_layer(layers), buffer.elements
-        out += [c._replace(by_layer=True, shares=share) for c in made if c.group_size > 1]
+        made = [c for c in made if c.group_size > 1]
+        if stage.layers:
+            share = buffer.of_a_layer(stage.layers), buffer.elements
+            made = [c._replace(by_layer=True, shares=share) for c in made]
+        out += made
     return out
 
 

@@ -191,6 +191,14 @@ PLANS: Final[Mapping[str, Plan]] = {
 }
 """Each model type's plan, as transformers' `model.tp_plan` has it."""
 
+WITHOUT: Final = (
+    "gpt2", "stablelm", "persimmon", "gptj", "codegen", "gpt_neo", "mpt", "gpt_bigcode", "bloom", "falcon", "opt", "bitnet",
+    "bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "roc_bert", "biogpt",
+    "xglm", "openai-gpt", "ctrl", "gpt_neox_japanese", "rwkv", "mamba", "mamba2", "zamba2", "recurrent_gemma", "falcon_mamba",
+    "modernbert", "deberta-v2", "t5", "bart", "whisper", "resnet",
+)  # fmt: skip
+"""Model types that transformers splits nothing of: its `model.tp_plan` is empty."""
+
 NOT_RUN: Final[Mapping[str, str]] = {
     "cohere": "use_qk_norm", "olmo": "clip_qkv", "olmoe": "clip_qkv", "flex_olmo": "clip_qkv",
 }  # fmt: skip

@@ -119,7 +119,7 @@ def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None
         sizes["ffn of the shared experts"] = a.experts.shared_ffn
     for what, size in sizes.items():
         if size % options.tp:
-            why = f"{name} has {size} {what}, and parts that are not equal are not modelled"
+            why = f"{name} has {size} {what}, and Megatron's tensor parallelism has equal parts"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
     if a.kv_heads % options.tp and options.tp % a.kv_heads:
         why = f"{name} has {a.kv_heads} key/value heads"
@@ -176,10 +176,11 @@ def _check_stages(options: Options, name: str, a: Architecture) -> None:
         other = "" if options.virtual_stages > 1 else ", or --first-stage-layers, --last-stage-layers"
         allowed = f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}{other}"
         refuse("pp", f"{options.pp}{product}", f"{why}; allowed: {allowed}")
-    if options.recompute_layers is not None and options.recompute_layers > min(counts):
+    fewest = min(filter(None, counts))
+    if options.recompute_layers is not None and options.recompute_layers > fewest:
         what = "chunk" if options.virtual_stages > 1 else "stage"
-        why = f"the smallest {what} of {name} has {min(counts)} layers"
-        refuse("recompute_layers", options.recompute_layers, f"{why}; allowed: 1 to {min(counts)}")
+        why = f"the smallest {what} of {name} has {fewest} layer{'s' if fewest > 1 else ''}"
+        refuse("recompute_layers", options.recompute_layers, f"{why}; allowed: 1 to {fewest}")
 
 
 def _refuse_given_stages(options: Options, name: str, layers: int) -> NoReturn:

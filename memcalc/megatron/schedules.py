@@ -164,8 +164,9 @@ def layers_of_chunks(layers: int, chunks: int, first: int | None = None, last: i
     """Layers of each chunk in the model's order. ValueError where no split is known.
 
     An equal number each; where that does not come out, the embedding and the head count as a layer each, or one of them
-    does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`). Given numbers of the first
-    and the last chunk (`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`) leave equal others.
+    does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`), and may be a chunk of its own
+    (get_num_layers_to_build). Given numbers of the first and the last chunk (`--decoder-first-pipeline-num-layers`,
+    `--decoder-last-pipeline-num-layers`) leave equal others.
     """
     if first is not None or last is not None:
         ends = [count for count in (first, last) if count is not None]
@@ -177,7 +178,7 @@ def layers_of_chunks(layers: int, chunks: int, first: int | None = None, last: i
         return [*([first] if first is not None else []), *middle, *([last] if last is not None else [])]
     for embedding, head in _COUNTED:
         each, rest = divmod(layers + embedding + head, chunks)
-        if not rest and each > max(embedding, head):
+        if not rest and each:
             counts = [each] * chunks
             counts[0] -= embedding
             counts[-1] -= head

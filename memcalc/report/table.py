@@ -23,6 +23,7 @@ from memcalc.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
+    from memcalc.setup import Setup
 
 _LABELS = {
     "parameters": "parameters",
@@ -71,6 +72,10 @@ def _title(report: Report) -> Text:
     parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
     parts += _layout(report)
     parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
+    if s.clip_grad_norm:
+        parts.append("gradients clipped")
+    if s.micro_batches > 1:
+        parts.append(f"{s.micro_batches} micro-batches")
     if s.seq_len is not None:
         if model.program.has_sequence:
             parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
@@ -78,7 +83,7 @@ def _title(report: Report) -> Text:
         else:
             parts.append(f"micro-batch {s.micro_batch_size}")
         if s.recompute != "none":
-            parts.append(f"recompute {s.recompute}")
+            parts.append(f"recompute {s.recompute}{_first_layers(s)}")
         if s.kernels != "hf":
             parts.append(f"{s.kernels} kernels")
         if s.cross_entropy != "eager":
@@ -91,22 +96,35 @@ def _title(report: Report) -> Text:
 
 
 def _layout(report: Report) -> list[str]:
-    """The parallel degrees, where there is more than data parallelism."""
+    """The parallel degrees, where there is more than one GPU."""
     s = report.setup
-    if s.tp == s.pp == s.cp == s.ep == 1:
+    if s.gpus == 1:
         return []
-    axes = [("tp", s.tp), ("pp", s.pp), ("cp", s.cp), ("ep", s.ep), ("etp", s.etp)]
-    shown = [(name, degree) for name, degree in axes if degree > 1 and (name != "etp" or s.ep > 1)]
+    axes = [("tp", s.tp), ("pp", s.pp), ("cp", s.cp), ("ep", s.ep)]
+    shown = [(name, degree) for name, degree in axes if degree > 1] + ([("etp", s.etp)] if s.etp != s.tp else [])
     degrees = " · ".join(f"{name} {degree}" for name, degree in [*shown, ("dp", s.dp)])
     heads: Any = getattr(report.model.program, "kv_heads", None) if s.seq_len is not None else None
     each = s.tp if heads is None else heads.size
     return [
         degrees,
+        *([f"shard group {s.shards}"] if s.zero and s.replicas > 1 else []),
         *(["sequence parallel"] if s.sequence_parallel else []),
         *([f"cp rank {report.rank.cp}, which has most"] if report.rank.cp is not None else []),
         *([f"{s.cp_comm_type} of keys and values"] if s.cp_comm_type not in (None, "p2p") else []),
         *([f"{s.tp // each} ranks share a key/value head"] if each < s.tp else []),
     ]
+
+
+def _part(setup: Setup) -> str:
+    """What of a model a pipeline rank has one or several of."""
+    return "chunk" if setup.virtual_stages > 1 else "stage"
+
+
+def _first_layers(setup: Setup) -> str:
+    if setup.recompute_layers is None:
+        return ""
+    layers = f"{setup.recompute_layers} layer{'s' if setup.recompute_layers > 1 else ''}"
+    return f" of {layers}{f' a {_part(setup)}' if setup.pp > 1 else ''}"
 
 
 def _pipeline_lines(report: Report) -> list[Text]:
@@ -122,7 +140,6 @@ def _pipeline_lines(report: Report) -> list[Text]:
     chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
     batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
     division = s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers
-    part = "chunk" if s.virtual_stages > 1 else "stage"
     if s.engine == "fsdp2":
         counts = divided(report.model.layers, *division)
         share = orders.bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
@@ -134,7 +151,7 @@ def _pipeline_lines(report: Report) -> list[Text]:
     else:
         counts = layers_of_chunks(report.model.layers, *division)
         share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
-        spread = _uneven_line(counts, division[1:] != (None, None), part)
+        spread = _uneven_line(counts, division[1:] != (None, None), _part(s))
     alike = ", were all stages equal" if len(set(counts)) > 1 else ""
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),

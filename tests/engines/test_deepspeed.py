@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -246,3 +248,16 @@ def test_hooks_of_stage_3_leave_the_names_of_rows(name: str) -> None:
         return {i.name for i in report.items if i.component == "saved_activations"}
 
     assert saved(3) == saved(2)
+
+
+def test_a_second_partition_of_the_weights_is_not_modelled() -> None:
+    """ZeRO-3's hpZ is the one smaller group of shards that DeepSpeed's configuration has."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    assert DeepSpeedZeroConfig.model_fields["zero_hpz_partition_size"].default == 1
+    options: dict[str, Any] = {"gpus": 16, "engine": "deepspeed", "shard_group": 8}
+    line = r"--shard-group 8: .* hpZ \(zero_hpz_partition_size\), is not modelled by this version; allowed: 16, or"
+    with pytest.raises(memcalc.InputError, match=line):
+        memcalc.estimate("gpt2", zero=3, **options)
+    with pytest.raises(memcalc.InputError, match="--shard-group 8: DeepSpeed shards over all ranks of dp·cp"):
+        memcalc.estimate("gpt2", zero=2, **options)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import step_cases
 from fsdp2_oracle import ranks, sharded_step, split
 from oracle import build
 from steps_compared import check_step, check_step_and_forward, of_the_plan, phases
@@ -17,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import memcalc
 from memcalc.estimation import Report
-from memcalc.families import tensor_parallel
-from memcalc.families.tensor_parallel_plans import PLANS
+from memcalc.families import FAMILIES, tensor_parallel
+from memcalc.families.tensor_parallel_plans import FAILS, PLANS, WITHOUT
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -118,6 +119,18 @@ def test_foreach_has_a_temporary_of_the_larger_of_two_groups() -> None:
     report, real = both(LLAMA, {"optimizer_implementation": "foreach"}, {"implementation": "foreach"})
     counters = 4 * len(report.model.weights())  # of CPU tensors they are on the same device
     assert phases(report)[2] == real.step - counters
+
+
+def test_what_transformers_splits_nothing_of() -> None:
+    """Every family without a plan here, on the meta device."""
+    empty: list[str] = []
+    for model_type in FAMILIES.keys() - PLANS.keys() - FAILS.keys():
+        config = step_cases(model_type)[0].fields
+        with torch.device("meta"):
+            model: Any = build(config, memcalc.load_model(config).program.attention_kinds[0], torch.float32)
+        if not model.tp_plan:
+            empty.append(model_type)
+    assert sorted(empty) == sorted(WITHOUT)
 
 
 @pytest.mark.parametrize("model_type", PLANS)
@@ -223,6 +236,7 @@ def test_replicas_are_told_from_none_on_one_model() -> None:
         ("llama-7b", {"gpus": 3, "tp": 3}, "--tp 3: llama-7b has 32 attention heads, and a rank of transformers' tensor"),
         ("llama-3-70b", {"gpus": 16, "tp": 16}, "--tp 16: llama-3-70b has 8 key/value heads, and a rank of transformers'"),
         ("pythia-160m", {"gpus": 2, "tp": 2}, "--tp 2: with engine fsdp2 for a gpt_neox is not modelled by this version"),
+        ("gpt2", {"gpus": 2, "tp": 2}, "--tp 2: with engine fsdp2: transformers' tp_plan of a gpt2 is empty; allowed: 1"),
         (
             LLAMA | {"model_type": "olmo", "clip_qkv": 8.0},
             {"gpus": 2, "tp": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from memcalc.dtypes import bf16, fp32
 from memcalc.megatron.architecture import Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
 from memcalc.profile import Choices, full_profile, profile, trace
+from memcalc.report.per_layer import shares
 from memcalc.rows import Item
 from memcalc.runs import Trace
 from memcalc.units import GIB, MIB
@@ -77,6 +79,33 @@ def test_parameters_and_collectives_are_gpt_models(a: Architecture, tp: int, seq
         assert (sent, set(real.calls.values())) == (Counter(), {3})
     else:
         assert sent == real.calls
+
+
+@splits
+@pytest.mark.parametrize("a", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+@pytest.mark.parametrize("alone", ["embedding", "head"])
+def test_an_embedding_or_a_head_alone(alone: str, a: Architecture, tp: int, sequence_parallel: bool) -> None:
+    """Stages without layers: weights, collectives, and what is alive after forward."""
+    vocab = padded_vocab(a.vocab, tp)
+    how: Any = {"tensor_parallel": tp, "sequence_parallel": sequence_parallel, "vocab": vocab, "batch": 2, "seq": 32}
+    real = gpt_model(a, alone=alone, **how)
+    layout = Layout(
+        tp, sequence_parallel, layers=0, first=alone == "embedding", last=alone == "head", mask_in_batch=False
+    )
+    model = GPTModel(a, layout)
+    tied = {"embedding.word_embeddings.weight": "output_layer.weight"} if alone == "head" else {}
+    assert {tied.get(w.name, w.name): tuple(d.size for d in w.shape) for w in model.weights()} == real.parameters
+    of = trace(model, Choices(bf16, "eager", False, True), 2, 32 // tp if sequence_parallel else 32, 0)
+    sent = Counter((s.phase, s.kind, nbytes(s)) for s in of.sent)
+    if tp == 1:
+        assert (sent, set(real.calls.values())) == (Counter(), {3} if alone == "head" else set())
+    else:
+        assert sent == real.calls
+    output = 2 * 32 * a.hidden * 2 // (tp if sequence_parallel else 1)
+    others = (
+        output if alone == "embedding" else 4 - 2 * 32 * 4
+    )  # the loss, less the mask that the training loop multiplies by
+    assert sum(map(nbytes, saved(of))) + others == real.saved
 
 
 # --- Korthikanti et al. 2022
@@ -334,7 +363,7 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and parts that are not equal are not modelled"),
+        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and Megatron's tensor parallelism has equal parts"),
         ({"pp": 5, "gpus": 5}, "--pp 5: llama-7b has 32 layers: neither they nor they and the embedding and the head make 5"),
         ({"ep": 2, "gpus": 2}, "--ep 2: llama-7b has no experts; allowed: 1"),
         ({"etp": 2, "tp": 4, "gpus": 4}, "--etp 2: llama-7b has no experts; allowed: 1"),
@@ -362,12 +391,34 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
         ({"tp": 2, "gpus": 2, "optimizer": "sgd"}, "--optimizer sgd: with engine megatron"),
         ({"pp": 2, "gpus": 2, "pp_rank": 2}, "--pp-rank 2: allowed: 0 to 1 (pp is 2)"),
         ({"sequence_parallel": True}, "--sequence-parallel on: needs tp > 1"),
+        ({"dp": 2}, "--dp 2: 1 GPU leaves dp = 1; allowed: 1"),
+        ({"dp": 2, "gpus": 8}, "--dp 2: 8 GPUs leave dp = 8; allowed: 8"),
+        ({"dp": 8, "tp": 4, "gpus": 8}, "--dp 8: 8 GPUs over tp 4 leave dp = 2; allowed: 2"),
+        ({"dp": 8, "tp": 4, "cp": 2, "gpus": 16}, "--dp 8: 16 GPUs over tp 4·cp 2 = 8 leave dp = 2; allowed: 2"),
     ],
 )  # fmt: skip
 def test_refused_by_name(options: dict[str, Any], line: str) -> None:
     with pytest.raises(memcalc.InputError) as error:
         memcalc.estimate("llama-7b", **options)
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize(("model", "heads", "tp"), [("llama-7b", 32, 3), ("gpt2", 12, 8)])
+def test_megatron_refuses_parts_that_are_not_equal(model: str, heads: int, tp: int) -> None:
+    from megatron.core.tensor_parallel.layers import divide
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    with pytest.raises(ValueError, match=rf"num_attention_heads \({heads}\) must be a multiple of"):
+        TransformerConfig(num_layers=1, hidden_size=heads, num_attention_heads=heads, tensor_model_parallel_size=tp)
+    with pytest.raises(AssertionError, match="is not divisible by"):  # column- and row-parallel layers
+        divide(tp + 1, tp)
+    line = (
+        f"--tp {tp}: {model} has {heads} attention heads, and Megatron's tensor parallelism has equal parts; allowed: a"
+    )
+    with pytest.raises(memcalc.InputError, match=line) as error:
+        memcalc.estimate(model, gpus=tp, tp=tp, engine="megatron")
+    largest = int(str(error.value).split()[-1])
+    assert memcalc.estimate(model, gpus=largest, tp=largest, engine="megatron", seq_len=4 * largest).peak
 
 
 def test_a_type_without_an_architecture_is_refused() -> None:
@@ -562,8 +613,53 @@ def test_llama_3_405b() -> None:
     long = memcalc.estimate("llama-3.1-405b", gpus=16384, tp=8, cp=16, pp=16, zero=1, seq_len=131072, pp_rank=15)
     assert (first.setup.dp, long.setup.dp) == (64, 8)
     assert (first.rank.layers, long.rank.layers) == (7, 7)
-    with pytest.raises(memcalc.InputError, match="--dp 4: 16384 GPUs over tp·pp·cp = 2048 leave dp = 8; allowed: 8"):
+    with pytest.raises(
+        memcalc.InputError, match="--dp 4: 16384 GPUs over tp 8·pp 16·cp 16 = 2048 leave dp = 8; allowed: 8"
+    ):
         memcalc.estimate("llama-3.1-405b", gpus=16384, tp=8, cp=16, pp=16, dp=4, seq_len=131072)
+
+
+def test_chunks_without_layers() -> None:
+    options: dict[str, Any] = {
+        "gpus": 1024,
+        "tp": 8,
+        "pp": 16,
+        "schedule": "interleaved",
+        "virtual_stages": 8,
+        "zero": 1,
+    }
+    report = memcalc.estimate("llama-3.1-405b", seq_len=256, global_batch_size=256, **options)
+    assert [one.rank.layers for one in report.each_rank()] == [7, *[8] * 14, 7]
+    recomputed = {"recompute": "full", "seq_len": 256, "global_batch_size": 256}
+    assert memcalc.estimate("llama-3.1-405b", pp_rank=0, recompute_layers=1, **recomputed, **options).peak
+    with pytest.raises(memcalc.InputError, match=r"smallest chunk of .* has 1 layer; allowed: 1 to 1$"):
+        memcalc.estimate("llama-3.1-405b", pp_rank=0, recompute_layers=2, **recomputed, **options)
+
+
+@pytest.mark.parametrize("more", [{}, {"zero": 1}, {"tp": 2, "zero": 1}, {"recompute": "full", "attention": "unfused"}])
+def test_stages_without_layers(more: dict[str, Any]) -> None:
+    """Nothing of a layer is there, not even buffers, and nothing is shared out among layers."""
+    options: dict[str, Any] = {"pp": 14, "gpus": 28 * more.get("tp", 1), "engine": "megatron", **more}
+    for rank, name in ((0, "embedding"), (13, "final_layernorm")):
+        report = memcalc.estimate("gpt2", pp_rank=rank, **options)
+        assert not any("layers" in item.name or "causal mask" in item.name for item in report.items)
+        assert any(name in item.name for item in report.items if item.component == "parameters")
+        assert (report.rank.layers, report.per_layer(), shares(report)) == (0, (0, 0), [])
+        assert any("all-gather buffer" in item.name for item in report.items) == (rank > 0 and "tp" in more)
+
+
+@pytest.mark.parametrize(("model", "virtual_stages"), [("gpt2", 1), ("gpt2", 2), ("llama-3.1-405b", 1)])
+def test_every_number_of_stages_that_is_allowed_works(model: str, virtual_stages: int) -> None:
+    interleaved = {"schedule": "interleaved", "virtual_stages": virtual_stages} if virtual_stages > 1 else {}
+    options: dict[str, Any] = {"engine": "megatron", "seq_len": 16, **interleaved}
+    with pytest.raises(memcalc.InputError, match=r"--pp 5.* equal parts; allowed: a divisor of .*") as error:
+        memcalc.estimate(model, pp=5, gpus=5, global_batch_size=5, **options)
+    numbers = re.findall(r"\d+", str(error.value).split("a divisor of")[1])
+    layers = memcalc.load_model(model).layers
+    assert [*map(int, numbers)] == [layers, layers + 1, layers + 2]
+    for pp in {n // virtual_stages for n in map(int, numbers) if n % virtual_stages == 0}:
+        report = memcalc.estimate(model, pp=pp, gpus=pp, pp_rank=0, global_batch_size=pp, **options)
+        assert report.rank.layers == (0 if pp * virtual_stages == layers + 2 else 1) + virtual_stages - 1
 
 
 def test_recomputation_of_the_first_layers() -> None:

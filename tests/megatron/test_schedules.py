@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,12 +65,38 @@ def test_layers_are_spread_evenly_or_not_at_all() -> None:
     assert layers_of_chunks(12, 6) == [2] * 6
     assert layers_of_chunks(126, 16) == [7, *[8] * 14, 7]  # Llama 3 405B, with the embedding and the head
     assert layers_of_chunks(31, 4) == [8, 8, 8, 7]
+    assert layers_of_chunks(6, 8) == [0, *[1] * 6, 0]
+    assert layers_of_chunks(6, 7) == [*[1] * 6, 0]
     assert layers_of_chunks(61, 16, last=1) == [*[4] * 15, 1]
     assert layers_of_chunks(10, 2, 4, 6) == [4, 6]
     with pytest.raises(ValueError, match="12 layers less 5 do not divide by 2"):
         layers_of_chunks(12, 3, first=5)
     with pytest.raises(ValueError, match=r"12 layers, .* do not divide by 8"):
         layers_of_chunks(12, 8)
+    with pytest.raises(ValueError, match=r"12 layers, .* do not divide by 15"):
+        layers_of_chunks(12, 15)
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "chunks"), [(12, 4, 1), (6, 2, 4), (6, 8, 1), (6, 7, 1), (31, 4, 1), (14, 2, 4), (15, 4, 4)]
+)
+def test_layers_are_spread_as_megatron_spreads_them(layers: int, ranks: int, chunks: int) -> None:
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    spans = spans_of(layers, ranks, chunks)
+    usual = max(span.layers for of_rank in spans for span in of_rank)
+    config = TransformerConfig(
+        num_layers=layers, hidden_size=8, num_attention_heads=1, pipeline_model_parallel_size=ranks,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None, pipeline_dtype=torch.bfloat16,
+        account_for_embedding_in_pipeline_split=spans[0][0].layers < usual,
+        account_for_loss_in_pipeline_split=spans[-1][-1].layers < usual,
+    )  # fmt: skip
+    built = [
+        [get_num_layers_to_build(config, chunk if chunks > 1 else None, rank) for chunk in range(chunks)]
+        for rank in range(ranks)
+    ]
+    assert [[span.layers for span in of_rank] for of_rank in spans] == built
 
 
 def test_chunks_go_round() -> None:

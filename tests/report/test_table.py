@@ -142,6 +142,30 @@ def test_what_the_report_says() -> None:
         assert text in " ".join(shown.split())
 
 
+MIXTRAL = {"model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8}
+TITLES: list[tuple[Any, dict[str, Any], str]] = [
+    (LLAMA, {}, "1 GPU · plain PyTorch · bf16-mixed · adamw (foreach) · micro-batch 1 × 256 tokens · sdpa attention"),
+    (LLAMA, {"gpus": 4, "engine": "ddp"}, "4 GPUs · ddp · dp 4 · bf16-mixed"),
+    (LLAMA, {"global_batch_size": 6, "micro_batch_size": 2}, "(foreach) · 3 micro-batches · micro-batch 2 × 256 tokens"),
+    (LLAMA, {"gpus": 8, "zero": 3, "engine": "fsdp2"}, "fsdp2, ZeRO 3 · dp 8 · bf16-mixed"),
+    (LLAMA, {"gpus": 8, "zero": 3, "engine": "fsdp2", "shard_group": 2}, "ZeRO 3 · dp 8 · shard group 2 · bf16-mixed"),
+    (LLAMA, {"gpus": 8, "zero": 1, "engine": "megatron", "tp": 2, "shard_group": 2}, "tp 2 · dp 4 · shard group 2 · sequence"),
+    (LLAMA, {"gpus": 8, "zero": 1, "engine": "megatron", "shard_group": 8}, "megatron, ZeRO 1 · dp 8 · bf16-mixed"),
+    (LLAMA, {"clip_grad_norm": True}, "adamw (foreach) · gradients clipped · micro-batch"),
+    (LLAMA, {"engine": "megatron", "recompute": "full", "recompute_layers": 1}, "recompute full of 1 layer ·"),
+    ("gpt2", {"gpus": 2, "pp": 2, "recompute": "full", "recompute_layers": 3}, "recompute full of 3 layers a stage ·"),
+    (MIXTRAL, {"gpus": 4, "tp": 2, "ep": 2}, "tp 2 · ep 2 · dp 2 · sequence parallel"),
+    (MIXTRAL, {"gpus": 4, "tp": 2, "ep": 4, "etp": 1}, "tp 2 · ep 4 · etp 1 · dp 2 · sequence parallel"),
+    (MIXTRAL, {"gpus": 4, "ep": 2, "etp": 2, "tp": 1, "engine": "megatron"}, "megatron · ep 2 · etp 2 · dp 4 · bf16-mixed"),
+    (None, {"params": "1B", "gpus": 8, "zero": 1, "global_batch_size": 16}, "adamw (fused) · 2 micro-batches"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "options", "text"), TITLES)
+def test_the_title_says_what_changes_the_numbers(model: Any, options: dict[str, Any], text: str) -> None:
+    assert text in " ".join(table(model, options, io.StringIO()).split("Memory per GPU")[0].split())
+
+
 LARGE = "gpt2-large"
 VERDICTS: list[tuple[str, dict[str, Any], bool, tuple[str, ...]]] = [
     (LARGE, {"gpu": "rtx4090"}, True, ("fits NVIDIA GeForce RTX 4090", "to spare", "that the estimate may be too low by")),
