@@ -25,7 +25,8 @@ from memcalc.errors import InputError
 from memcalc.tracing.modules import quiet
 from memcalc.validate import deepspeed
 from memcalc.validate.checks import fields_of
-from memcalc.validate.comparison import Measured, rank_of
+from memcalc.validate.collectives import Collectives
+from memcalc.validate.comparison import Calls, Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
 from memcalc.validate.fake import process_group, worst
@@ -143,6 +144,7 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
         environment=here.environment(),
         history=_history(job),
         saved_by_hooks=_saved_by_hooks(setup, job),
+        calls=_calls(setup, job),
         seconds=_seconds(job),
     )
 
@@ -163,7 +165,7 @@ def _step(setup: Setup, job: Job) -> Measured:
         forward=meter.peaks["forward"],
         backward=meter.peaks["backward"],
         step=meter.peaks["step"],
-        calls=None,
+        calls=None,  # those of a step of its own
         environment={},
         allocated=allocator.allocated,
         reserved=torch.cuda.max_memory_reserved(),
@@ -187,6 +189,15 @@ def _history(job: Job) -> dict[str, Any]:
     finally:
         memory._record_memory_history(None)
     return {"phases": phases_of(trace, begun, live)}
+
+
+def _calls(setup: Setup, job: Job) -> Calls | None:
+    """Of a further step, which nothing is measured of: what this rank calls, whether the others are there or not."""
+    if setup.engine == "none":
+        return None
+    with Collectives() as sent:
+        job.step(lambda phase: None)
+    return sent.calls
 
 
 def _saved_by_hooks(setup: Setup, job: Job) -> int | None:

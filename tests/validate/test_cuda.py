@@ -120,6 +120,8 @@ def on_the_cpu() -> Iterator[Live]:
         {"precision": "bf16-mixed", "global_batch_size": 3},
         {"precision": "fp32", "recompute": "full", "attention": "eager"},
         {"gpus": 8, "zero": 2, "engine": "fsdp2", "global_batch_size": 16},
+        {"gpus": 3, "engine": "ddp", "global_batch_size": 6},
+        {"gpus": 4, "zero": 3, "tp": 2, "global_batch_size": 4},
         {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
         {"gpus": 4, "zero": 3, "pp": 2, "pp_rank": 1, "global_batch_size": 8},
         {"gpus": 4, "zero": 3, "ep": 2, "model": MIXTRAL},
@@ -133,6 +135,9 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     comparison = Comparison(report, measured, "cuda")
     tensors = [row for row in comparison.memory if row.name not in ("allocated", "reserved", "context", "device")]
     assert [(row.name, row.predicted) for row in tensors] == [(row.name, row.measured) for row in tensors]
+    sent = comparison.communication
+    assert bool(sent) is (report.setup.gpus > 1)
+    assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
     rows = {row.name: row.measured for row in comparison.memory}
     assert rows["allocated"] == -(-rows["peak"] // 512) * 512
     assert (rows["context"], rows["device"]) == (3 * 2**20, FREE)
@@ -161,6 +166,9 @@ def test_ranks_of_deepspeed_leave_nothing_to_one_another(zero: int) -> None:
         assert live.now == 0
     peaks = [row for row in comparison.memory if row.name.startswith("peak")]
     assert [(row.name, row.predicted) for row in peaks] == [(row.name, row.measured) for row in peaks]
+    sent = comparison.communication
+    assert {row.name for row in sent} >= {"all_reduce over 4: calls", "all_reduce over 4: payload"}
+    assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
 
 
 def test_of_real_ranks_the_reported_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
