@@ -18,6 +18,7 @@ _C10D: Final[dict[str, str | None]] = {
     "allreduce_coalesced_": "all_reduce",
     "_allgather_base_": "all_gather",
     "allgather_": "all_gather",
+    "allgather_coalesced_": "all_gather",
     "allgather_into_tensor_coalesced_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_": "reduce_scatter",

@@ -6,6 +6,8 @@ are compared with tensors and cuBLAS workspaces. With an engine one GPU is rank 
 size: shards, gathered units and buckets are there, only the transfers do nothing. Under torchrun the ranks are real, and
 what is given is that of the rank that is reported, wherever it runs.
 
+Collectives are counted in a further step, so that no dispatch mode is there in the others.
+
 What the building of the model has left in the allocator's cache is given back before the first step, so `reserved` is that
 of the steps.
 """

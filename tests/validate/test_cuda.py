@@ -138,6 +138,7 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     sent = comparison.communication
     assert bool(sent) is (report.setup.gpus > 1)
     assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
+    assert [row["name"] for row in comparison.to_dict()["communication"]] == [row.name for row in sent]
     rows = {row.name: row.measured for row in comparison.memory}
     assert rows["allocated"] == -(-rows["peak"] // 512) * 512
     assert (rows["context"], rows["device"]) == (3 * 2**20, FREE)
@@ -175,7 +176,7 @@ def test_of_real_ranks_the_reported_one_is_asked(monkeypatch: pytest.MonkeyPatch
     """A pipeline's second stage, one of those that share sequences, and the highest peaks of DeepSpeed's."""
 
     def measured(rank: int) -> Measured:
-        return Measured(1, 1, 1, None, 100 - rank, 90 + rank, 50 + rank, None, {"rank": str(rank)})
+        return Measured(1, 1, 1, None, 100 - rank, 90 + rank, 50 + rank, {("send", 2): (1, rank)}, {"rank": str(rank)})
 
     def gather(everyone: list[Any], _: Any) -> None:
         everyone[:] = map(measured, range(len(everyone)))
