@@ -211,10 +211,19 @@ def _saved_by_hooks(setup: Setup, job: Job) -> int | None:
 
 def _seconds(job: Job) -> float:
     """Of a step, the mean of some."""
+    first = _timed(job, 1)
+    steps = torch.tensor(max(1, min(_TIMED_STEPS, int(_TIMED_SECONDS / first))), device=DEVICE)
+    if dist.is_initialized():  # a rank that took one step more than the others would wait for them for ever
+        dist.all_reduce(steps, op=dist.ReduceOp.MIN)
+    rest = int(steps) - 1
+    return (first + _timed(job, rest)) / (1 + rest)
+
+
+def _timed(job: Job, steps: int) -> float:
+    """Seconds of so many."""
     torch.cuda.synchronize()
-    began, steps = time.perf_counter(), 0
-    while steps < _TIMED_STEPS and time.perf_counter() - began < _TIMED_SECONDS:
+    began = time.perf_counter()
+    for _ in range(steps):
         job.step(lambda phase: None)
-        torch.cuda.synchronize()
-        steps += 1
-    return (time.perf_counter() - began) / steps
+    torch.cuda.synchronize()
+    return time.perf_counter() - began

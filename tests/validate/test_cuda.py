@@ -20,7 +20,7 @@ from memcalc.validate import cuda, deepspeed, engines, place
 from memcalc.validate.attention_kernels import as_on_cuda
 from memcalc.validate.comparison import Comparison, Measured
 from memcalc.validate.live import Live, resizing
-from memcalc.validate.reference import build, make_batch, saved_by_hooks
+from memcalc.validate.reference import Job, build, make_batch, saved_by_hooks
 from memcalc.validate.run import is_out_of_memory
 
 MIXTRAL: dict[str, Any] = {
@@ -170,6 +170,18 @@ def test_ranks_of_deepspeed_leave_nothing_to_one_another(zero: int) -> None:
     sent = comparison.communication
     assert {row.name for row in sent} >= {"all_reduce over 4: calls", "all_reduce over 4: payload"}
     assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
+
+
+def test_ranks_time_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that steps more often than the others would wait for them for ever."""
+    steps: list[int] = []
+    job = Job([], None, {}, lambda enter: steps.append(1) or 0)
+    monkeypatch.setattr(cuda, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: tensor.fill_(4))
+    assert cuda._seconds(job) > 0
+    assert len(steps) == 4
 
 
 def test_of_real_ranks_the_reported_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
