@@ -14,7 +14,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "tests" / "measured"
 HEAD = """## Runs on a GPU
 
 `memcalc validate --backend cuda` runs what was estimated. Records of it are in tests/measured, and the tests compare today's
-predictions with every recorded row. A row may be off by at most: {stated}; collectives by nothing.
+predictions with every recorded row. A row may be off by at most: {stated}; calls and
+payload of a collective 0%.
 """
 
 OWED = """No run is recorded yet: the rows of a GPU are owed, and the bounds are goals. One command makes them:

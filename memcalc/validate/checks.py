@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.errors import InputError
-from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.inputs.options import NOT_YET, option_name, refuse
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
     from memcalc.inputs.model import Model
+    from memcalc.setup import Setup
 
 BACKENDS: Final = ("fake", "cuda")
 _ENGINES: Final = ("none", "ddp", "fsdp2", "deepspeed")
@@ -22,7 +23,7 @@ def check(report: Report, backend: str) -> None:
     if s.seq_len is None:
         raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
     if s.engine not in _ENGINES:
-        refuse("engine", s.engine, f"to be run {NOT_YET}{', '.join(_ENGINES)}")
+        refuse("engine", s.engine, f"to be run {NOT_YET}{', '.join(_ENGINES)}{_instead(s)}")
     if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
         axis = next(axis for axis in ("tp", "pp") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
@@ -51,6 +52,12 @@ def check(report: Report, backend: str) -> None:
             slices = "of a micro-batch's tokens" if s.tp == 1 else f"of a slice (1/{s.tp}) of a micro-batch's tokens"
             why = f"{copies} copies {slices} do not spread evenly over {experts} experts"
             refuse("seq_len", s.seq_len, f"{why}; allowed: a multiple of {experts * s.tp}")
+
+
+def _instead(s: Setup) -> str:
+    """What runs the setup's parallelism: of the engines that are run, one has all of its axes."""
+    axes = [f"{option_name(axis)} {getattr(s, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(s, axis) > 1]
+    return f"; with {' '.join(axes)}: --engine fsdp2 --zero 3" if axes else ""
 
 
 def fields_of(model: Model) -> dict[str, object]:

@@ -6,6 +6,8 @@ are compared with tensors and cuBLAS workspaces. With an engine one GPU is rank 
 size: shards, gathered units and buckets are there, only the transfers do nothing. Under torchrun the ranks are real, and
 what is given is that of the rank that is reported, wherever it runs.
 
+Collectives are counted in a further step, so that no dispatch mode is there in the others.
+
 What the building of the model has left in the allocator's cache is given back before the first step, so `reserved` is that
 of the steps.
 """
@@ -25,7 +27,8 @@ from memcalc.errors import InputError
 from memcalc.tracing.modules import quiet
 from memcalc.validate import deepspeed
 from memcalc.validate.checks import fields_of
-from memcalc.validate.comparison import Measured, rank_of
+from memcalc.validate.collectives import Collectives
+from memcalc.validate.comparison import Calls, Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
 from memcalc.validate.fake import process_group, worst
@@ -143,6 +146,7 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
         environment=here.environment(),
         history=_history(job),
         saved_by_hooks=_saved_by_hooks(setup, job),
+        calls=_calls(setup, job),
         seconds=_seconds(job),
     )
 
@@ -163,7 +167,7 @@ def _step(setup: Setup, job: Job) -> Measured:
         forward=meter.peaks["forward"],
         backward=meter.peaks["backward"],
         step=meter.peaks["step"],
-        calls=None,
+        calls=None,  # those of a step of its own
         environment={},
         allocated=allocator.allocated,
         reserved=torch.cuda.max_memory_reserved(),
@@ -189,6 +193,15 @@ def _history(job: Job) -> dict[str, Any]:
     return {"phases": phases_of(trace, begun, live)}
 
 
+def _calls(setup: Setup, job: Job) -> Calls | None:
+    """Of a further step, which nothing is measured of: what this rank calls, whether the others are there or not."""
+    if setup.engine == "none":
+        return None
+    with Collectives() as sent:
+        job.step(lambda phase: None)
+    return sent.calls
+
+
 def _saved_by_hooks(setup: Setup, job: Job) -> int | None:
     """Recomputation has hooks of its own, which these would not see into; an engine's weights come and go."""
     if setup.engine != "none" or setup.recompute != "none":
@@ -198,10 +211,19 @@ def _saved_by_hooks(setup: Setup, job: Job) -> int | None:
 
 def _seconds(job: Job) -> float:
     """Of a step, the mean of some."""
+    first = _timed(job, 1)
+    steps = torch.tensor(max(1, min(_TIMED_STEPS, int(_TIMED_SECONDS / first))), device=DEVICE)
+    if dist.is_initialized():  # a rank that took one step more than the others would wait for them for ever
+        dist.all_reduce(steps, op=dist.ReduceOp.MIN)
+    rest = int(steps) - 1
+    return (first + _timed(job, rest)) / (1 + rest)
+
+
+def _timed(job: Job, steps: int) -> float:
+    """Seconds of so many."""
     torch.cuda.synchronize()
-    began, steps = time.perf_counter(), 0
-    while steps < _TIMED_STEPS and time.perf_counter() - began < _TIMED_SECONDS:
+    began = time.perf_counter()
+    for _ in range(steps):
         job.step(lambda phase: None)
-        torch.cuda.synchronize()
-        steps += 1
-    return (time.perf_counter() - began) / steps
+    torch.cuda.synchronize()
+    return time.perf_counter() - began

@@ -30,6 +30,7 @@ from memcalc.validate.attention_kernels import as_on_cuda, kernels_of_cuda
 from memcalc.validate.auto_ep import kernels_of_a_gpu
 from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
+from memcalc.validate.collectives import Collectives
 from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
@@ -178,7 +179,6 @@ def _steps_before(setup: Setup) -> int:
 
 def _step(live: Live, setup: Setup, job: Job) -> Measured:
     gc.collect()
-    live.calls = {}
     counters = nbytes(on_the_cpu(job.optimizer))
     meter = Meter(live)
 
@@ -186,7 +186,8 @@ def _step(live: Live, setup: Setup, job: Job) -> Measured:
         live.numbers_are_ones = phase == "step"
         meter.enter(phase)
 
-    gradients = job.step(enter)
+    with Collectives() as sent:
+        gradients = job.step(enter)
     meter.close()
     flat = setup.engine == "deepspeed"  # its buffers are of several kinds
     return Measured(
@@ -197,6 +198,6 @@ def _step(live: Live, setup: Setup, job: Job) -> Measured:
         forward=meter.peaks["forward"] - counters,
         backward=meter.peaks["backward"] - counters,
         step=meter.peaks["step"] - counters,
-        calls=dict(live.calls) if setup.engine != "none" else None,
+        calls=sent.calls if setup.engine != "none" else None,
         environment=environment(),
     )

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Bytes of live storages, and collectives, as torch's dispatcher sees them."""
+"""Bytes of live storages, as torch's dispatcher sees them."""
 
 from __future__ import annotations
 
@@ -9,35 +9,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-_C10D: Final = {
-    "allreduce_": "all_reduce",
-    "_allgather_base_": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "alltoall_base_": "all_to_all",
-    "allgather_": "all_gather",
-    "reduce_scatter_": "reduce_scatter",
-    "broadcast_": "broadcast",
-    "send": "send",
-    "recv_": None,  # counted where it is sent
-    "barrier": None,
-}
-"""Ops of torch.distributed -> collective."""
-_FUNCTIONAL: Final = {
-    "all_gather_into_tensor": "all_gather",
-    "all_reduce": "all_reduce",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
-_DEEPSPEED: Final = {"dim_zero_all_to_all": "all_to_all"}
-_NO_TRANSFER: Final = ("wait_tensor", "_wrap_tensor_autograd")
+from memcalc.validate.collectives import has_local_tensors
+
 STATE: Final = torch.uint64
 """Of the state of dropout's random numbers, of which nothing is counted."""
 
@@ -49,7 +27,6 @@ class Live(TorchDispatchMode):
         super().__init__()
         self.now = 0
         self.highest = 0
-        self.calls: dict[tuple[str, int], tuple[int, int]] = {}
         self.numbers_are_ones = False
         """Whether `item()` of a fake tensor is one: optimizers scale by such numbers."""
         self._seen: set[int] = set()
@@ -92,46 +69,19 @@ class Live(TorchDispatchMode):
                 self._add(more)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, (DTensor, AsyncCollectiveTensor)) for t in types):
-            return NotImplemented  # the ops over its local tensor come here by themselves
+        if has_local_tensors(types):
+            return NotImplemented
         if (
             self.numbers_are_ones
             and func is torch.ops.aten._local_scalar_dense.default
             and isinstance(args[0], FakeTensor)
         ):
             return 1.0
-        name = func._schema.name.split("::")[1]
-        if func.namespace == "c10d":
-            sizes = [sum(leaf.nbytes for leaf in tree_iter(a) if isinstance(leaf, torch.Tensor)) for a in args[:2]]
-            collective = _C10D[name]
-            if collective is not None:
-                self._call(collective, _ranks(args), max(sizes))
-        elif func.namespace == "_c10d_functional" and name not in _NO_TRANSFER:
-            ranks = _resolve_process_group(args[-1]).size()
-            whole = ranks if name == "all_gather_into_tensor" else 1
-            collective = "send" if name == "all_to_all_single" and _to_one(args[2]) else _FUNCTIONAL[name]
-            self._call(collective, ranks, args[0].nbytes * whole)
-        elif func.namespace == "deepspeed":  # an op with its collective inside
-            self._call(_DEEPSPEED[name], _resolve_process_group(args[1]).size(), args[0].nbytes)
         out = func(*args, **(kwargs or {}))
         for leaf in tree_iter(out):
             if isinstance(leaf, torch.Tensor):
                 self.register(leaf)
         return out
-
-    def _call(self, collective: str, ranks: int, payload: int) -> None:
-        calls, before = self.calls.get((collective, ranks), (0, 0))
-        self.calls[collective, ranks] = calls + 1, before + payload
-
-
-def _to_one(parts: list[int]) -> bool:
-    """Whether all of it goes to one rank, as around torch's ring."""
-    return sum(n > 0 for n in parts) == 1 < len(parts)
-
-
-def _ranks(args: tuple[Any, ...]) -> int:
-    objects = (a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type()))
-    return dist.ProcessGroup.unbox(next(objects)).size()
 
 
 @contextmanager

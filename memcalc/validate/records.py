@@ -20,8 +20,8 @@ STATED: Final[Mapping[str, float]] = {
     "reserved": 0.1, "device": 0.1,
 }  # fmt: skip
 """How far a row of a GPU may be off, relative to what was measured. Goals, as long as there is no record. What is not here is
-held to nothing (the context differs by GPU and driver, and is taken from another one). Rows of collectives, and all that
-torch's fake tensors give, are exact."""
+held to nothing (the context differs by GPU and driver, and is taken from another one). Rows of collectives, on a GPU too, are
+exact, and so is all that torch's fake tensors give."""
 
 
 class Row(NamedTuple):

@@ -20,7 +20,7 @@ from memcalc.validate import cuda, deepspeed, engines, place
 from memcalc.validate.attention_kernels import as_on_cuda
 from memcalc.validate.comparison import Comparison, Measured
 from memcalc.validate.live import Live, resizing
-from memcalc.validate.reference import build, make_batch, saved_by_hooks
+from memcalc.validate.reference import Job, build, make_batch, saved_by_hooks
 from memcalc.validate.run import is_out_of_memory
 
 MIXTRAL: dict[str, Any] = {
@@ -120,6 +120,8 @@ def on_the_cpu() -> Iterator[Live]:
         {"precision": "bf16-mixed", "global_batch_size": 3},
         {"precision": "fp32", "recompute": "full", "attention": "eager"},
         {"gpus": 8, "zero": 2, "engine": "fsdp2", "global_batch_size": 16},
+        {"gpus": 3, "engine": "ddp", "global_batch_size": 6},
+        {"gpus": 4, "zero": 3, "tp": 2, "global_batch_size": 4},
         {"gpus": 4, "zero": 3, "tp": 2, "sequence_parallel": True, "cross_entropy": "vocab-parallel"},
         {"gpus": 4, "zero": 3, "pp": 2, "pp_rank": 1, "global_batch_size": 8},
         {"gpus": 4, "zero": 3, "ep": 2, "model": MIXTRAL},
@@ -133,6 +135,10 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     comparison = Comparison(report, measured, "cuda")
     tensors = [row for row in comparison.memory if row.name not in ("allocated", "reserved", "context", "device")]
     assert [(row.name, row.predicted) for row in tensors] == [(row.name, row.measured) for row in tensors]
+    sent = comparison.communication
+    assert bool(sent) is (report.setup.gpus > 1)
+    assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
+    assert [row["name"] for row in comparison.to_dict()["communication"]] == [row.name for row in sent]
     rows = {row.name: row.measured for row in comparison.memory}
     assert rows["allocated"] == -(-rows["peak"] // 512) * 512
     assert (rows["context"], rows["device"]) == (3 * 2**20, FREE)
@@ -161,13 +167,28 @@ def test_ranks_of_deepspeed_leave_nothing_to_one_another(zero: int) -> None:
         assert live.now == 0
     peaks = [row for row in comparison.memory if row.name.startswith("peak")]
     assert [(row.name, row.predicted) for row in peaks] == [(row.name, row.measured) for row in peaks]
+    sent = comparison.communication
+    assert {row.name for row in sent} >= {"all_reduce over 4: calls", "all_reduce over 4: payload"}
+    assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
+
+
+def test_ranks_time_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that steps more often than the others would wait for them for ever."""
+    steps: list[int] = []
+    job = Job([], None, {}, lambda enter: steps.append(1) or 0)
+    monkeypatch.setattr(cuda, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: tensor.fill_(4))
+    assert cuda._seconds(job) > 0
+    assert len(steps) == 4
 
 
 def test_of_real_ranks_the_reported_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline's second stage, one of those that share sequences, and the highest peaks of DeepSpeed's."""
 
     def measured(rank: int) -> Measured:
-        return Measured(1, 1, 1, None, 100 - rank, 90 + rank, 50 + rank, None, {"rank": str(rank)})
+        return Measured(1, 1, 1, None, 100 - rank, 90 + rank, 50 + rank, {("send", 2): (1, rank)}, {"rank": str(rank)})
 
     def gather(everyone: list[Any], _: Any) -> None:
         everyone[:] = map(measured, range(len(everyone)))

@@ -27,6 +27,8 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
         ({"backend": "cuda"}, "--backend cuda: torch sees no CUDA device; allowed: fake"),
         ({"gpus": 8, "zero": 3, "optimizer": "lion"}, r"--optimizer lion \(for-loop\): .*allowed: adamw, adam"),
         ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed"),
+        ({"gpus": 8, "tp": 4, "pp": 2}, r"allowed: .* deepspeed; with --tp 4 --pp 2: --engine fsdp2 --zero 3$"),
+        ({"gpus": 8, "engine": "megatron"}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed$"),
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
         ({"optimizer": "adamw-8bit", "gpus": 2}, "--optimizer adamw-8bit: .*allowed: with --engine none, or"),
