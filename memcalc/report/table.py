@@ -111,7 +111,7 @@ def _layout(report: Report) -> list[str]:
         *(["sequence parallel"] if s.sequence_parallel else []),
         *([f"cp rank {report.rank.cp}, which has most"] if report.rank.cp is not None else []),
         *([f"{s.cp_comm_type} of keys and values"] if s.cp_comm_type not in (None, "p2p") else []),
-        *([f"{s.tp // each} ranks share a key/value head"] if each < s.tp else []),
+        *([f"{s.tp // each} ranks share a key/value head"] if s.engine == "megatron" and each < s.tp else []),
     ]
 
 

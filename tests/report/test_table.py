@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import LLAMA
+from command import LLAMA, here
 from rich.cells import cell_len
 
 import memcalc
@@ -246,3 +246,11 @@ def test_communication_has_times_with_a_gpu_where_there_is_room(monkeypatch: pyt
     assert "2.15 ms exposed" in narrow
     unknown = " ".join(table("gpt2", {"gpus": 16, "gpu": "rtx4090"}, io.StringIO()).split())
     assert "no time for some of it: NVIDIA has no node with" in unknown
+
+
+def test_heads_that_stay_whole_are_not_shared(capsys: pytest.CaptureFixture[str]) -> None:
+    """gpt_oss's plan under fsdp2 splits its output layer alone."""
+    options = ("-m", "gpt-oss-20b", "--engine", "fsdp2", "--zero", "3", "--gpus", "16", "--tp", "16", "-s", "64")
+    assert "share a key/value head" not in " ".join(here(capsys, "estimate", *options).stdout.split())
+    shared = ("-m", "llama-3-8b", "--engine", "megatron", "--gpus", "16", "--tp", "16", "-s", "64")
+    assert "2 ranks share a key/value head" in " ".join(here(capsys, "estimate", *shared).stdout.split())
