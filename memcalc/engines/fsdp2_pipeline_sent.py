@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.collectives import Collective, Kind, Overlap
-from memcalc.dims import evaluate, numel
+from memcalc.dims import evaluate, formula, numel
 from memcalc.engines.fsdp2_pipeline import STAGE, actions_of, hidden_states, paper_micro_batches
 from memcalc.engines.fsdp2_step import padded_elements
 from memcalc.engines.sent import of_stages
@@ -39,7 +39,9 @@ def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collec
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     dtype, stages = setup.compute_dtype, rank.program.stages
-    each = evaluate(numel(hidden_states(rank))[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
+    shape = hidden_states(rank)
+    each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
+    unit = f"{formula(shape)}·{dtype.itemsize} B"
     out: list[Collective] = []
     ways: tuple[tuple[str, Overlap, str], ...] = (
         ("hidden states to the next stage", "forward", "last"),
@@ -50,7 +52,6 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
         if calls:
             # The runtime of several chunks waits for what it has sent when the step is over.
             overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
-            unit = f"batch·seq·hidden·{dtype.itemsize} B"
             out.append(
                 Collective(
                     "pp",
@@ -135,10 +136,10 @@ def _one(
     kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, unit: Unit, layers: int,
     overlap: Overlap = "exposed",
 ) -> Collective:  # fmt: skip
-    formula, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
+    in_words, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
     return Collective(
         "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
-        f"{calls}·{formula} = {calls}·{each} B",
+        f"{calls}·{in_words} = {calls}·{each} B",
         by_layer=bool(layers), shares=(unit.elements, unit.elements * layers) if layers else None, source=_FSDP,
-        each=formula, overlap=overlap,
+        each=in_words, overlap=overlap,
     )  # fmt: skip

@@ -60,9 +60,8 @@ class TensorParallel(NamedTuple):
         if style == "rowwise":
             return self._summed(part_of_sum(x, weight, bias), name)
         if style == "rowwise_split_input":
-            columns = self._own_columns(
-                x, weight.shape[1], name
-            )  # the module's frame holds them until the sum is there
+            # The module's frame holds them until the sum is there.
+            columns = self._own_columns(x, weight.shape[1], name)
             return self._summed(part_of_sum(columns, weight, bias), name)
         out = linear(self._replicated(x, name), weight, bias)
         return self._gathered(out, name, self.widths[path]) if style == "colwise_gather_output" else out

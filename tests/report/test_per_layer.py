@@ -67,7 +67,20 @@ def test_a_pipeline_is_two_bsh(engine: str, stages: int) -> None:
     sent = [s for s in shares(report) if s.collective.axis == "pp"]
     whole = sum(s.payload for s in sent)
     boundaries = 2 * stages  # the second of four ranks has neither end
-    assert whole == pytest.approx(boundaries * 512 * 4096 * 2, rel=1e-3)
+    assert whole == boundaries * 512 * 4096 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"), [({}, 1), ({"cp": 2}, 2), ({"tp": 2, "sequence_parallel": True}, 2), ({"tp": 2}, 1)], ids=str
+)
+def test_what_goes_between_stages_of_torch_says_which_part(options: dict[str, Any], parts: int) -> None:
+    """A part of a sequence is no whole one in the formula either."""
+    report = memcalc.estimate(
+        "llama-3-8b", engine="fsdp2", zero=3, gpus=8, pp=4, seq_len=512, global_batch_size=8, **options
+    )
+    sent = [s for s in shares(report) if s.collective.axis == "pp"]
+    assert {s.payload for s in sent} == {512 * 4096 * 2 // parts}
+    assert {s.formula == "batch·seq·hidden·2 B" for s in sent} == {parts == 1}
 
 
 def test_chunks_of_a_rank_send_as_one() -> None:
