@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import int64
-from memcalc.families.experts import Experts
+from memcalc.families.experts import Experts, RankExperts
 from memcalc.families.module import module
 from memcalc.ops.elementwise import cast, like, recording
 from memcalc.ops.routing import index, index_put_, sort, sum_middle
@@ -28,38 +28,20 @@ from memcalc.ops.shape import reshape, unsqueeze, view
 from memcalc.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from memcalc.dims import Shape
     from memcalc.dtypes import DType
-    from memcalc.families.module import Module, Weight
+    from memcalc.families.module import Module
     from memcalc.families.program import Program
     from memcalc.families.tensor_parallel import TensorParallel
     from memcalc.tensor import Memory
 
 
 @dataclass(frozen=True)
-class DispatchedExperts:
+class DispatchedExperts(RankExperts):
     """A layer's experts, of which a rank has its own and sends tokens to the others' (`ep_dispatch_experts`)."""
 
-    whole: Experts
-    own: Experts
     ranks: int
     imbalance: float
-
-    @property
-    def count(self) -> Dim:
-        """All experts, as the router sees them."""
-        return self.whole.count
-
-    @property
-    def per_token(self) -> Dim:
-        """Experts that a token is sent to."""
-        return self.whole.per_token
-
-    def weights(self, path: str) -> Iterator[Weight]:
-        """Those of the rank's own experts (`grouped_gemm`)."""
-        return self.own.weights(path)
 
     def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """The module's call, with an engine's hooks around it."""

@@ -173,6 +173,28 @@ class PlainExperts(Experts):
 
 
 @dataclass(frozen=True)
+class RankExperts:
+    """A layer's experts, of which a rank has `own`: some of them, or of each a part."""
+
+    whole: Experts
+    own: Experts
+
+    @property
+    def count(self) -> Dim:
+        """All experts, as the router sees them."""
+        return self.whole.count
+
+    @property
+    def per_token(self) -> Dim:
+        """Experts that a token is sent to."""
+        return self.whole.per_token
+
+    def weights(self, path: str) -> Iterator[Weight]:
+        """Those that the rank has."""
+        return self.own.weights(path)
+
+
+@dataclass(frozen=True)
 class SoftmaxRouter:
     """A linear layer whose most probable experts are taken: MixtralTopKRouter, Qwen2MoeTopKRouter."""
 

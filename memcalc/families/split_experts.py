@@ -6,37 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memcalc.families.experts import RankExperts
 from memcalc.families.module import module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from memcalc.dims import Dim
-    from memcalc.families.experts import Experts
-    from memcalc.families.module import Module, Weight
+    from memcalc.families.module import Module
     from memcalc.tensor import Tensor
 
 
 @dataclass(frozen=True)
-class SplitExperts:
+class SplitExperts(RankExperts):
     """A layer's experts, of which a rank has `own`: of each a part."""
-
-    whole: Experts
-    own: Experts
-
-    @property
-    def count(self) -> Dim:
-        """All experts, as the router sees them."""
-        return self.whole.count
-
-    @property
-    def per_token(self) -> Dim:
-        """Experts that a token is sent to."""
-        return self.whole.per_token
-
-    def weights(self, path: str) -> Iterator[Weight]:
-        """The rank's parts (`packed_colwise`, `rowwise`)."""
-        return self.own.weights(path)
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
