@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
+from memcalc.layer_kinds import Shares
 from memcalc.rows import Basis
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast", "reduce"]
@@ -37,10 +38,8 @@ class Collective(NamedTuple):
     layer: str | None = None
     layers: int = 0
     """How many of the rank's layers send it, where layers do."""
-    by_layer: bool = False
-    """Whether the payload is parameters or gradients, of which every layer has its share."""
-    shares: tuple[int, int] | None = None
-    """Parameters of one layer and of all, where the payload is not of all that the rank has."""
+    shares: Shares | None = None
+    """What of it each layer has, where the payload is parameters or gradients."""
     each: str = ""
     """One call of one layer, in named dims."""
     basis: Basis = "modelled"

@@ -421,12 +421,11 @@ class Report:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
         if not self.collectives or not self.rank.layers:
             return 0, 0
-        own = [c for c in self.collectives if c.layer is not None]
+        own = [c for c in self.collectives if c.layer is not None and c.shares is None]
         payload, wire = (sum(sizes) // self.rank.layers for sizes in ([c.payload for c in own], [c.wire for c in own]))
         for c in self.collectives:
-            if c.by_layer:
-                layer, whole = c.shares or (self.rank.layer_parameters, self.rank.parameters)
-                part = c.payload * layer // whole
+            if c.shares is not None:
+                part = c.payload * c.shares.of_layers // (c.shares.whole * self.rank.layers)
                 payload, wire = payload + part, wire + wire_bytes(c.collective, c.group_size, part)
         return payload, wire
 

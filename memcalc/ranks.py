@@ -51,9 +51,6 @@ class Rank(NamedTuple):
     """What can be the case in a step: a chunk's forward or backward, and what other micro-batches have saved."""
     layers: int
     """Transformer layers that it runs."""
-    layer_parameters: int
-    """Parameters of one of them, the mean of all."""
-    parameters: int
     collectives: Callable[[], list[Collective]]
     """What it sends in one optimizer step, as the engine really does it."""
     textbook: Callable[[], list[Collective]]
@@ -79,7 +76,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     """The rank that was asked for, or all."""
     if not isinstance(model, Model):
         held, sums = _held(model, setup)[0]
-        return [Rank(0, held, sums, (), (), 0, 0, model.num_parameters, list[Collective], list[Collective])]
+        return [Rank(0, held, sums, (), (), 0, list[Collective], list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
     if setup.pp > 1 and setup.engine == "deepspeed":
@@ -110,12 +107,10 @@ def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
 
 def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
     held, sums = own
-    layers = sum(numel(w.shape)[0] * model.copies(w) for w in model.weight_classes if w.layer is not None)
-    each = layers // model.layers
     engine = load_engine(setup.engine)
     sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
     first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
-    return Rank(0, held, sums, (made,), _ONE, model.layers, each, model.num_parameters, sends, textbook, first=first)
+    return Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, first=first)
 
 
 def _of_the_first(held: Holdings) -> Holdings:
@@ -214,12 +209,9 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         held = held._replace(order=order_of(setup, stage, held) if played else None)
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
-        sizes = [(w, numel(w.shape)[0] * n) for w, n in megatron.weights_of(stage).items()]
-        each = sum(size for w, size in sizes if "*" in w.name) // max(stage.layers, 1)
         sends = partial(collectives_of, setup, stage, profiles)
-        total = sum(size for _, size in sizes)
         rank = Rank(
-            stage.rank, held, _sums(held), tuple(profiles), tuple(order), stage.layers, each, total, sends, list[Collective],
+            stage.rank, held, _sums(held), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
             played,
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
         )  # fmt: skip
@@ -250,11 +242,10 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         if key not in model.profiles:
             model.profiles[key] = engine.profile_of(setup, staged, choices)
         made: Profile = model.profiles[key]
-        each = sum(numel(w.shape)[0] * own.copies(w) for w in own.weight_classes if w.layer is not None) // own.layers
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
         sends = partial(collectives_of, setup, staged, made)
         rank = Rank(
-            staged.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
+            staged.number, held, _sums(held), (made,), _ONE, own.layers, sends,
             list[Collective], _WHOLE, in_flight=most_in_flight(actions),
         )  # fmt: skip
         out.append(rank)
@@ -282,10 +273,9 @@ def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
         if key not in model.profiles:
             model.profiles[key] = engine.profile_of(setup, stage, choices)
         made: Profile = model.profiles[key]
-        each = sum(numel(w.shape)[0] * own.copies(w) for w in own.weight_classes if w.layer is not None) // own.layers
         sends = partial(engine.collectives_of, setup, stage, made)
         rank = Rank(
-            stage.number, held, _sums(held), (made,), _ONE, own.layers, each, own.num_parameters, sends,
+            stage.number, held, _sums(held), (made,), _ONE, own.layers, sends,
             list[Collective], in_flight=in_flight(stage.number, setup.pp, setup.micro_batches),
         )  # fmt: skip
         out.append(rank)

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.hub",
         "memcalc.inputs.gpu",
     ),
+    ("memcalc.layer_kinds",),
     ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
     ("memcalc.megatron", "memcalc.pipelining"),
     ("memcalc.inputs",),

@@ -13,6 +13,7 @@ from memcalc.collectives import Collective
 from memcalc.dims import Dim, numel
 from memcalc.engines import plain
 from memcalc.engines.holdings import Holdings
+from memcalc.layer_kinds import shares_of
 from memcalc.profile import gradient_order
 from memcalc.rows import Row
 from memcalc.units import MIB
@@ -75,7 +76,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
         Collective(
             "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, len(sizes), sum(sizes),
             f"parameters·{dtype.itemsize} B = {model.num_parameters}·{dtype.itemsize} B",
-            by_layer=True, source=_SOURCE, overlap="backward",
+            shares=shares_of(model.program.weights()), source=_SOURCE, overlap="backward",
         )
     ]  # fmt: skip
     held = sum(

@@ -30,11 +30,14 @@ from memcalc.engines.zero_layout import (
     sub_groups_of,
     thresholds_of,
 )
+from memcalc.layer_kinds import elements_of, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
+    from memcalc.layer_kinds import Shares
     from memcalc.setup import Setup
     from memcalc.tensor import Sent
 
@@ -58,7 +61,7 @@ def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
     for kind in kinds_of(model, setup.averaging):
         payload = sum(kind.sizes) * dtype.itemsize
         calls, formula = len(joined_after_exceeding(kind.sizes)), f"{kind.name}·{dtype.itemsize} B"
-        out.append(_all_reduce(f"gradients{kind.of}", dtype, kind, calls, payload, formula, source))
+        out.append(_all_reduce(f"gradients{kind.of}", dtype, kind, kind.shares(model), calls, payload, formula, source))
     return out
 
 
@@ -81,7 +84,7 @@ def _gradient_buckets(model: Model, setup: Setup) -> list[Collective]:
     return [
         _all_reduce(
             f"gradient buckets{kind.of} (whole, not reduced to their owners)",
-            sent, kind, m * calls[kind.ranks], m * sum(kind.sizes) * sent.itemsize,
+            sent, kind, kind.shares(model), m * calls[kind.ranks], m * sum(kind.sizes) * sent.itemsize,
             f"{m}·{kind.name}·{sent.itemsize} B", STAGE_12,
         )
         for kind in kinds_of(model, setup.averaging)
@@ -99,7 +102,7 @@ def _gathers(model: Model, setup: Setup) -> list[Collective]:
         out.append(
             Collective(
                 "dp", "all_gather", f"updated weights{kind.of}", "step", dtype.name, kind.ranks, len(groups), payload,
-                gathered, by_layer=True, shares=kind.shares, source=STAGE_12,
+                gathered, shares=kind.shares(model)._replace(whole=payload // dtype.itemsize), source=STAGE_12,
             )
         )  # fmt: skip
     return out
@@ -117,7 +120,7 @@ def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> Counter[int
 
 
 def _all_reduce(
-    name: str, dtype: DType, kind: AmongRanks, calls: int, payload: int, formula: str, source: str
+    name: str, dtype: DType, kind: AmongRanks, shares: Shares, calls: int, payload: int, formula: str, source: str
 ) -> Collective:
     return Collective(
         "dp",
@@ -129,8 +132,7 @@ def _all_reduce(
         calls,
         payload,
         f"{formula} = {payload} B",
-        by_layer=True,
-        shares=kind.shares,
+        shares=shares,
         source=source,
     )
 
@@ -173,11 +175,22 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
                 out.append(
                     Collective(
                         "dp", kind, f"{name}{own.of}", phase, dtype.name, own.ranks, m * len(elements), payload,
-                        f"{m}·{sum(elements)}·{dtype.itemsize} B", by_layer=True, shares=own.shares, source=STAGE_3,
+                        f"{m}·{sum(elements)}·{dtype.itemsize} B", shares=_of_stage_3(model, setup, own, kind), source=STAGE_3,
                         overlap=phase,
                     )
                 )  # fmt: skip
     return [*out, *_step_of_stage_3(model, setup)]
+
+
+def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> Shares:
+    """Each parameter is padded; the small ones are not gathered."""
+    least = thresholds_of(setup).persistence if kind == "all_gather" else 0
+
+    def sent(weight: Weight) -> int:
+        elements = elements_of(weight)
+        return -(-elements // own.ranks) * own.ranks if elements > least else 0
+
+    return own.shares(model, sent)
 
 
 _OF_RUN: Final[tuple[tuple[Kind, Literal["forward", "backward"], str], ...]] = (
@@ -202,7 +215,7 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
     calls: list[tuple[int, int]] = [(len(large), sum(large)), (len(again), sum(again)), (flushes, sum(padded))]
     return [
         Collective("dp", kind, name, phase, dtype.name, dp, m * count, m * total * e,
-                   f"{m}·{total}·{e} B", by_layer=True, source=STAGE_3, overlap=phase)
+                   f"{m}·{total}·{e} B", shares=shares_of(model.program.weights()), source=STAGE_3, overlap=phase)
         for (kind, phase, name), (count, total) in zip(_OF_RUN, calls, strict=True)
         if count
     ] + _step_of_stage_3(model, setup)  # fmt: skip

@@ -20,6 +20,7 @@ from memcalc.engines.megatron_deepspeed import LAYERS, LAYERS_SOURCE, slice_of
 from memcalc.engines.sent import Group, collectives_of_run
 from memcalc.engines.zero_layout import FUSED_ADAM, flat_elements
 from memcalc.families.module import Run
+from memcalc.layer_kinds import shares_of
 from memcalc.optimizers import Parameter
 from memcalc.pipelining.deepspeed import buffers, enough_micro_batches, instructions, spans
 from memcalc.profile import Choices, profile_of_steps
@@ -238,7 +239,8 @@ def _data_parallel(setup: Setup, rank: StageRank) -> list[Collective]:
     formula = f"padded parameters of the stage·{dtype.itemsize} B = {elements * dtype.itemsize} B"
     reduced = _one("dp", "all_reduce", "flat gradients", "backward", dtype, setup.dp, elements, formula)
     gathered = _one("dp", "all_gather", "updated weights", "step", dtype, setup.dp, elements, formula)
-    return [c._replace(by_layer=True, source=BF16) for c in (reduced, gathered)]
+    shares = shares_of(rank.model.program.weights())._replace(whole=elements)
+    return [c._replace(shares=shares, source=BF16) for c in (reduced, gathered)]
 
 
 def _numbers(setup: Setup, rank: StageRank) -> list[Collective]:

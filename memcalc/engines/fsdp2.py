@@ -21,6 +21,7 @@ from memcalc.engines.clipping import norms
 from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding, padded_elements
 from memcalc.engines.holdings import Holdings, Order, Update, input_rows, state_rows, step_temporaries
 from memcalc.families.expert_parallel import expert_path
+from memcalc.layer_kinds import Shares, shares_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 from memcalc.setup import DTYPES
@@ -174,6 +175,7 @@ def _of_unit(
     """Of equal units, one of them in each of `units` layers."""
     replicas, micro = setup.replicas, setup.micro_batches
     ranks = _spread(setup, weights[0])[1] if weights else 1
+    shares = _shares(model, setup, weights[0]) if layer and weights else None
     elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
     reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)
     if not elements:
@@ -185,7 +187,7 @@ def _of_unit(
         formula = f"{micro}·unit{'s' if units > 1 else ''}·{dtype.itemsize} B = {micro}·{count}·{dtype.itemsize} B"
         return Collective(
             "dp", kind, f"{name}, {where}", phase, dtype.name, size, micro * units, micro * count * dtype.itemsize,
-            formula, layer, source=_COLLECTIVES, each=f"unit·{dtype.itemsize} B", overlap=_overlap(phase, layer),
+            formula, layer, shares=shares, source=_COLLECTIVES, overlap=_overlap(phase, layer),
         )  # fmt: skip  # type: ignore[arg-type]
 
     out: list[Collective] = []
@@ -197,6 +199,17 @@ def _of_unit(
     if replicas > 1:
         out.append(one("all_reduce", "gradient shards over replicas", "backward", sums, replicas, reduced // ranks))
     return out
+
+
+def _shares(model: Model, setup: Setup, unit: Weight) -> Shares:
+    """What of the units that have such a weight each layer has, padded."""
+    apart, ranks = _is_apart(setup, unit), _spread(setup, unit)[1]
+
+    def sent(weight: Weight) -> int:
+        own = weight.layer is not None and _is_apart(setup, weight) == apart
+        return padded_elements(weight.shape, ranks) if own else 0
+
+    return shares_of(model.program.weights(), sent=sent)
 
 
 def _overlap(phase: str, layer: str | None) -> Overlap:

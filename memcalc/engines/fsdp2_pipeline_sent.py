@@ -10,6 +10,7 @@ from memcalc.dims import evaluate, formula, numel
 from memcalc.engines.fsdp2_pipeline import STAGE, actions_of, hidden_states, paper_micro_batches
 from memcalc.engines.fsdp2_step import padded_elements
 from memcalc.engines.sent import of_stages
+from memcalc.layer_kinds import LayerKind, Shares, in_named_dims
 from memcalc.pipelining.orders import WANTED, Wanted, gathers
 from memcalc.setup import DTYPES
 
@@ -29,6 +30,8 @@ class Unit(NamedTuple):
     elements: int
     """Padded."""
     where: str
+    in_words: str = "unit"
+    """Its weights in named dims, where it is a layer."""
 
 
 def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
@@ -95,13 +98,18 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
 def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
     """How many layers of each chunk are units of a size: those with experts have another one."""
     chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
+
+    def padded(weight: Weight) -> int:
+        return padded_elements(weight.shape, setup.shards)
+
     mixed = len({_has_experts(weights) for kinds in chunks for weights, _ in kinds}) > 1
     found: dict[Unit, list[int]] = {}
     for chunk, kinds in enumerate(chunks):
         for weights, layers in kinds:
             kind = "layers with experts" if _has_experts(weights) else "dense layers"
-            elements = sum(padded_elements(w.shape, setup.shards) for w in weights)
-            found.setdefault(Unit(elements, kind if mixed else "layers"), [0] * len(chunks))[chunk] += layers
+            elements = sum(map(padded, weights))
+            unit = Unit(elements, kind if mixed else "layers", in_named_dims(weights, padded))
+            found.setdefault(unit, [0] * len(chunks))[chunk] += layers
     return found
 
 
@@ -137,9 +145,9 @@ def _one(
     overlap: Overlap = "exposed",
 ) -> Collective:  # fmt: skip
     in_words, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
+    shares = Shares((LayerKind(layers, unit.elements, unit.in_words),), unit.elements * layers) if layers else None
     return Collective(
         "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
         f"{calls}·{in_words} = {calls}·{each} B",
-        by_layer=bool(layers), shares=(unit.elements, unit.elements * layers) if layers else None, source=_FSDP,
-        each=in_words, overlap=overlap,
+        shares=shares, source=_FSDP, overlap=overlap,
     )  # fmt: skip

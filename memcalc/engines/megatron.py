@@ -33,6 +33,8 @@ _BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
 _OPTIMIZER: Final = "megatron/core/optimizer/optimizer.py"
 _DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
 _LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
+ALIGNED: Final = 64
+"""Elements; weights begin at multiples of it in the buffer of the distributed optimizer."""
 _CACHED_POSITIONS: Final = 4096
 """original_max_position_embeddings of MLATransformerConfig"""
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
@@ -113,12 +115,8 @@ class Buffer(NamedTuple):
     def padded(self) -> int:
         """Elements of the distributed optimizer's buffer: weights begin at multiples of 64, equal shards at such of 128."""
         unit = lcm(self.ranks, 128)
-        aligned = sum(-(-numel(w.shape)[0] // 64) * 64 * n for w, n in self.weights.items())
+        aligned = sum(-(-numel(w.shape)[0] // ALIGNED) * ALIGNED * n for w, n in self.weights.items())
         return -(-aligned // unit) * unit
-
-    def of_a_layer(self, layers: int) -> int:
-        """Elements of one of so many layers, the mean."""
-        return sum(numel(w.shape)[0] * n for w, n in self.weights.items() if "*" in w.name) // layers
 
 
 def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:

@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Final
 from memcalc.collectives import Collective, Overlap
 from memcalc.dims import numel
 from memcalc.dtypes import DType, fp16, fp32
-from memcalc.engines.megatron import Buffer, Stage, buffers_of, layers_with_expert_bias, sequence_dims, weights_of
+from memcalc.engines.megatron import (
+    ALIGNED,
+    Buffer,
+    Stage,
+    buffers_of,
+    layers_with_expert_bias,
+    sequence_dims,
+    weights_of,
+)
 from memcalc.engines.sent import Group, collectives_of_run
+from memcalc.layer_kinds import Shares, elements_of, shares_of
 from memcalc.megatron.gpt_model import GPTModel, padded_vocab
 from memcalc.setup import DTYPES
 
 if TYPE_CHECKING:
+    from memcalc.families.module import Weight
     from memcalc.profile import Profile
     from memcalc.setup import Setup
 
@@ -131,10 +141,22 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
             made = [_of_parameters("all_reduce", name, "backward", grad_dtype, ranks, total, _BUFFER, of=of)]
         made = [c for c in made if c.group_size > 1]
         if stage.layers:
-            share = buffer.of_a_layer(stage.layers), buffer.elements
-            made = [c._replace(by_layer=True, shares=share) for c in made]
+            shares = _shares(stage, buffer, padded=bool(setup.zero))
+            made = [c._replace(shares=shares) for c in made]
         out += made
     return out
+
+
+def _shares(stage: Stage, buffer: Buffer, *, padded: bool) -> Shares:
+    """What of a buffer the layers have; the padding at its end is nobody's."""
+    names = {w.name for w in buffer.weights}
+    unit = ALIGNED if padded else 1
+
+    def sent(weight: Weight) -> int:
+        return -(-elements_of(weight) // unit) * unit if weight.name in names else 0
+
+    found = shares_of(*(chunk.weights() for chunk in stage.chunks), sent=sent)
+    return found._replace(whole=buffer.padded if padded else buffer.elements)
 
 
 def _of_distributed_optimizer(setup: Setup, buffer: Buffer, name: str, of: str) -> list[Collective]:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.zero3_coordinator import Thresholds
+from memcalc.layer_kinds import elements_of, shares_of
 from memcalc.profile import gradient_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
+    from memcalc.layer_kinds import Shares
     from memcalc.setup import Setup
 
 ALL_REDUCE_BUCKET: Final = 500_000_000  # elements; engine.py MEMORY_OPT_ALLREDUCE_SIZE, stage 0
@@ -181,26 +184,36 @@ class AmongRanks(NamedTuple):
     """The same behind a noun."""
     ranks: int
     sizes: tuple[int, ...]
-    shares: tuple[int, int] | None
-    """Of one layer, and all; None where these are all that the rank has."""
+    has: Callable[[Weight], bool]
+
+    def shares(self, model: Model, sent: Callable[[Weight], int] = elements_of) -> Shares:
+        """What of them the layers have. `sent`: elements that are sent for one of the model's."""
+        return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
+
+
+def _is_any(_: Weight) -> bool:
+    return True
+
+
+def _is_dense(weight: Weight) -> bool:
+    return weight.component != "experts"
+
+
+def _is_expert(weight: Weight) -> bool:
+    return weight.component == "experts"
 
 
 def kinds_of(model: Model, ranks: int) -> list[AmongRanks]:
     """All parameters; with expert parallelism the experts' by themselves."""
     groups, sizes = groups_of(model, ranks), sizes_of(model)
     if len(groups) == 1:
-        return [AmongRanks("parameters", "", ranks, tuple(sizes), None)]
-    experts = [i for group in groups[1:] for i in group.places]
-    layers = [w.layer for w in model.program.weights()]
-    out: list[AmongRanks] = []
-    for name, of, over, places in (
-        ("parameters without experts", "", ranks, groups[0].places),
-        ("experts/ep", " of the experts", groups[1].ranks, experts),
-    ):
-        own = tuple(sizes[i] for i in places)
-        in_layers = sum(sizes[i] for i in places if layers[i] is not None)
-        out.append(AmongRanks(name, of, over, own, (in_layers // model.layers, sum(own))))
-    return out
+        return [AmongRanks("parameters", "", ranks, tuple(sizes), _is_any)]
+    dense = tuple(sizes[i] for i in groups[0].places)
+    experts = tuple(sizes[i] for group in groups[1:] for i in group.places)
+    return [
+        AmongRanks("parameters without experts", "", ranks, dense, _is_dense),
+        AmongRanks("experts/ep", " of the experts", groups[1].ranks, experts, _is_expert),
+    ]
 
 
 def joined_after_exceeding(sizes: Iterable[int]) -> list[int]:

@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc.collectives import Collective, wire_bytes
+from memcalc.layer_kinds import LayerKind, Shares
 from memcalc.report.collectives import Numbers, add_words
+from memcalc.setup import DTYPES
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ class Share(NamedTuple):
     between stages is no layer's: it is the stage's, of one micro-batch."""
 
     collective: Collective
+    layers: int
+    """So many of the rank's layers have such a part; 0 where it is no layer's."""
     calls: float
     payload: int
     formula: str
@@ -36,23 +40,60 @@ def shares(report: Report) -> list[Share]:
     rank, micro = report.rank, report.setup.micro_batches
     out: list[Share] = []
     for c in report.collectives:
-        if c.layer is not None:
-            parts = (c.layers or rank.layers) * (1 if c.axis == "dp" else micro)
-            out.append(Share(c, c.calls / parts, c.payload // parts, c.each))
-        elif c.by_layer:
-            layer, whole = c.shares or (rank.layer_parameters, rank.parameters)
-            exact = c.payload % whole == 0
-            share = f"{layer}·{c.payload // whole} B" if exact else f"{layer}/{whole} of {c.payload} B"
-            out.append(Share(c, c.calls * layer / whole, c.payload * layer // whole, share))
+        if c.shares is not None:
+            out += [_of_weights(c, c.shares, kind) for kind in c.shares.kinds]
+        elif c.layer is not None:
+            layers = c.layers or rank.layers
+            parts = layers * (1 if c.axis == "dp" else micro)
+            out.append(Share(c, layers, c.calls / parts, c.payload // parts, c.each))
         elif c.axis == "pp" and c.collective == "send":
             calls = c.calls // micro
-            out.append(Share(c, calls, c.payload // micro, c.each if calls == 1 else f"{calls}·{c.each}"))
+            out.append(Share(c, 0, calls, c.payload // micro, c.each if calls == 1 else f"{calls}·{c.each}"))
     return out
 
 
-def _what(c: Collective, layers: int) -> str:
+def _of_weights(c: Collective, shares: Shares, kind: LayerKind) -> Share:
+    """What the weights or gradients of one layer are of a collective: units of layers have calls of their own."""
+    units = c.layer is not None
+    calls = c.calls / sum(k.layers for k in shares.kinds) if units else c.calls * kind.elements / shares.whole
+    payload = c.payload * kind.elements // shares.whole
+    return Share(c, kind.layers, calls, payload, _in_named_dims(c, shares.whole, kind.formula))
+
+
+def _in_named_dims(c: Collective, whole: int, weights: str) -> str:
+    """ "2·(3·ffn·hidden + 2·hidden)·4 B": all of them n times, a part of each, or a number that is no multiple."""
+    itemsize = DTYPES[c.dtype].itemsize
+    sum_ = f"({weights})"
+    if c.payload % (whole * itemsize) == 0:
+        times = c.payload // (whole * itemsize)
+        return f"{f'{times}·' if times > 1 else ''}{sum_}·{itemsize} B"
+    if whole * itemsize % c.payload == 0:
+        return f"{sum_}/{whole * itemsize // c.payload}·{itemsize} B"
+    return f"{c.payload / (whole * itemsize):.4g}·{sum_}·{itemsize} B"
+
+
+class Total(NamedTuple):
+    """What one layer sends over an axis, the mean of all where they differ; or what a stage sends."""
+
+    what: str
+    calls: float
+    payload: int
+    wire: int
+
+
+def _total(own: list[Share], layers: int) -> Total:
+    differ = any(share.layers not in (0, layers) for share in own)
+    part = [(share, share.layers / layers if differ else 1) for share in own]
+    calls, payload, wire = (
+        sum(getattr(share, name) * of for share, of in part) for name in ("calls", "payload", "wire")
+    )
+    return Total(f"mean of {layers} layers" if differ else "", calls, round(payload), round(wire))
+
+
+def _what(share: Share, layers: int) -> str:
     """Its name, and which layers send it if not all do."""
-    return c.name if c.layers in (0, layers) else f"{c.name} ({c.layers} of {layers} layers)"
+    name = share.collective.name
+    return name if share.layers in (0, layers) else f"{name} ({share.layers} of {layers} layers)"
 
 
 _WIDE: Final = 96  # columns that all of it needs; below them a collective is on three lines
@@ -87,9 +128,8 @@ def per_layer_table(report: Report, width: int) -> list[RenderableType]:
     for share in rows:
         c = share.collective
         words = (c.axis, c.phase, c.collective)
-        add(words, _what(c, report.rank.layers), share.calls, (share.payload, share.wire), share.formula, "")
+        add(words, _what(share, report.rank.layers), share.calls, (share.payload, share.wire), share.formula, "")
     for axis in dict.fromkeys(share.collective.axis for share in rows):
-        own = [share for share in rows if share.collective.axis == axis]
-        sizes = (sum(s.payload for s in own), sum(s.wire for s in own))
-        add((axis, "all", ""), "", sum(s.calls for s in own), sizes, "", "bold")
+        total = _total([share for share in rows if share.collective.axis == axis], report.rank.layers)
+        add((axis, "all", ""), total.what, total.calls, (total.payload, total.wire), "", "bold")
     return [table, *([Text(left_out)] if left_out else [])]

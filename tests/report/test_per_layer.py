@@ -122,3 +122,55 @@ def test_gradients_are_those_of_a_step_however_many_micro_batches_it_has() -> No
     """FSDP2 gathers and reduces in every one of four."""
     one, four = (of("dp", gpus=8, zero=3, engine="fsdp2", global_batch_size=8 * n) for n in (1, 4))
     assert [(c.calls, c.payload) for c in four] == [(4 * c.calls, 4 * c.payload) for c in one]
+
+
+LLAMA_3_8B = "3·ffn·hidden + 2·heads·head_dim·hidden + 2·kv_heads·head_dim·hidden + 2·hidden"
+
+
+@pytest.mark.parametrize(
+    ("options", "formulas"),
+    [
+        ({"gpus": 8}, [f"({LLAMA_3_8B})·2 B"]),
+        (
+            {"gpus": 8, "zero": 3, "engine": "fsdp2", "global_batch_size": 24},
+            [f"3·({LLAMA_3_8B})·2 B", f"3·({LLAMA_3_8B})·2 B", f"3·({LLAMA_3_8B})·4 B"],
+        ),
+        (
+            {"gpus": 8, "zero": 2, "engine": "fsdp2", "shard_group": 2},
+            [f"({LLAMA_3_8B})·2 B", f"({LLAMA_3_8B})·4 B", f"({LLAMA_3_8B})/2·4 B"],
+        ),
+        ({"gpus": 8, "zero": 1, "engine": "deepspeed"}, [f"({LLAMA_3_8B})·2 B"] * 2),
+    ],
+    ids=str,
+)
+def test_gradients_and_weights_are_in_named_dims(options: dict[str, Any], formulas: list[str]) -> None:
+    report = memcalc.estimate("llama-3-8b", seq_len=512, **options)
+    assert [s.formula for s in shares(report)] == formulas
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": 8},
+        {"gpus": 64, "zero": 3, "engine": "fsdp2", "shard_group": 8},
+        {"gpus": 64, "zero": 3, "engine": "fsdp2", "ep": 8},
+        {"gpus": 64, "zero": 1, "engine": "deepspeed"},
+        {"gpus": 64, "zero": 3, "engine": "deepspeed"},
+        {"gpus": 64, "zero": 2, "engine": "deepspeed", "ep": 8},
+        {"gpus": 64, "zero": 1, "engine": "megatron", "tp": 2, "ep": 8},
+        {"gpus": 64, "zero": 1, "engine": "megatron", "ep": 8, "pp": 2, "pp_rank": 0, "last_stage_layers": 30},
+        {"gpus": 64, "zero": 3, "engine": "fsdp2", "pp": 2, "global_batch_size": 64},
+    ],
+    ids=str,
+)
+def test_a_formula_has_the_payload(options: dict[str, Any]) -> None:
+    """Evaluated with the model's dims; dense layers and those with experts are not averaged."""
+    report = memcalc.estimate("deepseek-v3", seq_len=512, **options)
+    c = {"hidden": 7168, "ffn": 18432, "experts": 256, "expert_ffn": 2048, "shared_ffn": 2048, "heads": 128}
+    c |= {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 192, "qk_nope_head_dim": 128}
+    c |= {"v_head_dim": 128, "tp": report.setup.tp, "ep": report.setup.ep, "etp": report.setup.etp or 1}
+    of_weights = [s for s in shares(report) if s.collective.shares is not None]
+    assert of_weights
+    for share in of_weights:
+        counted = share.formula.removesuffix(" B").replace("padded ", "").replace("·", "*")
+        assert eval(counted, {"__builtins__": {}}, c) == pytest.approx(share.payload, rel=5e-4)  # to four digits
