@@ -1,4 +1,5 @@
-"""Writes what the documents take from the code: the README's output and counts, docs/options.md and docs/accuracy.md.
+"""Writes what the documents take from the code: the README's output and counts, docs/options.md and docs/accuracy.md; and
+memcalc/figures.json from the records in tests/measured.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    exits with 1 if one of them is stale
@@ -7,16 +8,21 @@ python docs/generate.py --check    exits with 1 if one of them is stale
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import accuracy
+import measured
 
 from memcalc.cli.main import COMMANDS, build, main
 from memcalc.families import FAMILIES
+from memcalc.figures import FILE, document_of
 from memcalc.inputs.model import model_names
+from memcalc.validate.figures import figures_of
+from memcalc.validate.recording import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,10 +64,17 @@ def options() -> str:
     return "\n".join(lines)
 
 
+def figures() -> str:
+    """memcalc/figures.json: what the records in tests/measured have that no rule gives."""
+    cases = [case for record in measured.records() for case in read_record(record)]
+    return json.dumps(document_of(figures_of(cases)), indent=1) + "\n"
+
+
 def run(check: bool) -> int:
     """Write the documents, or say which are stale."""
     stale = 0
     documents = (
+        (FILE, figures()),  # first: the tables of the others are estimates
         (ROOT / "README.md", readme()),
         (ROOT / "docs" / "options.md", options()),
         (ROOT / "docs" / "accuracy.md", accuracy.page()),

@@ -30,14 +30,18 @@ def section(folder: Path = FOLDER) -> list[str]:
     bounds: dict[float, list[str]] = {}
     for name, bound in STATED.items():
         bounds.setdefault(bound, []).append(name)
-    stated = "; ".join(f"{', '.join(names)} {bound:.0%}" for bound, names in bounds.items())
+    stated = "; ".join(f"{', '.join(names)} {100 * bound:g}%" for bound, names in bounds.items())
     lines = HEAD.format(stated=stated).splitlines()
-    records = sorted(folder.glob("*.json"))
-    if not records:
+    if not records(folder):
         return [*lines, "", *OWED.splitlines(), ""]
-    for record in records:
+    for record in records(folder):
         lines += ["", *of_record(record.stem, read_record(record))]
     return [*lines, ""]
+
+
+def records(folder: Path = FOLDER) -> list[Path]:
+    """The files, by name."""
+    return sorted(folder.glob("*.json"))
 
 
 def of_record(name: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:

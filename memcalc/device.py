@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol
 
 from memcalc.allocator import BLOCK, ROUNDING
+from memcalc.figures import CONTEXT, NCCL, WORKSPACES, Size, figures
 from memcalc.inputs.gpu import GPU
 from memcalc.rows import Item
 from memcalc.units import KIB, MIB
@@ -53,8 +54,20 @@ def _item(component: str, name: str, nbytes: int, formula: str, basis: str, sour
 
 
 def cublas_workspace(compute_capability: str) -> int:
-    """Of one handle and stream."""
+    """Of one handle and stream, by the rule."""
     return _HOPPER_WORKSPACE if compute_capability == "9.0" else _WORKSPACE
+
+
+def _measured(name: str, gpu: GPU | None, ranks: int = 1) -> Size | None:
+    return None if gpu is None else figures().size(name, gpu.name, ranks)
+
+
+def workspace_of(gpu: GPU | None) -> int:
+    """Of one handle and stream on this GPU, as measured where it was; without a GPU that of Ampere and Ada."""
+    measured = _measured(WORKSPACES, gpu)
+    if measured is not None:
+        return measured.nbytes // HANDLES
+    return cublas_workspace("" if gpu is None else gpu.compute_capability)
 
 
 class Kernels(NamedTuple):
@@ -84,7 +97,7 @@ def transformer_engine_workspace(compute_capability: str) -> int:
 def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
     """Without a GPU those of Ampere and Ada."""
     capability = "" if gpu is None else gpu.compute_capability
-    each, streams = cublas_workspace(capability), 1 + _TE_STREAMS if kernels.grouped else 1
+    each, streams = workspace_of(gpu), 1 + _TE_STREAMS if kernels.grouped else 1
     own = [transformer_engine_workspace(capability)] * streams if kernels.transformer_engine else []
     return Workspaces((each, *own), (each,) * (HANDLES - 1))
 
@@ -96,18 +109,16 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = T
         if item.at_peak:
             block = item.at_peak // item.blocks
             lost += item.blocks * (-block % BLOCK)
-    basis = "modelled" if gpu is not None else "assumed"
     workspace, *own = workspaces_of(gpu, kernels).forward
+    basis, source = "modelled", "CublasHandlePool.cpp"
+    measured = _measured(WORKSPACES, gpu)
+    if gpu is None:
+        basis, source = "assumed", f"{source}; no --gpu given: not a Hopper GPU"
+    elif measured is not None:
+        basis, source = "measured", measured.source
     out = [
         _item("allocator", "rounding of blocks to 512 B", lost, "per block", "exact", "CUDACachingAllocator.cpp"),
-        _item(
-            "allocator",
-            "cuBLAS workspaces",
-            HANDLES * workspace,
-            f"{HANDLES} handles·{workspace} B",
-            basis,
-            "CublasHandlePool.cpp" + ("" if gpu is not None else "; no --gpu given: not a Hopper GPU"),
-        ),
+        _item("allocator", WORKSPACES, HANDLES * workspace, f"{HANDLES} handles·{workspace} B", basis, source),
     ]
     if own:
         formula = f"{len(own)} stream{'s' if len(own) > 1 else ''}·{own[0]} B"
@@ -132,9 +143,15 @@ def whole_blocks_item(counted: int, played: Played) -> Item:
     )
 
 
-def reserved_items(allocated: int, played: Played | None) -> list[Item]:
-    """What the caching allocator holds beyond `allocated` bytes; the least that it must hold where no run was played."""
+def reserved_items(allocated: int, played: Played | None, engine: str) -> list[Item]:
+    """What the caching allocator holds beyond `allocated` bytes; the least that it must hold where no run was played, and
+    none of this engine's was recorded."""
     source = "CUDACachingAllocator.cpp"
+    recorded = figures().fragmentation_of(engine)
+    if recorded is not None:
+        lost = -(-round(allocated * (1 + recorded.share)) // ROUNDING) * ROUNDING - allocated
+        formula = f"{recorded.share:.2%} of {allocated} B, up to a multiple of 2 MiB"
+        return [_item("reserved", "fragmentation", lost, formula, "measured", recorded.source)]
     if played is None:
         name = "rounding to 2 MiB segments (fragmentation not known)"
         return [_item("reserved", name, -allocated % ROUNDING, "up to a multiple of 2 MiB", "modelled", source)]
@@ -146,35 +163,39 @@ def reserved_items(allocated: int, played: Played | None) -> list[Item]:
 
 def margin(device: int, engine: str, played: Played | None) -> int:
     """By how much `device` may be too low: the stated error."""
-    return device * (RATIO_ERROR if played is None else _error(engine)) // 100
+    return device * _error(engine, played=played is not None) // 100
 
 
-def _error(engine: str) -> int:
+def _error(engine: str, *, played: bool = True) -> int:
+    """Percent; of the recorded runs, or where there are none of published ones."""
+    recorded = figures().error_of(engine)
+    if recorded is not None:
+        return recorded.percent
+    if not played:
+        return RATIO_ERROR
     return MEGATRON_ERROR if engine == "megatron" else PLAYED_ERROR
 
 
-def room_to_reserve(capacity: int, gpus: int, engine: str) -> int:
+def room_to_reserve(gpu: GPU, gpus: int, engine: str) -> int:
     """What the allocator of one GPU may reserve so that `device` and its margin are within the capacity."""
-    most = capacity * 100 // (100 + _error(engine))
-    return most - sum(item.nbytes for item in device_items(gpus))
+    most = gpu.capacity * 100 // (100 + _error(engine))
+    return most - sum(item.nbytes for item in device_items(gpus, gpu))
 
 
-def device_items(gpus: int) -> list[Item]:
+def device_items(gpus: int, gpu: GPU | None) -> list[Item]:
     """What a process holds outside torch."""
     out = [
-        _item("device", "CUDA context", _CUDA_CONTEXT, "measured on an RTX 6000 Ada, CUDA 13.0, lazy loading", "assumed",
-              "differs by GPU, driver and loaded kernels: 300 to 430 MiB since CUDA 11.7")
+        _outside(CONTEXT, _measured(CONTEXT, gpu), _CUDA_CONTEXT, "measured on an RTX 6000 Ada, CUDA 13.0, lazy loading",
+                 "differs by GPU, driver and loaded kernels: 300 to 430 MiB since CUDA 11.7")
     ]  # fmt: skip
     if gpus > 1:
         size = _NCCL_TWO if gpus == 2 else _NCCL_MORE
-        out.append(
-            _item(
-                "device",
-                "NCCL communicator",
-                size,
-                "measured on 4 A100s",
-                "assumed",
-                "github.com/NVIDIA/nccl issue 964",
-            )
-        )
+        measured = _measured(NCCL, gpu, gpus)
+        out.append(_outside(NCCL, measured, size, "measured on 4 A100s", "github.com/NVIDIA/nccl issue 964"))
     return out
+
+
+def _outside(name: str, measured: Size | None, nbytes: int, formula: str, source: str) -> Item:
+    if measured is not None:
+        return _item("device", name, measured.nbytes, "median of recorded runs", "measured", measured.source)
+    return _item("device", name, nbytes, formula, "assumed", source)

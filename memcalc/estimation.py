@@ -317,9 +317,7 @@ class Report:
         """The run's allocations, played through the caching allocator; None where their order is not known."""
         from memcalc.replay import played
 
-        room = (
-            None if self.gpu is None else devices.room_to_reserve(self.gpu.capacity, self.setup.gpus, self.setup.engine)
-        )
+        room = None if self.gpu is None else devices.room_to_reserve(self.gpu, self.setup.gpus, self.setup.engine)
         return played(self.rank, self.setup, devices.workspaces_of(self.gpu, self._kernels), room)
 
     @property
@@ -339,7 +337,8 @@ class Report:
         if self.played is not None:
             allocator.append(devices.whole_blocks_item(allocated, self.played))
             allocated += allocator[-1].nbytes
-        return [*allocator, *devices.reserved_items(allocated, self.played), *devices.device_items(self.setup.gpus)]
+        reserved = devices.reserved_items(allocated, self.played, self.setup.engine)
+        return [*allocator, *reserved, *devices.device_items(self.setup.gpus, self.gpu)]
 
     def _with(self, *components: str) -> int:
         return self.peak + sum(item.nbytes for item in self.overheads if item.component in components)

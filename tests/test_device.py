@@ -77,14 +77,14 @@ def test_workspaces_of_two_handles(gpu: str | None, each: int, basis: str) -> No
 
 @given(st.integers(0, 2**45))
 def test_reserved_is_whole_segments(allocated: int) -> None:
-    (rounding,) = reserved_items(allocated, None)
+    (rounding,) = reserved_items(allocated, None, "none")
     assert 0 <= rounding.nbytes < ROUNDING
     assert (allocated + rounding.nbytes) % ROUNDING == 0
 
 
 @pytest.mark.parametrize(("gpus", "nccl"), [(1, 0), (2, 544 * 10**6), (3, 688 * 10**6), (512, 688 * 10**6)])
 def test_what_a_process_holds_outside_torch(gpus: int, nccl: int) -> None:
-    context, *rest = device_items(gpus)
+    context, *rest = device_items(gpus, None)
     assert context.nbytes == 426 * MIB
     assert sum(i.nbytes for i in rest) == nccl
     for held in (context, *rest):

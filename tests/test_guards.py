@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.options",
         "memcalc.inputs.hub",
         "memcalc.inputs.gpu",
+        "memcalc.figures",
     ),
     ("memcalc.layer_kinds",),
     ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),

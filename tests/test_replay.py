@@ -232,7 +232,7 @@ def test_a_full_gpu_has_segments_given_back() -> None:
     assert full.fits
     assert full.played.retries
     assert full.played.steady
-    assert full.played.reserved <= room_to_reserve(full.gpu.capacity, 1, "none")
+    assert full.played.reserved <= room_to_reserve(full.gpu, 1, "none")
     assert any("given back" in item.formula for item in full.overheads)
 
 
@@ -241,7 +241,7 @@ def test_what_fits_has_been_played_within_the_gpu(batch: int) -> None:
     """And what does not fit runs out of memory there, or has no room for the margin."""
     report = memcalc.estimate("gpt2-large", micro_batch_size=batch, gpu="rtx4090")
     assert report.gpu is not None
-    room = room_to_reserve(report.gpu.capacity, 1, "none")
+    room = room_to_reserve(report.gpu, 1, "none")
     try:
         run = replayed(report.rank, report.setup, CachingAllocator(room), workspaces_of(report.gpu, TORCH))
     except OutOfMemory:

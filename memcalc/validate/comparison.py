@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.device import HANDLES, cublas_workspace
+from memcalc.figures import CONTEXT, WORKSPACES
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
@@ -38,6 +39,8 @@ class Measured(NamedTuple):
     """Whether the other ranks were there: then NCCL was."""
     saved_by_hooks: int | None = None
     """Storages that autograd's saved_tensors_hooks were shown, weights and inputs excluded."""
+    workspaces: int | None = None
+    """What was freed with cuBLAS's workspaces."""
     context: int | None = None
     """What the device's own count rose by when the CUDA context was made."""
     history: dict[str, Any] | None = None
@@ -85,7 +88,7 @@ class Comparison(NamedTuple):
             "saved_activations": m.saved_activations, "saved_activations by hooks": m.saved_by_hooks,
             "peak in forward": m.forward, "peak in backward": m.backward, "peak in step": m.step,
             "peak": max(m.forward, m.backward, m.step), "allocated": m.allocated, "reserved": m.reserved,
-            "context": m.context, "device": m.device,
+            WORKSPACES: m.workspaces, "context": m.context, "device": m.device,
         }  # fmt: skip
         predicted = predicted_memory(self.report, self.backend, m.environment, real_ranks=m.real_ranks)
         return [Compared(name, predicted[name], size) for name, size in sizes.items() if size is not None]
@@ -130,19 +133,22 @@ def predicted_memory(
     report: Report, backend: str, environment: Mapping[str, str], *, real_ranks: bool
 ) -> dict[str, int]:
     """Every row that a backend may measure, as the report has it. `environment` says which GPU it is."""
-    besides = 0 if backend == "fake" else HANDLES * cublas_workspace(environment["compute_capability"])
+    assumed = sum(item.nbytes for item in report.overheads if item.name == WORKSPACES)
+    besides = 0 if backend == "fake" else assumed
+    if besides and report.gpu is None:  # one that memcalc does not know
+        besides = HANDLES * cublas_workspace(environment["compute_capability"])
     sizes = {name: report.total(name) for name in _COMPONENTS}
     sizes["saved_activations by hooks"] = sizes["saved_activations"]
     sizes |= {f"peak in {phase}": size + besides for phase, size in report.phases.items()}
-    assumed = sum(item.nbytes for item in report.overheads if item.name == "cuBLAS workspaces")
-    other = besides - assumed if besides else 0  # where memcalc does not know the GPU
+    other = besides - assumed if besides else 0
     of_device = {item.name: item.nbytes for item in report.overheads if item.component == "device"}
     nccl = sum(size for name, size in of_device.items() if name.startswith("NCCL"))
     return sizes | {
         "peak": report.peak + besides,
         "allocated": report.allocated + other,
         "reserved": report.reserved + other,
-        "context": of_device["CUDA context"],
+        WORKSPACES: besides,
+        "context": of_device[CONTEXT],
         "device": report.device + other - (0 if real_ranks else nccl),
     }
 

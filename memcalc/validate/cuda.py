@@ -142,6 +142,7 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
     device = here.used()
     return measured._replace(
         device=device,
+        workspaces=_workspaces(),
         context=here.context,
         environment=here.environment(),
         history=_history(job),
@@ -172,6 +173,13 @@ def _step(setup: Setup, job: Job) -> Measured:
         allocated=allocator.allocated,
         reserved=torch.cuda.max_memory_reserved(),
     )
+
+
+def _workspaces() -> int:
+    """Bytes that cuBLAS's handles had; the next products make them anew."""
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_stats()["requested_bytes.all.current"]
 
 
 def _history(job: Job) -> dict[str, Any]:

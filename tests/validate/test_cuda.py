@@ -38,14 +38,18 @@ class StandIn:
 
     def __init__(self, live: Live) -> None:
         self.live = live
+        self.workspaces = WORKSPACES
         self.trace: list[dict[str, Any]] = []
         self.recording = False
 
     def memory_stats(self) -> dict[str, int]:
         return {
-            "requested_bytes.all.current": self.live.now + WORKSPACES,
+            "requested_bytes.all.current": self.live.now + self.workspaces,
             "requested_bytes.all.peak": self.live.highest + WORKSPACES,
         }
+
+    def clear(self) -> None:
+        self.workspaces = 0
 
     def max_memory_allocated(self) -> int:
         return -(-(self.live.highest + WORKSPACES) // 512) * 512
@@ -100,6 +104,7 @@ def on_the_cpu() -> Iterator[Live]:
         for name in ("memory_stats", "max_memory_allocated", "max_memory_reserved"):
             patch.setattr(torch.cuda, name, getattr(stand_in, name))
         patch.setattr(torch.cuda, "reset_peak_memory_stats", live.begin)
+        patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", stand_in.clear, raising=False)
         patch.setattr(torch.cuda, "synchronize", lambda: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda.memory, "_snapshot", stand_in.snapshot)

@@ -1,0 +1,121 @@
+"""Records of GPUs as figures: what a process holds outside torch, and where a rule is farther off than what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+from statistics import median
+from typing import Any, NamedTuple
+
+from memcalc.estimation import Report
+from memcalc.figures import CONTEXT, NCCL, WORKSPACES, Error, Figures, Fragmentation, Size, using
+from memcalc.validate.comparison import predicted_memory
+from memcalc.validate.run import on_gpu
+from memcalc.validate.suites import model_of, options_of
+
+
+class Case(NamedTuple):
+    """A measured case with today's report of it."""
+
+    report: Report
+    measured: Mapping[str, int]
+    environment: Mapping[str, str]
+    real_ranks: bool
+
+    @property
+    def ranks(self) -> int:
+        return self.report.setup.gpus if self.real_ranks else 1
+
+    @property
+    def outside(self) -> int | None:
+        """What the device holds beyond torch's segments; None where it did not say."""
+        return self.measured["device"] - self.measured["reserved"] if "device" in self.measured else None
+
+
+def figures_of(cases: Iterable[Mapping[str, Any]]) -> Figures:
+    """Of all records together. A GPU that memcalc does not know has no sizes: nobody can name it."""
+    measured = [made for made in cases if made["outcome"] == "measured" and made["backend"] == "cuda"]
+    with using(Figures()):
+        sizes = tuple(_sizes([case for case in map(_read, measured) if case.report.gpu is not None]))
+    with using(Figures(sizes)):
+        fragmentation = tuple(_fragmentation(list(map(_read, measured))))
+    with using(Figures(sizes, fragmentation)):
+        return Figures(sizes, fragmentation, tuple(_errors(list(map(_read, measured)))))
+
+
+def _read(made: Mapping[str, Any]) -> Case:
+    report = on_gpu(model_of(made["case"]), options_of(made["case"]), made["environment"]["gpu"])
+    rows = {row["name"]: row["measured"] for row in made["memory"]}
+    return Case(report, rows, made["environment"], made["real_ranks"])
+
+
+# --- sizes
+
+
+def _sizes(cases: Sequence[Case]) -> list[Size]:
+    out: list[Size] = []
+    for gpu in dict.fromkeys(_gpu(case) for case in cases):
+        own = [case for case in cases if _gpu(case) == gpu]
+        workspaces = [(case, case.measured[WORKSPACES]) for case in own if WORKSPACES in case.measured]
+        alone = [(case, case.outside) for case in own if case.ranks == 1 and case.outside is not None]
+        out += [_size(name, gpu, 1, found) for name, found in ((WORKSPACES, workspaces), (CONTEXT, alone)) if found]
+        if not alone:
+            continue
+        context = round(median(size for _, size in alone))
+        for ranks in sorted({case.ranks for case in own if case.ranks > 1}):
+            found = [(c, c.outside - context) for c in own if c.ranks == ranks and c.outside is not None]
+            if found:
+                out.append(_size(NCCL, gpu, ranks, found))
+    return out
+
+
+def _gpu(case: Case) -> str:
+    assert case.report.gpu is not None
+    return case.report.gpu.name
+
+
+def _size(name: str, gpu: str, ranks: int, found: Sequence[tuple[Case, int]]) -> Size:
+    sizes = [size for _, size in found]
+    source = f"{_where([case for case, _ in found])}, {min(sizes)} to {max(sizes)} B"
+    return Size(name, gpu, ranks, round(median(sizes)), source)
+
+
+def _where(cases: Sequence[Case]) -> str:
+    """On what it was measured, and how often."""
+    first = cases[0].environment
+    parts = [first["gpu"], *(f"{name} {first[name]}" for name in ("driver", "cuda", "torch") if name in first)]
+    return f"{', '.join(parts)}: {len(cases)} case{'s' if len(cases) > 1 else ''}"
+
+
+# --- what the allocator loses
+
+
+def _fragmentation(cases: Sequence[Case]) -> list[Fragmentation]:
+    """Of engines where the median share is nearer to what was reserved than the allocator's rules, played, or where these
+    have nothing to play."""
+    out: list[Fragmentation] = []
+    for engine in dict.fromkeys(case.report.setup.engine for case in cases):
+        own = [case for case in cases if case.report.setup.engine == engine and "reserved" in case.measured]
+        if not own:
+            continue
+        share = median(case.measured["reserved"] / case.measured["allocated"] - 1 for case in own)
+        by_share = [case.report.allocated * (1 + share) / case.measured["reserved"] - 1 for case in own]
+        by_rules = [case.report.reserved / case.measured["reserved"] - 1 for case in own]
+        if median(map(abs, by_share)) < median(map(abs, by_rules)):
+            out.append(Fragmentation(engine, round(share, 4), _where(own)))
+    return out
+
+
+def _errors(cases: Sequence[Case]) -> list[Error]:
+    """What a verdict has to be on the safe side by."""
+    out: list[Error] = []
+    for engine in dict.fromkeys(case.report.setup.engine for case in cases):
+        own = [case for case in cases if case.report.setup.engine == engine and "device" in case.measured]
+        if own:
+            low = max(case.measured["device"] / _device(case) - 1 for case in own)
+            out.append(Error(engine, max(0, ceil(100 * low)), _where(own)))
+    return out
+
+
+def _device(case: Case) -> int:
+    return predicted_memory(case.report, "cuda", case.environment, real_ranks=case.real_ranks)["device"]
