@@ -92,6 +92,8 @@ def merge(*dims: Dim) -> Dim:
 @lru_cache(maxsize=1024)
 def plus(dim: Dim, more: int) -> Dim:
     """`dim` made longer by `more`, as padding does."""
+    if not more:
+        return dim
     poly = (dim.poly[0] + more, *dim.poly[1:])
     return Dim(f"({dim.name}+{more})", dim.size + more, poly)  # type: ignore[arg-type]
 

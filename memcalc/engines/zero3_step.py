@@ -15,7 +15,9 @@ from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType
 from memcalc.engines.visits import Visit, Visits, Where
 from memcalc.engines.zero3_coordinator import Begun, Coordinator, Gathered, Order, Thresholds
+from memcalc.engines.zero3_linear import zero3_linear
 from memcalc.families.module import Module, Run
+from memcalc.ops.matmul import linear
 from memcalc.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class _Hooks:
         self.run = run
         self.visits = visits
         run.memory.visitor = visits
+        run.memory.kernels = {**run.memory.kernels, linear: zero3_linear}
 
     def before_forward(self) -> None:
         self.visits.enter("", None)

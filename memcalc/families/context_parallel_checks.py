@@ -9,6 +9,7 @@ from memcalc.dims import Dim
 from memcalc.dtypes import fp32
 from memcalc.families.module import Run
 from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.ops.attention import ALIGNED_QUERIES
 from memcalc.tensor import Memory
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ _WITH: Final = "with engine fsdp2 and cp above 1 "
 _DROPOUTS: Final = ("attention_dropout", "attn_pdrop")
 _WINDOWED: Final = 1 << 30
 """Tokens that reach any window."""
-_PADDED_TO: Final = 32
-"""Queries that the memory-efficient kernel pads its logsumexp to."""
 
 
 def check_shared_sequences(options: Options, precision: str, seq_len: int, attention: str, model: Model) -> None:
@@ -90,9 +89,13 @@ def _check_division(options: Options, precision: str, seq_len: int, model: Model
             f"{model.name or model.model_type} has grouped key/value heads, for which CUDA has no fused kernel in fp32"
         )
         refuse("precision", precision, f"{_WITH}{why}; allowed: bf16, fp16, bf16-mixed, fp16-mixed")
-    if seq_len // chunks % _PADDED_TO:
+    if seq_len // chunks % ALIGNED_QUERIES:
         kernel = "fp32's" if precision == "fp32" else "latent attention's"
-        why = f"leaves chunks of {seq_len // chunks} tokens; {kernel} kernel pads them to a multiple of {_PADDED_TO}"
+        why = (
+            f"leaves chunks of {seq_len // chunks} tokens; {kernel} kernel pads them to a multiple of {ALIGNED_QUERIES}"
+        )
         refuse(
-            "seq_len", seq_len, f"{why}, which torch's ring cannot merge; allowed: a multiple of {_PADDED_TO * chunks}"
+            "seq_len",
+            seq_len,
+            f"{why}, which torch's ring cannot merge; allowed: a multiple of {ALIGNED_QUERIES * chunks}",
         )

@@ -95,6 +95,7 @@ class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
     Config = DeepseekV3Config
+    aligns_queries = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Weight
+from memcalc.ops.attention import ALIGNED_QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -74,6 +75,8 @@ class Program:
     """The dtype of the loss; None is the model's."""
     polynomial: bool = True
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
+    aligns_queries: bool = False
+    """Whether its attention can be the kernel that aligns them (`ALIGNED_QUERIES`)."""
     tensor_parallel: TensorParallel | None = None
     """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
     expert_parallel: int = 1
@@ -218,7 +221,8 @@ class Program:
         if not self.polynomial:
             return batch, seq
         # A dim of one merges with its neighbours; a window makes a mask once the sequence reaches it.
-        return batch == 1, seq == 1, seq >= (getattr(self.config, "sliding_window", None) or 0)
+        padding = seq % ALIGNED_QUERIES if self.aligns_queries else 0
+        return batch == 1, seq == 1, seq >= (getattr(self.config, "sliding_window", None) or 0), padding
 
 
 def stacked(

@@ -89,6 +89,7 @@ class T5(EncoderDecoder):
 
     Config: type[FamilyConfig] = T5Config
     loss_dtype = None
+    aligns_queries = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config, config.num_layers, config.num_decoder_layers or config.num_layers)

@@ -7,8 +7,8 @@ grouped without a mask. A boolean mask becomes an additive one in the dtype of q
 (batch, seq, heads, head_dim).
 
 Values of another width than the keys' leave CUDA one fused kernel, the memory-efficient one. It lays its output out as
-(batch, seq, heads, head_dim), and saves the seed and offset of its dropout besides. The kernel pads the logsumexp to 32
-queries, at most 124 bytes a head that are not counted.
+(batch, seq, heads, head_dim), and saves the seed and offset of its dropout besides. Its logsumexp is padded to a multiple of
+32 queries (native/transformers/cuda/attention.cu, kAlignLSE).
 
 A bias that wants a gradient leaves CUDA the same kernel (sdp_utils.cpp; flash attention has no bias). It is expanded to all
 batches and heads, a view, and so is its gradient, whose rows the kernel aligns to 16 elements: not counted either.
@@ -22,9 +22,10 @@ the mask copied into one of ⌈seq/8⌉·8 columns, and that is what is saved.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.autograd import Node
+from memcalc.dims import plus
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import cast, like, recording, scale, softmax
@@ -36,6 +37,9 @@ from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.dims import Shape
+
+ALIGNED_QUERIES: Final = 32
+"""What the memory-efficient kernel pads its logsumexp to."""
 
 
 def heads_inside(shape: Shape) -> Strides:
@@ -72,7 +76,9 @@ def _efficient(q: Tensor, v: Tensor) -> Results:
     """Output, logsumexp, and the state of the kernel's dropout."""
     shape = (*q.shape[:3], v.shape[3])
     out = new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
-    logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
+    batch, heads, queries, _ = q.shape
+    padded = plus(queries, -queries.size % ALIGNED_QUERIES)
+    logsumexp = new_tensor(q.memory, (batch, heads, padded), fp32, "attention logsumexp")
     seed, offset = (new_tensor(q.memory, (), int64, f"dropout {name}") for name in ("seed", "offset"))
     return out, logsumexp, seed, offset
 

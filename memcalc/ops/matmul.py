@@ -10,11 +10,13 @@ from memcalc.autograd import Node
 from memcalc.dims import Dim, merge
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import add, like, recording
+from memcalc.ops.replaceable import replaceable
 from memcalc.ops.shape import contiguous, expand, reshape, transpose, view
 from memcalc.selective import PRODUCT, selected
 from memcalc.tensor import Strides, Tensor, is_contiguous, new_tensor
 
 
+@replaceable
 @autocast("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear: x (..., in), weight (out, in), bias (out) -> (..., out).

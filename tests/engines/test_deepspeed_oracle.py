@@ -170,6 +170,12 @@ def test_what_is_recomputed_keeps_what_was_gathered_for_it() -> None:
     check(LLAMA, {**NOTHING_KEPT, "prefetch_bucket_size": 0, **SMALL_BUCKET}, gpus=2, zero=3, recompute=True)
 
 
+def test_stage_3_has_its_own_linear_function() -> None:
+    """It saves biases too, and a recomputation that ends with it has made its output."""
+    config = {**LLAMA, "attention_bias": True, "mlp_bias": True}
+    check(config, {**NOTHING_KEPT, "reduce_bucket_size": 1000}, gpus=2, zero=3, recompute=True, precision="fp32")
+
+
 def test_stage_3_alone() -> None:
     """One rank gathers nothing."""
     check(LLAMA, SOME_KEPT, gpus=1, zero=3)

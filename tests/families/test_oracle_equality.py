@@ -13,9 +13,12 @@ from cases import Case, step_cases
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families import FAMILIES
+from memcalc.ops import attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from memcalc.tensor import Tensor
 
 CASES = [case for family in FAMILIES for case in step_cases(family)]
 RECOMPUTES = {False: "none", True: "full"}
@@ -100,6 +103,31 @@ FP16 = [step_cases(family)[1] for family in ("llama", "gpt2", "gemma2", "mixtral
 @pytest.mark.parametrize("case", FP16, ids=[case.id for case in FP16])
 def test_autocast_to_fp16_is_the_real_one(case: Case) -> None:
     check(case, "fp16-autocast", "eager", recompute=True)
+
+
+@pytest.mark.parametrize("seq", [1, 24, 33])
+@pytest.mark.parametrize("family", ["t5", "deepseek_v3", "axk1"])
+def test_the_memory_efficient_kernel_pads_its_statistics(family: str, seq: int) -> None:
+    """To 32 queries: CUDA's, and torch's own rule for fake tensors."""
+    check(step_cases(family)[1]._replace(seq=seq), "bf16", "sdpa", recompute=False)
+
+
+def test_programs_know_whether_they_take_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile is of sequences that are padded alike."""
+    taken: list[Tensor] = []
+    kernel = attention._efficient  # pyright: ignore[reportPrivateUsage]
+
+    def noted(q: Tensor, v: Tensor) -> Any:
+        taken.append(q)
+        return kernel(q, v)
+
+    monkeypatch.setattr(attention, "_efficient", noted)
+    for case in CASES:
+        program = paper.program_of(case.fields)
+        if "sdpa" in program.attention_kinds:
+            taken.clear()
+            paper.paper_step(case.fields, micro_batch_size=1, seq_len=24, dtype=bf16, recompute=False)
+            assert not taken or program.branch(2, 24) != program.branch(2, 25)
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids=["mha", "gqa"])
