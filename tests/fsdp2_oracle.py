@@ -309,10 +309,10 @@ def _step(
         mode.begin()
         mode.loss.backward()
         backward = max(backward, mode.highest)
+    mode.begin()
     if clips:
         mode.phase = "step"
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    mode.begin()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     shapes = {name: tuple(p._local_tensor.shape) for name, p in model.named_parameters()}

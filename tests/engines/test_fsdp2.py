@@ -4,6 +4,7 @@ group."""
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import Any
 
 import paper
@@ -102,6 +103,22 @@ def test_clipping_sums_the_norms_of_the_shards(options: dict[str, Any], how: dic
     assert phases(report) == [real.forward, real.backward, real.step]
     assert said(report) == counted(real.sent)
     assert sum(c.name == "norms of the gradients" for c in report.collectives) == (report.setup.shards > 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+@pytest.mark.parametrize("mesh", [(1,), (4,), (2, 4)], ids=str)
+def test_norms_are_there_before_the_step(mesh: tuple[int, ...], precision: str, dtype: torch.dtype) -> None:
+    """A fused step has no temporaries: what clips sets its peak."""
+    gpus, shards = prod(mesh), mesh[-1]
+    policy = torch.bfloat16 if precision == "bf16-mixed" else None
+    options = {"gpus": gpus, "shard_group": shards, "precision": precision, "clip_grad_norm": True, **SHALLOW}
+    report, real = both(LLAMA, options, {"mesh": mesh, "policy": policy, "dtype": dtype, "clips": True, **SHALLOW})
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert said(report) == counted(real.sent)
+    without = memcalc.estimate(dict(LLAMA), **{**report.setup._asdict(), "clip_grad_norm": False})
+    assert without.phases["step"] < real.step
 
 
 OTHERS = (
