@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cuda_autocast import cuda_lists_on_the_cpu
+from fsdp2_oracle import ranks
 from oracle import LiveBytes, build, make_optimizer
 from per_op import CHECKPOINTS
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 Sent = list[tuple[str, str, int]]
 """The phase, the collective, and bytes of the full tensors, call by call."""
@@ -55,19 +54,6 @@ class Replicated:
     sent: Sent
 
 
-@contextlib.contextmanager
-def process_group(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
-    """This process is one of `count` ranks; with a file to meet in, of a real gloo group."""
-    if store:
-        dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.FileStore(store, count))
-    else:
-        dist.init_process_group("fake", rank=rank, world_size=count, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def replicated_step(
     config: dict[str, Any],
     *,
@@ -87,7 +73,7 @@ def replicated_step(
     its new buckets: the third one is reported. `recompute`: a key of CHECKPOINTS."""
     mode = RankMode()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(process_group(gpus, rank, store))
+        stack.enter_context(ranks(gpus, rank, store))
         if autocast is not None:
             stack.enter_context(cuda_lists_on_the_cpu())
         module = build(config, "sdpa", dtype)

@@ -121,6 +121,22 @@ def test_norms_are_there_before_the_step(mesh: tuple[int, ...], precision: str, 
     assert without.phases["step"] < real.step
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("mesh", [(8,), (64,), (8, 8)], ids=str)
+def test_all_of_it_together(mesh: tuple[int, ...], zero: int, recompute: str) -> None:
+    """Resharding or not, accumulation, clipping, checkpointing and hybrid sharding."""
+    gpus = prod(mesh)
+    how = {"micro_batch_size": 2, "seq_len": 5}
+    options = {"gpus": gpus, "shard_group": mesh[-1], "zero": zero, "recompute": recompute, "clip_grad_norm": True,
+               "global_batch_size": 4 * gpus, **how}  # fmt: skip
+    real = {"mesh": mesh, "reshards": None if zero == 3 else False, "recompute": recompute == "full", "clips": True,
+            "micro_batches": 2, **how}  # fmt: skip
+    report, step = both(dict(LLAMA, num_hidden_layers=3), options, real)
+    assert phases(report) == [step.forward, step.backward, step.step]
+    assert said(report) == counted(step.sent)
+
+
 OTHERS = (
     "gpt2",
     "qwen3",
