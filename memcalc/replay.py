@@ -79,6 +79,7 @@ def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: 
     batch, seq = setup.micro_batch_size, setup.rows
     actions = _actions(rank, order, setup)
     states, casts = _row_sizes(order.states, batch, seq), _row_sizes(order.casts, batch, seq)
+    clipping = _row_sizes(order.clipping, batch, seq)
     updates = [_update(setup, update) for update in order.updates]
     between = 0 if rank.between is None else _nbytes(rank.between, batch, seq)
     remaining = 0 if rank.between is None else left_between(rank.number, len(rank.profiles))
@@ -92,6 +93,7 @@ def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: 
     while len(left) < MOST_STEPS and (len(left) < 2 or left[-1] not in left[:-1]):
         process.run(actions, between)
         process.have_between(remaining, between)
+        process.free(process.hold(clipping))
         if not left:
             process.hold(states)
         process.update(casts, updates)

@@ -352,9 +352,3 @@ def _step(mode: RankMode, engine: Any, loss_of: Callable[[Any], torch.Tensor], m
         mode.log or [],
         mode.by_group,
     )
-
-
-def gloo_rank(rank: int, folder: str, config: dict[str, Any], cases: list[dict[str, Any]], results: Any) -> None:
-    """One process of a real group: the steps of all `cases`."""
-    runs = [deepspeed_step(config, rank=rank, store=f"{folder}/{i}", **case) for i, case in enumerate(cases)]
-    results.put((rank, runs))

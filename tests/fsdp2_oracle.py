@@ -126,9 +126,12 @@ def _group(args: tuple[Any, ...]) -> Any:
 
 
 @contextlib.contextmanager
-def ranks(count: int) -> Iterator[None]:
-    """This process is rank 0 of `count`."""
-    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
+def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
+    """This process is one of `count` ranks; with a file to meet in, of a real gloo group."""
+    if store:
+        dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.FileStore(store, count))
+    else:
+        dist.init_process_group("fake", rank=rank, world_size=count, store=FakeStore())
     try:
         yield
     finally:
@@ -197,20 +200,24 @@ def sharded_step(
     plan: str = "transformers",
     clips: bool = False,
     log: bool = False,
+    rank: int = 0,
+    store: str = "",
 ) -> Sharded:
-    """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks)."""
+    """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks).
+
+    With `store` over real tensors, and what is sent arrives."""
     mode = RankMode()
     count = prod(mesh) * tensor_parallel
     chosen = POLICIES[policy] if reduced is None else MixedPrecisionPolicy(param_dtype=policy, reduce_dtype=reduced)
     names = ("dp_replicate", "dp_shard")[-len(mesh) :]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ranks(count))
+        stack.enter_context(ranks(count, rank, store))
         if tensor_parallel == 1:
             whole = init_device_mesh("cpu", mesh, mesh_dim_names=names)
         else:
             whole = init_device_mesh("cpu", (*mesh, tensor_parallel), mesh_dim_names=(*names, "tp"))
         how: dict[str, Any] = {"mesh": whole if tensor_parallel == 1 else whole[names], "mp_policy": chosen}
-        if tensor_parallel == 1 and expert_parallel == 1:
+        if tensor_parallel == 1 and expert_parallel == 1 and not store:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         for context in (not_traced(), cuda_kernels(), resizing(mode)):
             stack.enter_context(context)
@@ -309,10 +316,10 @@ def _step(
         mode.begin()
         mode.loss.backward()
         backward = max(backward, mode.highest)
+    mode.begin()
     if clips:
         mode.phase = "step"
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    mode.begin()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     shapes = {name: tuple(p._local_tensor.shape) for name, p in model.named_parameters()}

@@ -24,6 +24,9 @@ from memcalc.unrolled import NotPeriodic, unrolled
 FSDP: dict[str, Any] = {"engine": "fsdp2", "gpus": 8, "zero": 3}
 SHALLOW = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 32000}
 """Stages of so few layers are run whole."""
+NARROW = {"model_type": "llama", "num_hidden_layers": 400, "hidden_size": 4, "intermediate_size": 4, "num_attention_heads": 1,
+          "vocab_size": 5}  # fmt: skip
+"""Clipping by norm, a number of each gradient, sets its peak."""
 SPARSE = {
     "model_type": "deepseek_v3", "num_hidden_layers": 8, "hidden_size": 512, "moe_intermediate_size": 128,
     "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "vocab_size": 32000,
@@ -119,6 +122,16 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     ("gpt2", {"precision": "fp16-autocast", "optimizer_implementation": "fused"}),
     ("gpt2", {"precision": "bf16-autocast", "recompute": "full"}),
     ("gpt2", {"optimizer": "adamw-8bit", "recompute": "full", "seq_len": 1000, "micro_batch_size": 3}),
+    (
+        NARROW,
+        {
+            "precision": "bf16",
+            "optimizer_implementation": "fused",
+            "clip_grad_norm": True,
+            "seq_len": 1,
+            "recompute": "full",
+        },
+    ),
     ("gpt2-large", {"gpus": 8}),
     ("gpt2-large", {"gpus": 8, "global_batch_size": 32, "micro_batch_size": 2}),
     ("bert-base", {"padded": True}),
@@ -129,6 +142,17 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     ("llama-3.2-1b", {**FSDP, "zero": 2, "shard_group": 2, "precision": "bf16-mixed", "global_batch_size": 16}),
     ("llama-3.2-1b", {**FSDP, "recompute": "op", "padded": True, "attention": "eager"}),
     ("llama-3.2-1b", {**FSDP, "tp": 2, "recompute": "full"}),
+    (
+        NARROW,
+        {
+            **FSDP,
+            "precision": "fp32",
+            "optimizer_implementation": "fused",
+            "clip_grad_norm": True,
+            "seq_len": 1,
+            "recompute": "full",
+        },
+    ),
     ("llama-3.2-1b", {**FSDP, "tp": 8}),
     ("llama-3.2-1b", {**FSDP, "gpus": 1, "seq_len": 33}),
     ("llama-3.2-1b", {**FSDP, "cp": 4, "recompute": "full", "micro_batch_size": 2}),

@@ -30,6 +30,7 @@ def reserved(events: list[Event]) -> int:
     return allocator.reserved
 
 
+@pytest.mark.slow
 def test_torchtitans_own_model() -> None:
     """Its peak is the estimate's, and the allocator holds for it what was published."""
     run = RESERVED_RUNS[0]

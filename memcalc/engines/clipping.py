@@ -2,7 +2,8 @@
 
 One number per parameter, in the gradients' dtype; their norms over DTensors are partial sums, stacked into one tensor
 and summed over each mesh axis that cuts them in turn (torch/nn/utils/clip_grad.py, _get_total_norm). Replicas of hybrid
-sharding have the same sums. The numbers themselves, a few kilobytes, are no rows.
+sharding have the same sums. The numbers are alive while the optimizer's own temporaries are not: they count where a step
+has less of those, as a fused one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.collectives import Collective
+from memcalc.dims import Dim
+from memcalc.rows import Row
 
 if TYPE_CHECKING:
     from memcalc.dtypes import DType
@@ -17,15 +20,43 @@ if TYPE_CHECKING:
     from memcalc.setup import Setup
 
 _SOURCE: Final = "torch/nn/utils/clip_grad.py"
+_LIFE: Final = "while gradients are clipped"
+_PARTIAL: Final = "torch/distributed/tensor/_ops/_math_ops.py, _NormPartial"
 
 
 def norms(model: Model, setup: Setup, dtype: DType) -> list[Collective]:
     """The all-reduces of the gradients' norms; none where nothing is clipped or no gradient is cut."""
     if not setup.clip_grad_norm:
         return []
-    tensors = sum(model.trained(w) for w in model.weight_classes)
-    cut: list[tuple[str, int]] = [("dp", setup.shards), ("tp", setup.tp)]
-    return [_all_reduce(axis, ranks, tensors, dtype) for axis, ranks in cut if ranks > 1]
+    tensors = _tensors(model)
+    return [_all_reduce(axis, ranks, tensors, dtype) for axis, ranks in _cut(setup)]
+
+
+def temporaries(model: Model, setup: Setup, dtype: DType) -> list[Row]:
+    """What clipping has alive at its peak, the gradients aside: when the norms become one, or when a mesh axis sums them."""
+    if not setup.clip_grad_norm:
+        return []
+    axes = len(_cut(setup))
+    shape = (Dim("gradients", _tensors(model)),)
+    rows = [
+        Row("temporaries", "norm of each gradient", (), dtype, _tensors(model), _LIFE, "modelled", _SOURCE),
+        Row("temporaries", "norms of the gradients", shape, dtype, 1, _LIFE, "modelled", _SOURCE),
+    ]
+    if not axes:
+        return [*rows, Row("temporaries", "norm of all gradients", (), dtype, 1, _LIFE, "modelled", _SOURCE)]
+    # Squares, their sums over the ranks and the roots of these; the next axis takes the roots.
+    sums = "norms of the gradients: squares, sums and roots"
+    return [*rows, Row("temporaries", sums, shape, dtype, 2 + axes, _LIFE, "modelled", _PARTIAL)]
+
+
+def _tensors(model: Model) -> int:
+    return sum(model.trained(w) for w in model.weight_classes)
+
+
+def _cut(setup: Setup) -> list[tuple[str, int]]:
+    """The axes that cut gradients, with their ranks."""
+    axes = [("dp", setup.shards), ("tp", setup.tp)] if setup.engine == "fsdp2" else []
+    return [(axis, ranks) for axis, ranks in axes if ranks > 1]
 
 
 def _all_reduce(axis: str, ranks: int, tensors: int, dtype: DType) -> Collective:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType, fp32
-from memcalc.engines.clipping import norms
+from memcalc.engines.clipping import norms, temporaries
 from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding, padded_elements
-from memcalc.engines.holdings import Holdings, Order, Update, input_rows, state_rows, step_temporaries
+from memcalc.engines.holdings import Holdings, Order, Update, input_rows, larger, state_rows, step_temporaries
 from memcalc.families.expert_parallel import expert_path
 from memcalc.layer_kinds import Shares, shares_of
 from memcalc.optimizers import Parameter
@@ -55,7 +55,8 @@ def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) 
     streams = STREAMS
     if sharding.replicas > 1 and sharding.reduced is not sharded:  # cast once the replicas have summed them
         streams = STREAMS | {"sharded gradients": "all-reduce"}
-    return Order(tuple(before), tuple(states), (), updates, streams, first=first)
+    clipping = tuple(temporaries(model, setup, sharded))
+    return Order(tuple(before), tuple(states), (), updates, streams, first=first, clipping=clipping)
 
 
 def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:
@@ -64,9 +65,9 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
     gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
     always = _rows(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
-    step = max(
-        (step_temporaries(setup, group, sharded, sharded) for group in _by_mesh(model, setup, parameters)), key=_nbytes
-    )
+    groups = _by_mesh(model, setup, parameters)
+    updates = [step_temporaries(setup, group, sharded, sharded) for group in groups]
+    step = larger(temporaries(model, setup, sharded), *updates)
     sharding = Sharding(
         setup.shards,
         setup.zero == 3,
@@ -126,10 +127,6 @@ def _by_mesh(model: Model, setup: Setup, parameters: list[Parameter]) -> list[li
         is_split = parallel is not None and parallel.is_split(parameter.name)
         groups.setdefault("experts" if apart else "split" if is_split else "whole", []).append(parameter)
     return list(groups.values())
-
-
-def _nbytes(rows: list[Row]) -> int:
-    return sum(row.bytes_at(1, 1) for row in rows)
 
 
 def sharded_dtype(setup: Setup) -> DType:

@@ -55,6 +55,8 @@ class Order(NamedTuple):
     """Allocated after `moved`."""
     first: HooksOf | None = None
     """The engine's hooks while the first micro-batch runs, where those of the later ones differ."""
+    clipping: tuple[Row, ...] = ()
+    """In each step before `casts`, and gone when they come."""
 
 
 class Holdings(NamedTuple):
@@ -180,6 +182,11 @@ def step_temporaries(setup: Setup, parameters: Sequence[Parameter], dtype: DType
             alive.discard(i)
             live -= size
     return [_temporary(memory.rows[i]) for i in sorted(peak)]
+
+
+def larger(*moments: list[Row]) -> list[Row]:
+    """Of several moments of a step the one with most bytes."""
+    return max(moments, key=lambda rows: sum(row.bytes_at(1, 1) for row in rows))
 
 
 def _temporary(row: StorageRow) -> Row:

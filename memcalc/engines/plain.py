@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from memcalc.collectives import Collective
 from memcalc.dtypes import fp32
+from memcalc.engines.clipping import temporaries
 from memcalc.engines.holdings import (
     Holdings,
     Order,
     Update,
     input_rows,
+    larger,
     met_in_step,
     parameter_classes,
     state_rows,
@@ -39,10 +41,10 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     if setup.has_master_weights:
         always += weight_rows(model, fp32, "optimizer_states", "always", ": fp32 master")
         casts = weight_rows(model, fp32, "temporaries", "within the step", ": gradient cast to fp32 for the master")
-        step += casts
     before, states = [*always, *input_rows(model, dtype)], state_rows(setup, parameters, updated)
     always = [*always, *states, *input_rows(model, dtype)]
-    step += step_temporaries(setup, met_in_step(model, setup), updated, updated)
+    clipping = temporaries(model, setup, dtype)
+    step += larger(clipping, [*casts, *step_temporaries(setup, met_in_step(model, setup), updated, updated)])
     return Holdings(
         always=tuple(always),
         forward=accumulated,
@@ -50,7 +52,9 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         step=tuple(step),
         keeps_gradients=not accumulated,
         accumulates=bool(accumulated),
-        order=Order(tuple(before), tuple(states), tuple(casts), (Update(tuple(parameters), updated),)),
+        order=Order(
+            tuple(before), tuple(states), tuple(casts), (Update(tuple(parameters), updated),), clipping=tuple(clipping)
+        ),
     )
 
 

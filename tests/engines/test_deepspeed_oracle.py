@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from auto_ep_cases import CONFIGS
 from cases import step_cases
-from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, gloo_rank, sent
+from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, sent
 
 import memcalc
 
@@ -185,21 +183,3 @@ def test_gathered_experts_stay_until_their_backward() -> None:
     """The graph has saved views of them, which releasing a parameter does not free."""
     config = {"model_type": "deepseek_v3", **CONFIGS["deepseek_v3"]}
     check(config, {**NOTHING_KEPT, "reduce_bucket_size": 60_000}, gpus=4, zero=3)
-
-
-def test_a_real_process_group_sends_the_same(tmp_path: Path) -> None:
-    """Two processes over gloo."""
-    how = {"gpus": 2, "precision": "fp32", "seq_len": 8}
-    kept = {OPTIONS[name]: n for name, n in SOME_KEPT.items()}
-    cases = [{"zero": 2, "steps": 2, **how}, {"zero": 3, **how, **kept}]
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    processes = [context.Process(target=gloo_rank, args=(rank, str(tmp_path), GPT2, cases, results)) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    found = dict(results.get() for _ in processes)
-    for process in processes:
-        process.join()
-    for rank in (0, 1):
-        assert estimated(ours(GPT2, {}, zero=2, **how)) == sent(found[rank][0])
-        assert estimated(ours(GPT2, SOME_KEPT, zero=3, **how)) == sent(found[rank][1])

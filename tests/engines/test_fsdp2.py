@@ -4,6 +4,7 @@ group."""
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import Any
 
 import paper
@@ -102,6 +103,38 @@ def test_clipping_sums_the_norms_of_the_shards(options: dict[str, Any], how: dic
     assert phases(report) == [real.forward, real.backward, real.step]
     assert said(report) == counted(real.sent)
     assert sum(c.name == "norms of the gradients" for c in report.collectives) == (report.setup.shards > 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+@pytest.mark.parametrize("mesh", [(1,), (4,), (2, 4)], ids=str)
+def test_norms_are_there_before_the_step(mesh: tuple[int, ...], precision: str, dtype: torch.dtype) -> None:
+    """A fused step has no temporaries: what clips sets its peak."""
+    gpus, shards = prod(mesh), mesh[-1]
+    policy = torch.bfloat16 if precision == "bf16-mixed" else None
+    options = {"gpus": gpus, "shard_group": shards, "precision": precision, "clip_grad_norm": True, **SHALLOW}
+    report, real = both(LLAMA, options, {"mesh": mesh, "policy": policy, "dtype": dtype, "clips": True, **SHALLOW})
+    assert phases(report) == [real.forward, real.backward, real.step]
+    assert said(report) == counted(real.sent)
+    without = memcalc.estimate(dict(LLAMA), **{**report.setup._asdict(), "clip_grad_norm": False})
+    assert without.phases["step"] < real.step
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("mesh", [(8,), (64,), (8, 8)], ids=str)
+def test_all_of_it_together(mesh: tuple[int, ...], zero: int, recompute: str) -> None:
+    """Resharding or not, accumulation, clipping, checkpointing and hybrid sharding."""
+    gpus = prod(mesh)
+    how = {"micro_batch_size": 2, "seq_len": 5}
+    options = {"gpus": gpus, "shard_group": mesh[-1], "zero": zero, "recompute": recompute, "clip_grad_norm": True,
+               "global_batch_size": 4 * gpus, **how}  # fmt: skip
+    real = {"mesh": mesh, "reshards": None if zero == 3 else False, "recompute": recompute == "full", "clips": True,
+            "micro_batches": 2, **how}  # fmt: skip
+    report, step = both(dict(LLAMA, num_hidden_layers=3), options, real)
+    assert phases(report) == [step.forward, step.backward, step.step]
+    assert said(report) == counted(step.sent)
 
 
 OTHERS = (

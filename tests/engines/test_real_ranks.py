@@ -1,0 +1,93 @@
+"""Four processes over gloo, in worlds of two and four: real ranks send what the estimate says, call by call and byte for byte.
+
+The tests of each engine have more setups, over fake groups of any size. Here what one rank sends another one receives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed_oracle import OPTIONS, SIZES
+from real_ranks import COUNT, WORLDS, of_all_ranks
+
+import memcalc
+from memcalc.estimation import Report
+
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 501,
+    "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+}  # fmt: skip
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 301, "tie_word_embeddings": True,
+}  # fmt: skip
+KEPT = {"param_persistence_threshold": 0, "max_live_parameters": 200_000, "max_reuse_distance": 150_000,
+        "prefetch_bucket_size": 50_000}  # fmt: skip
+Sent = dict[str, tuple[int, int]]
+"""Collective -> calls, bytes of the full tensors."""
+
+
+class Case:
+    """A setup twice: for an engine's oracle and for an estimate."""
+
+    def __init__(self, config: dict[str, Any], engine: str, gpus: int, real: dict[str, Any], **options: Any) -> None:
+        self.report: Report = memcalc.estimate(config, engine=engine, gpus=gpus, seq_len=8, **options)
+        micro_batches = self.report.setup.micro_batches
+        how = {"config": config, "gpus": gpus, "seq_len": 8, "micro_batch_size": 1, "micro_batches": micro_batches}
+        self.oracle = engine, how | real
+
+
+def cases() -> dict[str, Case]:
+    out: dict[str, Case] = {}
+    for n in WORLDS:
+        all_of_it: dict[str, Any] = {"clip_grad_norm": True, "recompute": "full", "global_batch_size": 3 * n}
+        real = {"clips": True, "recompute": "full"}
+        out[f"ddp over {n}"] = Case(GPT2, "ddp", n, real | {"dtype": torch.float32}, precision="fp32", **all_of_it)
+        for zero in (2, 3):
+            reshards = {"mesh": (n,), "reshards": None if zero == 3 else False}
+            out[f"fsdp2, zero {zero}, over {n}"] = Case(LLAMA, "fsdp2", n, real | reshards, zero=zero, **all_of_it)
+        for zero in (0, 1, 2, 3):
+            kept = KEPT if zero == 3 else {"reduce_bucket_size": 50_000} if zero else {}
+            how = {OPTIONS[name]: size for name, size in kept.items()} | {"zero": zero, "precision": "fp32"}
+            how |= {"steps": 3 if zero == 3 else 2}
+            out[f"deepspeed, zero {zero}, over {n}"] = Case(
+                GPT2, "deepspeed", n, how, zero=zero, precision="fp32", global_batch_size=2 * n, **kept
+            )
+    mesh = {"mesh": (2, 2), "clips": True}
+    out["fsdp2, hybrid"] = Case(LLAMA, "fsdp2", 4, mesh, zero=3, shard_group=2, clip_grad_norm=True)
+    return out
+
+
+def counted(engine: str, step: Any) -> Sent:
+    calls: Counter[str] = Counter()
+    payload: Counter[str] = Counter()
+    if engine == "deepspeed":
+        for (kind, dtype, elements), n in step.sent.items():
+            calls[kind] += n
+            payload[kind] += n * elements * SIZES[dtype][1]
+        return {kind: (calls[kind], payload[kind]) for kind in calls}
+    for call in step.sent:
+        kind, size = call[:2] if engine == "fsdp2" else call[1:]
+        calls[kind] += 1
+        payload[kind] += size
+    return {kind: (calls[kind], payload[kind]) for kind in calls}
+
+
+def said(report: Report) -> Sent:
+    out: Sent = {}
+    for c in report.collectives:
+        calls, payload = out.get(c.collective, (0, 0))
+        out[c.collective] = calls + c.calls, payload + c.payload
+    return out
+
+
+@pytest.mark.slow
+def test_real_ranks_send_what_the_estimate_says(tmp_path: Path) -> None:
+    made = cases()
+    found = of_all_ranks(tmp_path, {name: case.oracle for name, case in made.items()})
+    for name, case in made.items():
+        for rank in range(COUNT):
+            assert counted(case.oracle[0], found[rank][name]) == said(case.report), (name, rank)
