@@ -12,12 +12,14 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import all_gather_copy_in_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from memcalc.validate.collectives import has_local_tensors
 
@@ -60,14 +62,17 @@ class Untouched(TorchDispatchMode):
         if has_local_tensors(types):
             return NotImplemented
         kwargs = kwargs or {}
+        if _is_as_it_is(func):
+            return func(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if kwargs.get("device") == _META or any(t.is_meta or isinstance(t, FakeTensor) for t in given):
             return func(*args, **kwargs)
         if func.namespace == "c10d":
             return self._collective(func, args, kwargs, given)
-        if func.is_view or torch.Tag.inplace_view in func.tags or func._schema.name in _AS_THEY_ARE:
-            return func(*args, **kwargs)
+        if func is _COPY_IN:
+            with self:
+                return all_gather_copy_in_cuda(*args, **kwargs)
         if func._schema.is_mutable:
             return self._write(func, args, kwargs, given)
         return self._make(func, args, kwargs, given, leaves, tree)
@@ -88,12 +93,13 @@ class Untouched(TorchDispatchMode):
         result = self._result(func, leaves, tree)
         if result is None or (known and _few(result.made) and func._schema.name not in _EMPTY):
             return func(*args, **kwargs)
-        if any(not _measures(m.dtype) and _few([m]) for m in result.made) and all(t.numel() <= MOST_ELEMENTS for t in given):
-            out = func(*tree_map_only(torch.Tensor, self._stand_in, args), **tree_map_only(torch.Tensor, self._stand_in, kwargs))
-            for tensor in tree_leaves(out):
-                if isinstance(tensor, torch.Tensor) and _measures(tensor.dtype):
-                    self._forget(tensor)
-            return out
+        if (
+            result.made
+            and all(not _measures(m.dtype) and _few([m]) for m in result.made)
+            and all(t.numel() <= MOST_ELEMENTS for t in given)
+        ):
+            args, kwargs = tree_map_only(torch.Tensor, self._stand_in, (args, kwargs))
+            return func(*args, **kwargs)
         return tree_unflatten([self._new(x) if isinstance(x, Made) else x for x in result.leaves], result.tree)
 
     def _places(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -124,7 +130,9 @@ class Untouched(TorchDispatchMode):
 
     def _fit(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> None:
         """`out` tensors are made as large as the result is."""
-        if not func._schema.name.startswith("aten::") or not any(a.kwarg_only and a.is_write for a in func._schema.arguments):
+        if not func._schema.name.startswith("aten::") or not any(
+            a.kwarg_only and a.is_write for a in func._schema.arguments
+        ):
             return
         leaves, tree = tree_flatten((args, kwargs))
         result = self._result(func, leaves, tree)
@@ -143,7 +151,9 @@ class Untouched(TorchDispatchMode):
 
         def shape(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in shapes:
-                shapes[id(tensor)] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                shapes[id(tensor)] = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+                )
             return shapes[id(tensor)]
 
         as_shapes, named = tree_map_only(torch.Tensor, shape, (args, kwargs))
@@ -169,7 +179,9 @@ class Untouched(TorchDispatchMode):
             there = {t.untyped_storage()._cdata for t in fakes if isinstance(t, torch.Tensor)}
             if any(isinstance(t, torch.Tensor) and t.untyped_storage()._cdata in there for t in out):
                 return None
-        return Result([Made(tuple(t.shape), t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in out], shape)
+        return Result(
+            [Made(tuple(t.shape), t.stride(), t.dtype) if isinstance(t, torch.Tensor) else t for t in out], shape
+        )
 
     def _new(self, made: Made) -> torch.Tensor:
         tensor = empty(made)
@@ -209,6 +221,14 @@ def empty(made: Made) -> torch.Tensor:
         return block.as_strided(made.shape, made.strides)
 
 
+@cache
+def _is_as_it_is(func: Any) -> bool:
+    """Whether an op computes nothing: a view, or a change of shape. One that is made of others (`contiguous`, `to`) may copy."""
+    if func._schema.name in _AS_THEY_ARE or torch.Tag.inplace_view in func.tags:
+        return True
+    return func.is_view and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
 def _measures(dtype: torch.dtype) -> bool:
     """Whether numbers of it measure something; others are places and masks."""
     return dtype.is_floating_point or dtype.is_complex
@@ -244,11 +264,15 @@ def _returned(func: Any, args: Any, kwargs: Any) -> Any:
     return written[0] if len(returns) == 1 else tuple(written)
 
 
+_COPY_IN: Final = torch.ops.fsdp.all_gather_copy_in.default
 _META: Final = torch.device("meta")
 _FEW_BYTES: Final = 8 * MOST_ELEMENTS
 _LOOKS: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _INDEX: Final = torch.ops.aten.index.Tensor
-_EMPTY: Final = tuple(f"aten::{name}" for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"))
+_EMPTY: Final = tuple(
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+)
 _MASKS: Final = (torch.bool, torch.uint8)
 _OVERWRITE: Final = ("aten::copy_", "aten::fill_", "aten::zero_")
