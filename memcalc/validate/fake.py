@@ -40,6 +40,7 @@ from memcalc.validate.optimizers import on_the_cpu
 from memcalc.validate.pipeline import pipeline
 from memcalc.validate.realism import cuda_kernels, not_traced
 from memcalc.validate.reference import Job, build, environment, make_batch, nbytes, of_rank
+from memcalc.validate.untouched import Untouched
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
@@ -53,15 +54,6 @@ REAL_LIMIT: Final = 4 * GIB
 def measure(report: Report) -> Measured:
     """A steady-state step of the report's setup. InputError where transformers' code cannot be run without data."""
     setup, model = report.setup, report.model
-    needed = max(report.peak, model.num_parameters * fp32.itemsize)  # a model is split once it is there
-    if setup.engine == "deepspeed":
-        needed += model.num_parameters * fp32.itemsize  # and cast
-    if not _without_data(setup) and needed > REAL_LIMIT:
-        what = next((axis for axis in _SENT_IN_FORWARD if getattr(setup, axis) > 1), setup.engine)
-        raise InputError(
-            f"--backend fake: {what} runs over real tensors on the CPU, and this setup "
-            f"needs {show_bytes(needed)}; allowed: up to {show_bytes(REAL_LIMIT)}"
-        )
     try:
         if setup.engine == "deepspeed":
             return worst([_measure_rank(report, rank) for rank in deepspeed.ranks_to_run(setup, model)])
@@ -85,6 +77,8 @@ def _measure_rank(report: Report, rank: int) -> Measured:
     with contextlib.ExitStack() as stack:
         if setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, rank))
+        if not _without_data(setup):
+            stack.enter_context(Untouched())
         masks = not_traced(padded=setup.padded, encoder_decoder=two_stacks)
         for context in (
             masks if not setup.shares_sequences else not_initialized(), cuda_kernels(), gpu_dropout(), collected_by_hand(),
