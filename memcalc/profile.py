@@ -115,6 +115,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
             forward_end,
             middle,
             program.source,
+            work=tuple(memory.work),
             renamed=frozenset(memory.renamed),
         )
     program = copy.copy(program)
@@ -150,7 +151,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     run.held.clear()
     return Trace(
         list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent),
-        renamed=frozenset(memory.renamed),
+        tuple(memory.work), renamed=frozenset(memory.renamed),
     )  # fmt: skip
 
 

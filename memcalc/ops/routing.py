@@ -14,6 +14,7 @@ from memcalc.dtypes import int64
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, of_two, recording
 from memcalc.ops.shape import transpose, view
+from memcalc.ops.work import works, works_backward
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -260,6 +261,7 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
         gathered = None if visitor is None or isinstance(b.node, Leaf) else visitor.gathered(b)
         kept = () if gathered is None else (gathered,)
         node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *kept), name)
+    works(a.memory, name, (*a.shape, b.shape[2]), a.dtype, kind="grouped matmul")
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
     return out
@@ -267,6 +269,7 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
 
 def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     a, b, _offsets, *_gathered = node.unpack()
+    works_backward(node, node.context, (*a.shape, b.shape[2]), a.dtype, "grouped matmul")
     grad_a = grad_b = None
     if node.needs(1):
         grad_b = _laid_out_as(b.strides, b, f"{node.context} weight gradient")
