@@ -81,19 +81,19 @@ def _of_run(run: Trace) -> Counter[_Alike]:
 
 def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
     each = evaluate(of.size, setup.micro_batch_size, setup.rows)
-    words = f"{calls}·2·{of.dims} = {calls}·2·{each}"
+    words = f"{calls}·2·{of.dims} = {calls}·{2 * each} FLOP"
     layer = _stack(of.name) if of.in_layer else None
     return Computed(of.name, of.phase, layer, of.kind, of.dtype, calls, 2 * calls * each, words, of.basis, of.source)
 
 
 def _stack(name: str) -> str:
-    """"model.layers.*" of the path of a module in it."""
+    """ "model.layers.*" of the path of a module in it."""
     return name.split("*")[0] + "*"
 
 
 def per_phase(items: Iterable[Computed]) -> dict[str, int]:
     """FLOPs of each phase, and their total."""
-    sums = dict.fromkeys(PHASES, 0)
+    sums: dict[str, int] = dict.fromkeys(PHASES, 0)
     for item in items:
         sums[item.phase] += item.flops
     return {**sums, "total": sum(sums.values())}

@@ -205,12 +205,12 @@ def core_attention_recomputed(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
     """Selective recomputation (--recompute-activations): q, k and v are kept, the rest of core attention is run again."""
-    return checkpoint(q.memory, dot_product_attention, q, k, v, p), None
+    return checkpoint(q.memory, dot_product_attention, q, k, v, p, early_stop=False), None
 
 
 def fused_attention_recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """The same of the fused kernel: saves its output and logsumexp."""
-    return checkpoint(q.memory, te_fused_attention, q, k, v), None
+    return checkpoint(q.memory, te_fused_attention, q, k, v, early_stop=False), None
 
 
 def no_mask(run: Run, window: int | None = None) -> None:

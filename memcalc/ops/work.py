@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from memcalc.tensor import Memory
 
 
-def works(
-    memory: Memory, name: str, factors: Shape, dtype: DType, products: int = 1, kind: str = "matmul"
-) -> None:
+def works(memory: Memory, name: str, factors: Shape, dtype: DType, products: int = 1, kind: str = "matmul") -> None:
     """Note equal products; `factors` are the dims of the result and of what is summed over, each once."""
     phase = "recomputation" if memory.recomputing else memory.phase
     memory.work.append(Work(kind, memory.scope, name, phase, memory.layer, factors, dtype, products))

@@ -25,7 +25,9 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **
     return sdpa_flop_count(q.shape, k.shape, v.shape)
 
 
-def _attention_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object) -> int:
+def _attention_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object
+) -> int:
     return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
 
 

@@ -23,7 +23,7 @@ def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Saves q, k, v and the output of its heads, the output of its tokens, and one fp32 logsumexp per query and head."""
     own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
     q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
-    attends(q.memory, *own, q.dtype)
+    attends(q.memory, own[0], own[1], own[2], q.dtype)
     out_part = laid_out(q, own[0], "attention output of a rank's heads")
     logsumexp = new_tensor(q.memory, own[0][:3], fp32, "attention logsumexp")
     (out,) = _to_tokens([out_part], [q.shape], ["attention output"])
