@@ -133,6 +133,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
     with Autocast(memory, choices.autocast):
         left_behind = program.left_behind(run)
+        memory.work.clear()  # the step before made those products
         memory.enter("forward", None)
         if run.hooks is not None:
             run.hooks.before_forward()

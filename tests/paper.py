@@ -81,6 +81,7 @@ class PaperRun:
             self.run.attention_mask = self.run.add_input(program.padding(size.batch, size.seq))
         with Autocast(self.memory, autocast):
             self.left_behind = program.left_behind(self.run)
+        self.memory.work.clear()
 
     def step(self) -> PaperStep:
         """Run forward and backward and read the bytes off the log."""
