@@ -348,7 +348,7 @@ class Checkpoint:
         memory, scope = self.memory, self.memory.scope
         args = [arg.unpack() if isinstance(arg, _Argument) else arg for arg in self.args]
         memory.grad_enabled = True
-        memory.checkpoint = Recomputation(self)
+        memory.checkpoint, memory.recomputing = Recomputation(self), True
         if self.context is not None:
             memory.contexts = Taking(self.context.kept, memory.contexts)
         try:
@@ -357,7 +357,7 @@ class Checkpoint:
         except _StopRecomputation:
             pass
         memory.checkpoint = memory.contexts = None
-        memory.grad_enabled = False
+        memory.grad_enabled = memory.recomputing = False
         memory.scope = scope
         self.done = True
         self.holders = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc import device as devices
 from memcalc.collectives import Collective, wire_bytes
+from memcalc.compute import Computed, computed, per_phase, seconds_at_peak
 from memcalc.dims import ZERO, evaluate, numel
 from memcalc.dtypes import DType
 from memcalc.errors import InputError
@@ -415,6 +416,23 @@ class Report:
         from memcalc.cost import cost_of
 
         return [cost_of(collective, self.setup, self.gpu) for collective in self.collectives]
+
+    # --- compute
+
+    @cached_property
+    def computed(self) -> list[Computed]:
+        """The products of matrices of one optimizer step; none for a bare number of parameters."""
+        return computed(self.rank.profiles, self.setup, self.rank.on_paper)
+
+    @property
+    def flops(self) -> dict[str, int]:
+        """Of forward, backward and recomputation, and in total."""
+        return per_phase(self.computed)
+
+    @property
+    def seconds_at_peak(self) -> float | None:
+        """The step's products at the GPU's data-sheet rate; None without a GPU, or where that is not known."""
+        return seconds_at_peak(self.computed, self.gpu) if self.computed else None
 
     def per_layer(self) -> tuple[int, int]:
         """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""

@@ -115,6 +115,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
             forward_end,
             middle,
             program.source,
+            work=tuple(memory.work),
             renamed=frozenset(memory.renamed),
         )
     program = copy.copy(program)
@@ -132,6 +133,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
     with Autocast(memory, choices.autocast):
         left_behind = program.left_behind(run)
+        memory.work.clear()  # the step before made those products
         memory.enter("forward", None)
         if run.hooks is not None:
             run.hooks.before_forward()
@@ -150,7 +152,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     run.held.clear()
     return Trace(
         list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent),
-        renamed=frozenset(memory.renamed),
+        tuple(memory.work), renamed=frozenset(memory.renamed),
     )  # fmt: skip
 
 

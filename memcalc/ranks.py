@@ -63,6 +63,8 @@ class Rank(NamedTuple):
     """Of the first micro-batch, where those after it differ."""
     in_flight: int | None = None
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
+    on_paper: int = 1
+    """Micro-batches in the run of a profile, all alike."""
     cp: int | None = None
     """Which of the ranks that share sequences, where they differ."""
 
@@ -247,6 +249,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, sends,
             list[Collective], _WHOLE, in_flight=most_in_flight(actions),
+            on_paper=engine.paper_micro_batches(setup, staged.number),
         )  # fmt: skip
         out.append(rank)
     return out
@@ -255,7 +258,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
 def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
     """Stages of Megatron-DeepSpeed's layers: a profile is that of a whole step, with all micro-batches."""
     from memcalc.engines import deepspeed_pipeline as engine
-    from memcalc.pipelining.deepspeed import in_flight
+    from memcalc.pipelining.deepspeed import enough_micro_batches, in_flight
 
     assert setup.attention is not None
     kernels = megatron_deepspeed.KERNELS
@@ -277,6 +280,7 @@ def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
         rank = Rank(
             stage.number, held, _sums(held), (made,), _ONE, own.layers, sends,
             list[Collective], in_flight=in_flight(stage.number, setup.pp, setup.micro_batches),
+            on_paper=enough_micro_batches(stage.number, setup.pp, setup.micro_batches),
         )  # fmt: skip
         out.append(rank)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from memcalc.kernels import TRANSFORMERS, Kernels
-from memcalc.tensor import Sent, StorageRow
+from memcalc.tensor import Sent, StorageRow, Work
 
 
 class Middle(NamedTuple):
@@ -44,6 +44,7 @@ class Trace(NamedTuple):
     """What was traced; nothing for a program on paper."""
     kernels: Kernels = TRANSFORMERS
     sent: tuple[Sent, ...] = ()
+    work: tuple[Work, ...] = ()
     forward_ends: tuple[int, ...] = ()
     """Of a run of several micro-batches, where each one's forward ends."""
     sent_once: tuple[Sent, ...] = ()

@@ -52,6 +52,30 @@ class Sent(NamedTuple):
     dtype: DType
 
 
+class Work(NamedTuple):
+    """Equal products of matrices that one call of an op makes: `products` times 2 · (the product of `factors`) FLOPs."""
+
+    kind: str
+    """The op: "matmul", "grouped matmul", "attention" for a fused kernel, "convolution"."""
+    scope: str
+    name: str
+    phase: str
+    """"forward", "backward" or "recomputation"."""
+    layer: int | None
+    factors: Shape
+    """The dims of the result and of what is summed over, each once."""
+    dtype: DType
+    """Of the operands."""
+    products: int
+
+    @property
+    def label(self) -> str:
+        """The name with the module that it is done in."""
+        if not self.name:
+            return self.scope
+        return self.name if self.name.startswith(self.scope) else f"{self.scope}: {self.name}"
+
+
 class Packer(Protocol):
     """What stands between a node and the tensors that it saves, inside a checkpoint."""
 
@@ -121,6 +145,7 @@ class Memory:
         "log",
         "only",
         "phase",
+        "recomputing",
         "renamed",
         "rows",
         "scope",
@@ -128,6 +153,7 @@ class Memory:
         "sent",
         "sequence",
         "visitor",
+        "work",
     )
 
     def __init__(self, kernels: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
@@ -137,6 +163,8 @@ class Memory:
         self.segments: list[tuple[int, str, int | None]] = []
         self.renamed: set[int] = set()
         self.sent: list[Sent] = []
+        self.work: list[Work] = []
+        self.recomputing = False
         self.phase = ""
         self.layer: int | None = None
         self.scope = ""

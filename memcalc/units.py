@@ -53,6 +53,15 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
+def show_flops(flops: int) -> str:
+    """A number of floating-point operations for people, three digits of it: "29.3 TFLOP"."""
+    for unit, factor in (("EFLOP", 10**18), ("PFLOP", 10**15), ("TFLOP", 10**12), ("GFLOP", 10**9), ("MFLOP", 10**6)):
+        if flops >= 0.9995 * factor:
+            value = flops / factor
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    return f"{flops} FLOP"
+
+
 def show_count(number: int) -> str:
     """A parameter count for people: "6.74 B", "124.4 M"."""
     for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):

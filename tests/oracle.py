@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from cases import AUTO_CLASSES, DROPOUTS
 from cuda_autocast import cuda_lists_on_the_cpu
+from flop_oracle import flops_of
 from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +38,8 @@ class LiveBytes(TorchDispatchMode):
         self.phases = 0
         self._seen: set[int] = set()
         self.log: list[tuple[str, int, tuple[int, ...]]] | None = None
+        self.phase = ""
+        self.flops: Counter[str] = Counter()
 
     def begin(self) -> None:
         """A new phase: forget the peak of the last one."""
@@ -60,6 +64,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        again = self.phase == "backward" and torch.is_grad_enabled()  # only a checkpoint records a graph there
+        self.flops["recomputation" if again else self.phase] += flops_of(func, args, kwargs or {}, out)
         for leaf in tree_iter(out):
             if isinstance(leaf, torch.Tensor):
                 new = self.register(leaf)
@@ -77,6 +83,7 @@ class Step:
     forward: int
     backward: int
     step: int
+    flops: dict[str, int] = field(default_factory=dict)
     log: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
 
@@ -159,9 +166,11 @@ def training_step(
                 if log and turn:
                     mode.log = []
                 start = mode.now
+                mode.flops.clear()
                 saved = forward = backward = 0
                 for micro in range(micro_batches):
                     before = mode.now
+                    mode.phase = "forward"
                     mode.begin()
                     with torch.autocast("cpu", autocast, enabled=autocast is not None):
                         out = model(**batch)
@@ -170,13 +179,16 @@ def training_step(
                     gc.collect()
                     forward = max(forward, mode.highest)
                     saved = mode.now - before if micro == 0 else saved
+                    mode.phase = "backward"
                     mode.begin()
                     loss.backward()
                     backward = max(backward, mode.highest)
+                flops = {phase: n for phase, n in mode.flops.items() if n}
+                mode.phase = "step"
                 mode.begin()
                 opt.step()
                 opt.zero_grad(set_to_none=True)
-                result = Step(start, saved, forward, backward, mode.highest, mode.log or [])
+                result = Step(start, saved, forward, backward, mode.highest, flops, mode.log or [])
     assert result is not None
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields as fields_of
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,8 @@ class PaperStep(NamedTuple):
     saved: int
     forward: int
     backward: int
+    flops: dict[str, int]
+    """By phase, where there are any."""
 
 
 def _field_names(config: type[Any]) -> set[str]:
@@ -78,6 +81,7 @@ class PaperRun:
             self.run.attention_mask = self.run.add_input(program.padding(size.batch, size.seq))
         with Autocast(self.memory, autocast):
             self.left_behind = program.left_behind(self.run)
+        self.memory.work.clear()
 
     def step(self) -> PaperStep:
         """Run forward and backward and read the bytes off the log."""
@@ -96,7 +100,11 @@ class PaperRun:
         _, backward_peak = self._replay(marks[1], marks[2], end_of_forward)
         # In a steady state the loss of the step before is part of what is there at the start, and gone in backward.
         loss_bytes = loss.dtype.itemsize
-        return PaperStep(start, end_of_forward - start - loss_bytes, forward, backward_peak - loss_bytes)
+        flops: Counter[str] = Counter()
+        for work in self.memory.work:
+            flops[work.phase] += 2 * work.products * numel(work.factors)[0]
+        saved = end_of_forward - start - loss_bytes
+        return PaperStep(start, saved, forward, backward_peak - loss_bytes, dict(flops))
 
     def _replay(self, first: int, last: int, now: int) -> tuple[int, int]:
         highest = now

@@ -56,6 +56,9 @@ DEFAULTS: dict[str, Any] = {
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 
 TOP = {"schema_version", "model", "setup", "memory", "communication", "fit"}
+COMPUTE = {"per_step", "items", "seconds_at_peak"}
+COMPUTED = {"name", "phase", "layer", "kind", "dtype", "calls", "flops", "formula", "basis", "source"}
+COMPUTE_PHASES = {"forward", "backward", "recomputation"}
 MODEL = {"name", "model_type", "parameters", "active_parameters", "trainable_parameters", "layers"}
 MEMORY = {
     "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "phases", "peak_phase", "peak",
@@ -72,6 +75,7 @@ FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
 RANK = {"pp", "peak"}
 ADDED = {
+    "": {"compute"},
     "communication": {"textbook"},
     "memory": {"ranks"},
     "ranks": {
@@ -248,6 +252,11 @@ def test_keys(document: dict[str, Any]) -> None:
         check_keys(item, COLLECTIVE, "collectives")
     if document["fit"] is not None:
         check_keys(document["fit"], FIT, "fit")
+    if document["compute"] is not None:
+        check_keys(document["compute"], COMPUTE, "compute")
+        check_keys(document["compute"]["per_step"], {*COMPUTE_PHASES, "total"}, "compute per_step")
+        for item in document["compute"]["items"]:
+            check_keys(item, COMPUTED, "computed")
 
 
 @each
@@ -277,6 +286,22 @@ def test_communication_totals_are_the_items(document: dict[str, Any]) -> None:
     for unit in ("payload", "wire"):
         assert communication["per_step"][unit] == sum(item[unit] for item in communication["items"])
         assert 0 <= communication["per_layer"][unit] <= communication["per_step"][unit]
+
+
+@each
+def test_compute_totals_are_the_items(document: dict[str, Any]) -> None:
+    compute = document["compute"]
+    assert (compute is None) == (document["model"]["layers"] is None)  # a bare number of parameters
+    if compute is None:
+        return
+    for phase in COMPUTE_PHASES:
+        assert compute["per_step"][phase] == sum(i["flops"] for i in compute["items"] if i["phase"] == phase)
+    assert compute["per_step"]["total"] == sum(item["flops"] for item in compute["items"])
+    assert (compute["seconds_at_peak"] is None) == (document["setup"]["gpu"] is None)
+    for item in compute["items"]:
+        assert item["phase"] in COMPUTE_PHASES
+        assert item["basis"] in BASES
+        assert type(item["calls"]) is type(item["flops"]) is int
 
 
 @each

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.inputs",),
     ("memcalc.refusals",),
     ("memcalc.methods",),
-    ("memcalc.setup", "memcalc.runs", "memcalc.profile", "memcalc.device", "memcalc.cost"),
+    ("memcalc.setup", "memcalc.runs", "memcalc.profile", "memcalc.device", "memcalc.cost", "memcalc.compute"),
     ("memcalc.unrolled",),
     ("memcalc.engines",),
     ("memcalc.sizing", "memcalc.ranks"),

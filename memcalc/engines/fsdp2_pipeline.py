@@ -201,6 +201,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         "",
         choices.kernels,
         tuple(memory.sent),
+        tuple(memory.work),
         ends,
         once,
         _repeated(setup, rank, paper[0]),

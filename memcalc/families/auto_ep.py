@@ -168,7 +168,7 @@ class AutoEPMoELayer:
         n_tokens = routed_input.shape[0]
         routed_input, perm_indices = self.permute(routed_input)
         _aligned_counts = new_tensor(x.memory, (self.local,), int32, "aligned counts")
-        expert_output = self.experts(m / "experts", routed_input)
+        expert_output = self.experts(m / "experts", routed_input, n_tokens)
         expert_output = unpermuted(expert_output, perm_indices, n_tokens)
         expert_output = self.all_to_all(expert_output, "outputs of experts", copies)
 
@@ -208,12 +208,12 @@ class AutoEPMoELayer:
         return permuted(tokens, permuted_indices), permuted_indices
 
     @module
-    def experts(self, m: Module, x: Tensor) -> Tensor:
-        """GroupedExperts (deepspeed/moe/ep_experts.py, _run_experts_grouped_mm)"""
+    def experts(self, m: Module, x: Tensor, rows: Dim) -> Tensor:
+        """GroupedExperts (deepspeed/moe/ep_experts.py, _run_experts_grouped_mm); `rows` of x are no padding."""
         offsets = new_tensor(x.memory, (self.local,), int32, "offsets of the experts")
-        gate, up = (_product(x, m.weight(name), offsets) for name in ("w1", "w3"))
+        gate, up = (_product(x, m.weight(name), offsets, rows) for name in ("w1", "w3"))
         h = swiglu(gate, up)
-        return _product(h, m.weight("w2"), offsets)
+        return _product(h, m.weight("w2"), offsets, rows)
 
     def combine(
         self, expert_output: Tensor, top_scores: Tensor, token_indices_sorted: Tensor, shape: tuple[Dim, Dim, Dim]
@@ -348,5 +348,5 @@ def _all_to_all_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, shape, dtype, f"gradient of {node.context} exchanged")]
 
 
-def _product(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    return grouped_mm(x, transpose(weight, 1, 2), offsets, weight.name)
+def _product(x: Tensor, weight: Tensor, offsets: Tensor, rows: Dim) -> Tensor:
+    return grouped_mm(x, transpose(weight, 1, 2), offsets, weight.name, rows)

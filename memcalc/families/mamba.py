@@ -22,7 +22,7 @@ from memcalc.ops.convolution import depthwise_conv1d
 from memcalc.ops.elementwise import cast
 from memcalc.ops.exponential import exp, softplus
 from memcalc.ops.matmul import bmm, weight_times
-from memcalc.ops.scan import Block, earlier_steps, stack_steps
+from memcalc.ops.scan import Block, Product, earlier_steps, stack_steps
 from memcalc.ops.shape import split, transpose, unsqueeze
 from memcalc.tensor import Tensor, new_tensor
 
@@ -230,9 +230,10 @@ def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor
         copies = ssm_state if dtype is fp32 else Block((early, *state), dtype, "states in the model's dtype")
         # A product under autocast keeps a copy of what is not in its dtype.
         factors = c if c.dtype is dtype else Block((early, batch, width), dtype, "c in the product's dtype")
-        earlier_steps(
-            [ssm_state, scan_outputs[0]], (discrete_a, delta_b_u, c), [discrete_a, factors, initial, states, copies]
-        )
+        kept = [discrete_a, factors, initial, states, copies]
+        product = Product((batch, channels, early, width), dtype, "scan output")
+        earlier_steps([ssm_state, scan_outputs[0]], (discrete_a, delta_b_u, c), kept, product)
+        del kept
         del initial, copies, factors
     for _ in range(min(seq.size, 2)):
         ssm_state = select(discrete_a, 2) * ssm_state + select(delta_b_u, 2)

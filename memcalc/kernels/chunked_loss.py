@@ -16,6 +16,7 @@ from memcalc.families import blocks
 from memcalc.kernels.liger import alias
 from memcalc.ops.elementwise import recording
 from memcalc.ops.shape import view
+from memcalc.ops.work import works
 from memcalc.tensor import Memory, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     chunk = Dim("loss_chunk", sizes[0])
     logits = new_tensor(memory, (chunk, vocab), dtype if dtype is fp16 else fp32, "logits of a chunk")
     _row = new_tensor(memory, (chunk,), logits.dtype, "a number per token of a chunk")
+    works(
+        memory, weight.name.removesuffix(".weight"), (tokens, hidden, vocab), dtype, products=3
+    )  # logits, both gradients
     loss = new_tensor(memory, (), fp32 if dtype is fp16 else dtype, "loss")
     grad_x = new_tensor(memory, x.shape, dtype, "gradient of the hidden states")
     grad_weight = new_tensor(memory, weight.shape, dtype, f"{weight.name} gradient")

@@ -16,6 +16,7 @@ from memcalc.families import blocks
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.shape import view
+from memcalc.ops.work import works
 from memcalc.tensor import Tensor, is_contiguous, new_tensor
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     del count
     chunk = Dim("loss_chunk", loss_chunk(tokens.size, vocab.size, hidden.size))
     logits = new_tensor(memory, (chunk, vocab), x.dtype, "logits of a chunk")
+    works(
+        memory, weight.name.removesuffix(".weight"), (tokens, hidden, vocab), x.dtype, products=3
+    )  # both gradients too
     if x.dtype is fp32:  # 16-bit products are added to the gradient where they are made
         product = new_tensor(memory, weight.shape, fp32, "weight gradient of a chunk")
         del product

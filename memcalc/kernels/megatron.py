@@ -22,6 +22,7 @@ from memcalc.ops import norm
 from memcalc.ops.attention import heads_inside, scaled_dot_product_attention
 from memcalc.ops.elementwise import activation, dropout, like, recording
 from memcalc.ops.shape import clone, contiguous, transpose
+from memcalc.ops.work import works, works_backward
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ def product(a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, name: str, backward: Callable[[Node, list[Tensor]], list[Tensor]]) -> Tensor:
-    node = Node(a.memory, backward, (a, b), (a, b)) if recording(a, b) else None
+    node = Node(a.memory, backward, (a, b), (a, b), name) if recording(a, b) else None
+    works(a.memory, name, (*a.shape, b.shape[3]), a.dtype)
     out = new_tensor(a.memory, (*a.shape[:3], b.shape[3]), a.dtype, name)
     out.node = node
     return out
@@ -157,6 +159,7 @@ def _product(a: Tensor, b: Tensor, name: str, backward: Callable[[Node, list[Ten
 
 def _product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     a, b = node.unpack()
+    works_backward(node, node.context, (*a.shape, b.shape[3]), a.dtype)
     grad_b = _gradient_of(b)
     return [_gradient_of(a), grad_b]
 
@@ -168,6 +171,7 @@ def scaled_product(a: Tensor, b: Tensor, name: str) -> Tensor:
 
 def _scaled_product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     a, b = node.unpack()
+    works_backward(node, node.context, (*a.shape, b.shape[3]), a.dtype)
     unscaled = _gradient_of(a)
     grad_a = _gradient_of(a)
     del unscaled
@@ -201,12 +205,12 @@ def core_attention_recomputed(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
     """Selective recomputation (--recompute-activations): q, k and v are kept, the rest of core attention is run again."""
-    return checkpoint(q.memory, dot_product_attention, q, k, v, p), None
+    return checkpoint(q.memory, dot_product_attention, q, k, v, p, early_stop=False), None
 
 
 def fused_attention_recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """The same of the fused kernel: saves its output and logsumexp."""
-    return checkpoint(q.memory, te_fused_attention, q, k, v), None
+    return checkpoint(q.memory, te_fused_attention, q, k, v, early_stop=False), None
 
 
 def no_mask(run: Run, window: int | None = None) -> None:

@@ -353,18 +353,21 @@ class GPTModel(Program):
             if m.run.attention == "unfused":
                 inputs = q, k, v, mask, p
                 return (
-                    checkpoint(memory, unfused_attention, *inputs)
+                    checkpoint(memory, unfused_attention, *inputs, early_stop=False)
                     if self.layout.selective
                     else unfused_attention(*inputs)
                 )
             if m.run.attention == "eager":
                 if self.layout.selective:
-                    return checkpoint(memory, _unmasked(kernels.dot_product_attention), mask, q, k, v, p)
+                    attention = _unmasked(kernels.dot_product_attention)
+                    return checkpoint(memory, attention, mask, q, k, v, p, early_stop=False)
                 return kernels.dot_product_attention(q, k, v, p)
             kernel = kernels.te_flash_attention if m.run.attention == "flash" else kernels.te_fused_attention
             if self.layout.cp_comm_type is not None:
                 kernel = partial(ATTENTION[self.layout.cp_comm_type], ranks=self.layout.context_parallel)
-            return checkpoint(memory, _unmasked(kernel), mask, q, k, v) if self.layout.selective else kernel(q, k, v)
+            if self.layout.selective:
+                return checkpoint(memory, _unmasked(kernel), mask, q, k, v, early_stop=False)
+            return kernel(q, k, v)
 
     @module
     def mlp(self, m: Module, hidden_states: Tensor, tp: TensorParallel, ffn: Dim) -> Tensor:

@@ -15,6 +15,7 @@ from memcalc.autograd import Node
 from memcalc.dims import Dim
 from memcalc.dtypes import boolean, int64
 from memcalc.ops.elementwise import like, recording
+from memcalc.ops.work import works, works_backward
 from memcalc.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -63,20 +64,22 @@ def column_parallel(
     if tp.sequence_parallel:
         tp.send(x.memory, "all_gather", f"input of {_short(m)}", (batch, tp.whole, width), x.dtype)
     with m:
+        works(x.memory, name, (batch, tp.whole, width, weight.shape[0]), x.dtype)
         out = new_tensor(x.memory, (batch, tp.whole, weight.shape[0]), x.dtype, "column-parallel output")
         if bias is not None:
             out = like(out, "with its bias")
         inputs = (x, weight) if bias is None else (x, weight, bias)
         if recording(*inputs):
-            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, name or _short(m)))
+            out.node = Node(x.memory, _column_parallel_backward, inputs, (x, weight), (tp, name, name or _short(m)))
     return out
 
 
 def _column_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    tp, name = node.context
+    tp, own, name = node.context
     x, weight = node.unpack()
     grad = grads[0]
     whole = (x.shape[0], tp.whole, x.shape[2])
+    works_backward(node, own, (*whole, weight.shape[0]), grad.dtype)
     if tp.sequence_parallel:
         tp.send(node.memory, "all_gather", f"input of {name}, again", whole, x.dtype)
     grad_x = new_tensor(node.memory, whole, grad.dtype, "input gradient")
@@ -124,6 +127,7 @@ def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Te
             if recording(x, weight)
             else None
         )
+        works(x.memory, "", (*shape, weight.shape[1]), x.dtype)
         out = new_tensor(x.memory, shape, x.dtype, "row-parallel output")
         if tp.sequence_parallel:
             partial, out = out, new_tensor(x.memory, (batch, tp.shard, weight.shape[0]), x.dtype, "shard of the sum")
@@ -143,6 +147,7 @@ def _row_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | Non
         shape = (x.shape[0], tp.whole, weight.shape[0])
         grad = new_tensor(node.memory, shape, grad.dtype, "gathered gradient")
         tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, grad.dtype)
+    works_backward(node, "", (x.shape[0], tp.whole, *weight.shape), grad.dtype)
     grad_x = new_tensor(node.memory, x.shape, grad.dtype, "input gradient")
     return [grad_x, tp.gradient_of(weight)]
 

@@ -21,6 +21,7 @@ from memcalc.ops.elementwise import cast, like, recording, scale, sigmoid, softm
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import div, gather, masked_fill, topk
 from memcalc.ops.shape import view
+from memcalc.ops.work import works, works_backward
 from memcalc.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def _gating(x: Tensor, weight: Tensor) -> Tensor:
     """RouterGatingLinearFunction without `--moe-router-dtype`: saves its input and the weight."""
+    works(x.memory, "", (*x.shape, weight.shape[0]), x.dtype)
     out = new_tensor(x.memory, (x.shape[0], weight.shape[0]), x.dtype, "router logits")
     if recording(x, weight):
         out.node = Node(x.memory, _gating_backward, (x, weight), (x, weight))
@@ -253,7 +255,9 @@ def _gating(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _gating_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    return [like(t, "router gradient") for t in node.unpack()]
+    x, weight = node.unpack()
+    works_backward(node, "", (*x.shape, weight.shape[0]), x.dtype)
+    return [like(t, "router gradient") for t in (x, weight)]
 
 
 def _scattered(zeros: Tensor, where: Tensor, source: Tensor) -> Tensor:
@@ -297,15 +301,18 @@ def _sorted(rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 def _grouped_linear(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
     """GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py): saves its input. `fused`: the gradient of its
     weight is added to the main gradient where it is made."""
+    name = weight.name.removesuffix(".weight")
+    works(x.memory, name, (*x.shape, weight.shape[1]), x.dtype, kind="grouped matmul")
     out = new_tensor(x.memory, (x.shape[0], weight.shape[1]), x.dtype, "grouped output")
     if recording(x, weight):
-        out.node = Node(x.memory, _grouped_linear_backward, (x, weight), (x, weight), fused)
+        out.node = Node(x.memory, _grouped_linear_backward, (x, weight), (x, weight), (name, fused))
     return out
 
 
 def _grouped_linear_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     x, weight = node.unpack()
-    fused = node.context
+    name, fused = node.context
+    works_backward(node, name, (*x.shape, weight.shape[1]), x.dtype, "grouped matmul")
     return [like(x, "input gradient"), None if fused else like(weight, "weight gradient")]
 
 

@@ -32,6 +32,7 @@ from memcalc.ops.elementwise import cast, like, recording, scale, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.selection import where
 from memcalc.ops.shape import expand, transpose
+from memcalc.ops.work import attends, attends_backward
 from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
@@ -57,7 +58,7 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     if mask is not None and biased:
         mask = expand(mask, *q.shape[:3], k.shape[2])
     efficient = biased or q.shape[3].size != v.shape[3].size
-    out, *statistics = selected(q.memory, ATTENTION, partial(_efficient if efficient else _flash, q, v))
+    out, *statistics = selected(q.memory, ATTENTION, partial(_efficient if efficient else _flash, q, k, v))
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
         saved = [q, k, v, *([] if mask is None else [mask]), result, *statistics]
@@ -67,13 +68,15 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     return out
 
 
-def _flash(q: Tensor, v: Tensor) -> Results:
+def _flash(q: Tensor, k: Tensor, v: Tensor) -> Results:
     """Output and logsumexp."""
+    attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
     return like(q, "attention output"), new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
 
 
-def _efficient(q: Tensor, v: Tensor) -> Results:
+def _efficient(q: Tensor, k: Tensor, v: Tensor) -> Results:
     """Output, logsumexp, and the state of the kernel's dropout."""
+    attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
     shape = (*q.shape[:3], v.shape[3])
     out = new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
     batch, heads, queries, _ = q.shape
@@ -101,6 +104,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all of it stays until the kernel is done
+    attends_backward(node.memory, saved[0].shape, saved[1].shape, saved[2].shape, saved[0].dtype)
     grads_of_qkv = [
         new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", heads_inside(t.shape))
         for t, name in zip(saved[:3], ("query", "key", "value"), strict=True)

@@ -12,6 +12,7 @@ from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import add, like, recording
 from memcalc.ops.replaceable import replaceable
 from memcalc.ops.shape import contiguous, expand, reshape, transpose, view
+from memcalc.ops.work import works, works_backward
 from memcalc.selective import PRODUCT, selected
 from memcalc.tensor import Strides, Tensor, is_contiguous, new_tensor
 
@@ -71,19 +72,25 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Te
     if recording(*inputs):
         saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
         node = Node(a.memory, _mm_backward, inputs, saved, (name, b.shape, b.strides))
-    shape = (a.shape[0], b.shape[1])
     if bias is None:
-        (out,) = selected(a.memory, PRODUCT, lambda: (new_tensor(a.memory, shape, a.dtype, name),))
+        (out,) = selected(a.memory, PRODUCT, lambda: (_multiplied(a, b, name),))
     else:
-        out = new_tensor(a.memory, shape, a.dtype, name)
+        out = _multiplied(a, b, name)
     out.node = node
     return out
+
+
+def _multiplied(a: Tensor, b: Tensor, name: str) -> Tensor:
+    """The kernel: (..., m, k) @ (..., k, n)."""
+    works(a.memory, name, (*a.shape, b.shape[-1]), a.dtype)
+    return new_tensor(a.memory, (*a.shape[:-1], b.shape[-1]), a.dtype, name)
 
 
 def _mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad = grads[0]
     name, (k, n), strides = node.context
     saved = node.unpack()
+    works_backward(node, name, (grad.shape[0], k, n), grad.dtype)
     grad_a = grad_b = None
     if node.needs(1):
         grad_b = _laid_out_as(strides, k, n, grad, f"{name} weight gradient")
@@ -106,8 +113,8 @@ def bmm(a: Tensor, b: Tensor, name: str) -> Tensor:
     node = None
     if recording(a, b):
         saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
-        node = Node(a.memory, _bmm_backward, (a, b), saved)
-    out = new_tensor(a.memory, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, name)
+        node = Node(a.memory, _bmm_backward, (a, b), saved, name)
+    out = _multiplied(a, b, name)
     out.node = node
     return out
 
@@ -116,6 +123,7 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     grad, saved = grads[0], node.unpack()
     batch, m, n = grad.shape
     k = saved[0].shape[2] if node.needs(1) else saved[0].shape[1]
+    works_backward(node, node.context, (batch, m, k, n), grad.dtype)
     grad_b = new_tensor(node.memory, (batch, k, n), grad.dtype, "bmm gradient") if node.needs(1) else None
     grad_a = new_tensor(node.memory, (batch, m, k), grad.dtype, "bmm gradient") if node.needs(0) else None
     return [grad_a, grad_b]
@@ -124,15 +132,17 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 @autocast("baddbmm")
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
     """bias + alpha * (a @ b) with a bias that wants no gradient and an alpha that is not 1."""
-    node = Node(a.memory, _baddbmm_backward, (a, b), (a, b)) if recording(a, b) else None
-    out = new_tensor(a.memory, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, name)
+    node = Node(a.memory, _baddbmm_backward, (a, b), (a, b), name) if recording(a, b) else None
+    out = _multiplied(a, b, name)
     out.node = node
     return out
 
 
 def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     grads_of_factors: list[Tensor] = []
-    for factor in node.unpack():
+    saved = node.unpack()
+    works_backward(node, node.context, (*saved[0].shape, saved[1].shape[2]), grads[0].dtype)
+    for factor in saved:
         product = new_tensor(factor.memory, factor.shape, factor.dtype, "baddbmm gradient")
         grads_of_factors.append(like(product, "baddbmm gradient"))  # times alpha
         del product
@@ -142,15 +152,17 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 @autocast("baddbmm")
 def biased_baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
     """bias + (a @ b), all of which want gradients: saves both factors."""
-    node = Node(a.memory, _biased_baddbmm_backward, (bias, a, b), (a, b)) if recording(bias, a, b) else None
-    out = new_tensor(a.memory, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, name)
+    node = Node(a.memory, _biased_baddbmm_backward, (bias, a, b), (a, b), name) if recording(bias, a, b) else None
+    out = _multiplied(a, b, name)
     out.node = node
     return out
 
 
 def _biased_baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     grad = grads[0]
-    gradients = [new_tensor(t.memory, t.shape, t.dtype, "baddbmm gradient") for t in node.unpack()]
+    a, b = node.unpack()
+    works_backward(node, node.context, (*a.shape, b.shape[2]), grad.dtype, first=1)
+    gradients = [new_tensor(t.memory, t.shape, t.dtype, "baddbmm gradient") for t in (a, b)]
     return [grad, *gradients]
 
 

@@ -23,6 +23,7 @@ from memcalc.ops.attention import heads_inside
 from memcalc.ops.axes import chunk_dim, squeeze
 from memcalc.ops.elementwise import cast, like, mul, recording, sigmoid, sub
 from memcalc.ops.shape import cat, contiguous, unsqueeze
+from memcalc.ops.work import attends, attends_backward
 from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Sent, Tensor, contiguous_strides, new_tensor
 
@@ -144,6 +145,7 @@ def _takes_flash(q: Tensor, v: Tensor) -> bool:
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor) -> Results:
     """Output and logsumexp; of the memory-efficient kernel the state of its dropout, too."""
+    attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
     if _takes_flash(q, v):
         return like(q, "attention output"), new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
     shape = (*q.shape[:3], v.shape[3])
@@ -154,6 +156,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor) -> Results:
 
 
 def _kernel_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    attends_backward(q.memory, q.shape, k.shape, v.shape, q.dtype)
     named = tuple(zip((q, k, v), ("query", "key", "value"), strict=True))
     if _takes_flash(q, v):
         return [like(x, f"{name} gradient") for x, name in named]

@@ -14,6 +14,7 @@ from memcalc.dtypes import int64
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import like, of_two, recording
 from memcalc.ops.shape import transpose, view
+from memcalc.ops.work import works, works_backward
 from memcalc.tensor import Strides, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -248,18 +249,20 @@ def _sum_middle_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [Tensor(grad.storage, node.context, (grad.strides[0], 0, grad.strides[1]), grad.dtype)]
 
 
-def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
+def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | None = None) -> Tensor:
     """Rows of a (rows, k) times their own expert's matrix of b (experts, k, n): saves both factors and the offsets.
 
     As for `mm`, the second factor's gradient comes first. Where b is a view of a weight that an engine has gathered, what it
-    has gathered is saved with the view: the graph lets go of it in backward, whatever the engine does before.
+    has gathered is saved with the view: the graph lets go of it in backward, whatever the engine does before. `rows`: how many
+    are some expert's, where a has room for more.
     """
-    node = None
+    node, rows = None, rows or a.shape[0]
     if recording(a, b):
         visitor = a.memory.visitor
         gathered = None if visitor is None or isinstance(b.node, Leaf) else visitor.gathered(b)
         kept = () if gathered is None else (gathered,)
-        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *kept), name)
+        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *kept), (name, rows))
+    works(a.memory, name, (rows, *b.shape[1:]), a.dtype, kind="grouped matmul")
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
     return out
@@ -267,11 +270,13 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
 
 def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     a, b, _offsets, *_gathered = node.unpack()
+    name, rows = node.context
+    works_backward(node, name, (rows, *b.shape[1:]), a.dtype, "grouped matmul")
     grad_a = grad_b = None
     if node.needs(1):
-        grad_b = _laid_out_as(b.strides, b, f"{node.context} weight gradient")
+        grad_b = _laid_out_as(b.strides, b, f"{name} weight gradient")
     if node.needs(0):
-        grad_a = new_tensor(node.memory, a.shape, a.dtype, f"{node.context} input gradient")
+        grad_a = new_tensor(node.memory, a.shape, a.dtype, f"{name} input gradient")
     return [grad_a, grad_b]
 
 

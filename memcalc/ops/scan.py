@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.autograd import Node
 from memcalc.ops.elementwise import recording
+from memcalc.ops.work import works
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -29,12 +30,24 @@ class Block(NamedTuple):
     name: str
 
 
-def earlier_steps(outputs: Sequence[Tensor], inputs: Sequence[Tensor], kept: Sequence[Tensor | Block]) -> None:
+class Product(NamedTuple):
+    """A product of matrices that every step makes, of all steps together; both its factors want gradients."""
+
+    factors: Shape
+    dtype: DType
+    name: str
+
+
+def earlier_steps(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], kept: Sequence[Tensor | Block], product: Product | None = None
+) -> None:
     """The steps before those that are written out: `outputs` come from them, and they keep `kept` for backward.
 
     What they add to the gradients of `inputs` takes no more memory than those of the later steps did.
     """
     memory = inputs[0].memory
+    if product is not None:
+        works(memory, product.name, product.factors, product.dtype)
     if recording(*inputs):
         # Before its recomputation, a checkpoint lets go of each step's tensors as the next one comes.
         keeps = memory.checkpoint is None or memory.checkpoint.keeps
@@ -46,12 +59,15 @@ def earlier_steps(outputs: Sequence[Tensor], inputs: Sequence[Tensor], kept: Seq
             else inputs[0]
             for t in kept
         ]
-        node = Node(memory, _no_more_than_there_is, inputs, saved, outputs=len(outputs))
+        node = Node(memory, _no_more_than_there_is, inputs, saved, product, outputs=len(outputs))
         for i, output in enumerate(outputs):
             output.node, output.output = node, i
 
 
 def _no_more_than_there_is(node: Node, grads: list[Tensor]) -> list[None]:
+    product: Product | None = node.context
+    if product is not None:
+        works(node.memory, product.name, product.factors, product.dtype, products=2)
     return [None] * len(node.edges)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from memcalc.autograd import Node
 from memcalc.ops.elementwise import recording
 from memcalc.ops.shape import transpose
+from memcalc.ops.work import works
 from memcalc.tensor import Tensor, new_tensor
 
 
@@ -25,9 +26,10 @@ def _column_major(b: Tensor) -> Tensor:
 
 
 def _solve_triangular_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    a, _result = node.unpack()
+    a, result = node.unpack()
     grad_b = _column_major(grads[0])
     # -matmul(grad_b, result.mH), then its triangle: each takes the name of the one before.
+    works(a.memory, "system gradient", (*result.shape, a.shape[-1]), a.dtype)
     product = new_tensor(a.memory, a.shape, a.dtype, "system gradient")
     grad_a = new_tensor(a.memory, a.shape, a.dtype, "system gradient")
     del product

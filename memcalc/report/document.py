@@ -25,6 +25,7 @@ def document(report: Report) -> dict[str, Any]:
         "setup": report.setup._asdict() | {"pp_rank": report.rank.number},
         "memory": _memory(report),
         "communication": _communication(report),
+        "compute": _compute(report),
         "fit": _fit(report),
     }
 
@@ -89,6 +90,17 @@ def _communication(report: Report) -> dict[str, Any]:
             for item, c, cost in zip_longest(_collectives(report.collectives), report.collectives, report.costs)
         ],
         "textbook": _collectives(report.textbook),
+    }
+
+
+def _compute(report: Report) -> dict[str, Any] | None:
+    """None for a bare number of parameters."""
+    if not report.rank.profiles:
+        return None
+    return {
+        "per_step": report.flops,
+        "items": [item._asdict() for item in report.computed],
+        "seconds_at_peak": report.seconds_at_peak,
     }
 
 

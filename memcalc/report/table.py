@@ -16,6 +16,7 @@ from memcalc.pipelining import deepspeed, orders
 from memcalc.pipelining.programs import divided
 from memcalc.report.all_ranks import all_ranks_table
 from memcalc.report.collectives import Numbers, add_words
+from memcalc.report.compute import compute_lines
 from memcalc.report.consoles import console_for
 from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
@@ -47,7 +48,7 @@ def print_report(
     console = console_for(file, 220 if rows else 120 if all_ranks else 100)
     narrow = console.width < _NARROW
     parts: list[RenderableType] = [_title(report), *_trace_lines(report), _memory_table(report, narrow)]
-    parts += [*_phase_lines(report), *_pipeline_lines(report)]
+    parts += [*_phase_lines(report), *_pipeline_lines(report), *compute_lines(report)]
     if report.collectives:
         timed = report.gpu is not None and console.width >= _TIMED
         parts += ["", *_communication_table(report, console.width, timed), *_communication_lines(report)]

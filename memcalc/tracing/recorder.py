@@ -25,6 +25,7 @@ from memcalc.tensor import Memory, Storage
 from memcalc.tracing.description import Place, place
 from memcalc.tracing.modules import dtype_of, stacks, storage_shape
 from memcalc.tracing.values import Values
+from memcalc.tracing.work import note
 
 MOST_OPS: Final = 100_000
 """Of the first forward. A hundred layers have some 10 000; what has more goes through its tokens one by one."""
@@ -53,6 +54,8 @@ class Recorder(TorchDispatchMode):
         self._count()
         self.running.follow_backward()
         out = self.values.run(func, args, kwargs or {})
+        self.running.recomputes()
+        note(self.memory, func, args, kwargs or {}, out)
         for leaf in tree_iter(out):
             if isinstance(leaf, torch.Tensor):
                 self.register(leaf, "activation", func._schema.name.split("::")[1])
@@ -82,7 +85,7 @@ class Recorder(TorchDispatchMode):
         for name, buffer in model.named_buffers():  # one that forward has replaced is the model's still
             self.relabel(buffer, "buffers", Place(name, None))
         rows = list(self.memory.rows)
-        for log in (self.memory.rows, self.memory.log, self.memory.segments, self.memory.renamed):
+        for log in (self.memory.rows, self.memory.log, self.memory.segments, self.memory.renamed, self.memory.work):
             log.clear()
         for block in self.blocks.values():
             self.memory.rows.append(rows[block.index])
@@ -127,6 +130,10 @@ class Running:
         """Outside all modules a node may be running that one of them has made."""
         if len(self.modules) == 1 and (node := torch._C._current_autograd_node()) is not None:
             self._is_at(self.places[bisect_right(self.first_nodes, node._sequence_nr()) - 1])
+
+    def recomputes(self) -> None:
+        """Whether what runs is a checkpoint's forward again: backward's own ops record no graph."""
+        self.memory.recomputing = self.memory.phase == "backward" and torch.is_grad_enabled()
 
     def _is_at(self, at: Place) -> None:
         self.memory.scope = at.name

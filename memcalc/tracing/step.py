@@ -46,7 +46,7 @@ def step(run: Run, config: Any) -> int:
             memory.scope = "loss"
             loss.backward()
         run.memory.log, run.memory.rows, run.memory.segments = list(memory.log), memory.rows, memory.segments
-        run.memory.renamed = memory.renamed
+        run.memory.renamed, run.memory.work = memory.renamed, memory.work
     return forward_end
 
 

@@ -90,6 +90,7 @@ def check(case: Case, precision: str, attention: str, recompute: bool) -> None:
     }
     declared = case.differs.get(f"{precision}-{attention}-{RECOMPUTES[recompute]}", {})
     assert {q: pair for q, pair in ours_and_theirs.items() if pair[0] != pair[1]} == declared
+    assert on_paper.flops == oracle_step.flops
 
 
 @pytest.mark.parametrize(("case", "precision", "attention", "recompute"), RUNS)

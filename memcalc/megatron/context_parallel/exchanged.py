@@ -15,6 +15,7 @@ from memcalc.dtypes import fp32
 from memcalc.megatron.context_parallel.layout import laid_out, send, whole_sequence
 from memcalc.ops.elementwise import recording
 from memcalc.ops.shape import transpose
+from memcalc.ops.work import attends, attends_backward
 from memcalc.tensor import Tensor, new_tensor
 
 
@@ -22,6 +23,7 @@ def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Saves q, k, v and the output of its heads, the output of its tokens, and one fp32 logsumexp per query and head."""
     own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
     q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
+    attends(q.memory, own[0], own[1], own[2], q.dtype)
     out_part = laid_out(q, own[0], "attention output of a rank's heads")
     logsumexp = new_tensor(q.memory, own[0][:3], fp32, "attention logsumexp")
     (out,) = _to_tokens([out_part], [q.shape], ["attention output"])
@@ -74,5 +76,6 @@ def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, k, v, out, _logsumexp = node.unpack()
     tokens = [shape for shape, _ in node.metadata]
     (_grad,) = _to_heads([grads[0]], [out.shape], ["output gradient"])
+    attends_backward(q.memory, q.shape, k.shape, v.shape, q.dtype)
     gradients = [laid_out(x, x.shape, "gradient of a rank's heads") for x in (q, k, v)]
     return _to_tokens(gradients, tokens, ["query gradient", "key gradient", "value gradient"])

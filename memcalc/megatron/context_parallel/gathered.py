@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memcalc.autograd import Node
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import fp32
-from memcalc.megatron.context_parallel.layout import laid_out, send, whole_sequence
+from memcalc.megatron.context_parallel.layout import attends_in_parts, laid_out, send, whole_sequence
 from memcalc.ops.elementwise import recording
 from memcalc.ops.shape import transpose
 from memcalc.tensor import Tensor, new_tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Saves q, k, v, the outputs of both chunks beside the joined one, and one fp32 logsumexp per query and head."""
     keys, values = _gather(k, v, ranks)
+    attends_in_parts(q, v.shape, 2 * ranks + 1, 4)  # of 2·cp chunks in all
     out = laid_out(q, q.shape, "attention output")
     outputs = laid_out(q, q.shape, "attention outputs of the chunks")
     logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
@@ -60,6 +61,7 @@ def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     query_gradient = laid_out(q, q.shape, "query gradient")
     sums = [laid_out(x, _whole(x.shape, ranks), "sum of gradients") for x in (k, v)]
     _keys, _values = _gather(k, v, ranks, ", again")
+    attends_in_parts(q, v.shape, 2 * ranks + 1, 4, backward=True)
     _of_chunks = [laid_out(q, q.shape, "query gradients of the chunks")]
     _of_chunks += [new_tensor(x.memory, _seen(x.shape, ranks), x.dtype, "gradients of the chunks") for x in (k, v)]
     for i, x in enumerate((k, v)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.dims import Dim, Shape
 from memcalc.ops.attention import heads_inside
+from memcalc.ops.work import attends, attends_backward
 from memcalc.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -22,6 +23,19 @@ def send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
     """Note a call over the context-parallel group; `shape` is that of its payload."""
     memory = of.memory
     memory.sent.append(Sent("cp", kind, name, memory.phase, memory.layer, shape, of.dtype))
+
+
+def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: bool = False) -> None:
+    """Note fused attention of a rank's queries, which meet `times` such `parts` of as many keys as they are themselves."""
+    shape = q.shape
+    note = attends_backward if backward else attends
+    note(q.memory, (*shape[:3], _share(shape[3], times, parts)), shape, (*v[:3], _share(v[3], times, parts)), q.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _share(width: Dim, times: int, parts: int) -> Dim:
+    """Of the width, which divides, where of a sequence that varies no share can be taken."""
+    return Dim(f"{times}/{parts}·{width.name}", times * width.size // parts)
 
 
 @lru_cache(maxsize=1024)

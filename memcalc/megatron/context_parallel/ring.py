@@ -13,7 +13,7 @@ from memcalc.autograd import Node
 from memcalc.dims import Dim
 from memcalc.dtypes import fp32
 from memcalc.kernels.liger import alias
-from memcalc.megatron.context_parallel.layout import laid_out, send
+from memcalc.megatron.context_parallel.layout import attends_in_parts, laid_out, send
 from memcalc.ops.attention import heads_inside
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.shape import transpose
@@ -33,6 +33,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     received: list[Tensor] = []
     outputs: list[Tensor] = []
     sums: list[Tensor] = []
+    attends_in_parts(q, v.shape, ranks + 1, 2)  # its own keys, and half of every other rank's
     for step in range(ranks):
         if step == 0:
             received.append(new_tensor(memory, pair, k.dtype, "keys and values"))
@@ -59,6 +60,7 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     memory, shapes = node.memory, [shape for shape, _ in node.metadata[1:]]
     query_gradient = laid_out(q, q.shape, "query gradient")
     buffers = [new_tensor(memory, (_PAIR, *kv.shape), kv.dtype, "keys, values and their gradients") for _ in range(2)]
+    attends_in_parts(q, shapes[1], ranks + 1, 2, backward=True)
     for step in range(ranks):
         ends = step in (0, ranks - 1)
         name = "keys, values and their gradients"

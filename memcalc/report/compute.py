@@ -1,0 +1,37 @@
+"""The line of a report's products of matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from memcalc.compute import PHASES
+from memcalc.units import show_flops, show_seconds
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+
+
+def compute_lines(report: Report) -> list[Text]:
+    """FLOPs of a step by phase, and with a GPU the least time that they take."""
+    flops = report.flops
+    if not flops["total"]:
+        return []
+    parts = [f"{phase} {show_flops(flops[phase])}" for phase in PHASES[:2]]
+    end = [f"in all {show_flops(flops['total'])}"]
+    again = flops["recomputation"]
+    if again:
+        parts.append(f"recomputation {show_flops(again)} (+{again / (flops['total'] - again):.0%})")
+    return [Text(f"matrix products per step and GPU: {' · '.join([*parts, *end])}"), *_time(report)]
+
+
+def _time(report: Report) -> list[Text]:
+    if report.gpu is None:
+        return []
+    seconds = report.seconds_at_peak
+    if seconds is None:
+        rates = report.gpu.dense_flops_per_second
+        missing = sorted({item.dtype for item in report.computed} - rates.keys())
+        return [Text(f"no time for it: the rate of {', '.join(missing)} on a {report.gpu.name} is not known")]
+    return [Text(f"they take at least {show_seconds(seconds)}, at the data sheet's dense rate, which no step reaches")]

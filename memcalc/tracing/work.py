@@ -1,0 +1,72 @@
+# pyright: basic
+"""The products of matrices of a trace: torch's own formulas, and those that it lacks (torch/utils/flop_counter.py)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from memcalc.dims import Dim
+from memcalc.ops.work import works
+from memcalc.tensor import Memory
+from memcalc.tracing.modules import dtype_of
+
+_ATEN: Final = torch.ops.aten
+
+
+def _grouped(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:
+    """Of a rows (rows, k) and matrices (groups, k, n), or of (m, rows) and (rows, n): each row meets one group."""
+    return 2 * a.shape[0] * a.shape[1] * b.shape[-1]
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object) -> int:
+    return sdpa_flop_count(q.shape, k.shape, v.shape)
+
+
+def _attention_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object
+) -> int:
+    return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
+
+
+def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any, **named: Any) -> int:
+    """With the channels of a group alone, where torch's formula takes all for the weight's gradient."""
+    whole = flop_registry[_ATEN.convolution_backward](grad, x, weight, *rest, **named)
+    groups, mask = rest[6], rest[7]
+    if groups == 1 or not mask[1]:
+        return whole
+    both = (*rest[:7], [False, True, False])
+    of_weight = flop_registry[_ATEN.convolution_backward](grad, x, weight, *both, **named)
+    return whole - of_weight + of_weight // groups
+
+
+LACKING: Final[dict[Any, Any]] = {
+    _ATEN._grouped_mm: _grouped,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _ATEN.convolution_backward: _convolution_backward,
+}
+"""What torch's counter has no formula for, or another one."""
+
+
+def _kind(name: str) -> str:
+    if "attention" in name:
+        return "attention"
+    if "conv" in name:
+        return "convolution"
+    return "grouped matmul" if "grouped" in name else "matmul"
+
+
+def note(memory: Memory, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Note what an op multiplies."""
+    packet = getattr(func, "_overloadpacket", None)
+    formula = LACKING.get(packet) or flop_registry.get(packet)
+    if formula is None:
+        return
+    flops = formula(*args, **kwargs, out_val=out)
+    operand = next(a for a in args if isinstance(a, torch.Tensor))
+    name = func._schema.name.split("::")[1]
+    if flops:
+        works(memory, name, (Dim("products", flops // 2),), dtype_of(operand.dtype), kind=_kind(name))
