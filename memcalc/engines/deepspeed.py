@@ -23,7 +23,6 @@ from memcalc.engines.holdings import (
     Flush,
     Holdings,
     input_rows,
-    parameter_classes,
     state_rows,
     step_temporaries,
     weight_rows,
@@ -35,6 +34,7 @@ from memcalc.engines.zero3_leaves import leaf_modules
 from memcalc.engines.zero3_step import ZeRO3
 from memcalc.engines.zero_layout import (
     COORDINATOR,
+    ENGINE,
     FUSED_ADAM,
     STAGE_0,
     STAGE_3,
@@ -46,6 +46,7 @@ from memcalc.engines.zero_layout import (
     groups_of,
     joined_after_exceeding,
     kinds_of,
+    left_by,
     over,
     own_elements,
     partitions,
@@ -55,6 +56,7 @@ from memcalc.engines.zero_layout import (
     straddling_elements,
     sub_groups_of,
     thresholds_of,
+    unreached,
     whole_of,
 )
 from memcalc.engines.zero_partitions import (
@@ -64,6 +66,8 @@ from memcalc.engines.zero_partitions import (
     owned_gradients,
     partitioned_states,
     step_of,
+    zeros,
+    zeros_of,
 )
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
@@ -85,10 +89,15 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 
 
 def _stage_0(model: Model, setup: Setup) -> Holdings:
-    dtype, total = setup.compute_dtype, model.num_parameters
-    gradients = tuple(weight_rows(model, dtype, "gradients", "backward to step"))
+    dtype, total = setup.compute_dtype, sum(group.starts[-1] for group in groups_of(model, setup.averaging))
+    autograds = tuple(weight_rows(model, dtype, "gradients", "backward to step"))
+    gradients = (*autograds, *_zeros_0(model, dtype))
     always = weight_rows(model, dtype, "parameters", "always")
-    parameters = parameter_classes(model)
+    parameters = [
+        Parameter(w.name, w.shape, model.copies(w), w.layer is not None and len(w.shape) == 2)
+        for w in model.weight_classes
+        if w.name not in model.program.frozen
+    ]
     step = list(gradients)
     if setup.has_master_weights:
         flat = Parameter("flat fp32 weights", (Dim("parameters", total),), 1, False)
@@ -102,7 +111,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)
     always += [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
-    accumulated = gradients if setup.micro_batches > 1 else ()
+    accumulated = autograds if setup.micro_batches > 1 else ()
     reduced = max(n for kind in kinds_of(model, setup.averaging) for n in joined_after_exceeding(kind.sizes))
     copy = block(
         "buffers",
@@ -111,17 +120,25 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
         reduced,
         dtype,
         "end of backward",
-        "deepspeed/runtime/engine.py",
+        ENGINE,
     )
-    scaled, sent = _scaled_loss(1), sent_dtype(setup)
+    scaled, sent = _scaled_loss(model, setup, 1), sent_dtype(setup)
     copies = [copy]
     if sent is not dtype:
         name, life = "the copy in the dtype that is sent", "end of backward"
-        copies.append(block("buffers", name, "bucket", reduced, sent, life, "deepspeed/runtime/engine.py"))
+        copies.append(block("buffers", name, "bucket", reduced, sent, life, ENGINE))
     return Holdings(
         tuple(always), accumulated, (*accumulated, scaled), tuple(step),
         after_backward=((*gradients, *copies, scaled),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
     )  # fmt: skip
+
+
+def _zeros_0(model: Model, dtype: DType) -> list[Row]:
+    """The gradients that are made for what has none (engine.py, _get_gradients_for_reduction)."""
+    sizes = sizes_of(model)
+    elements, life = sum(sizes[i] for i in unreached(model)), "end of backward to step"
+    zeros = block("gradients", "zeros for what gets no gradient", "parameters", elements, dtype, life, ENGINE)
+    return [zeros] if elements else []
 
 
 def _casts(model: Model, setup: Setup, gradients: list[Row]) -> Iterator[list[Row]]:
@@ -157,9 +174,9 @@ def _kept_numbers(setup: Setup) -> list[Row]:
 
 
 def _stages_1_2(model: Model, setup: Setup) -> Holdings:
-    dtype, ranks, total = setup.compute_dtype, setup.shards, model.num_parameters
+    dtype, ranks = setup.compute_dtype, setup.shards
     always = weight_rows(model, dtype, "parameters", "always")
-    padding = flat_elements(model, ranks) - total
+    padding = flat_elements(model, ranks) - sum(group.starts[-1] for group in groups_of(model, ranks))
     if padding:
         always.append(block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
     always += [*partitioned_states(setup, model, ranks), *_kept_numbers(setup)]
@@ -174,7 +191,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
         return _unvisited_2(model, setup, always, bucket, step)
     held = Holdings(
         always=tuple(always),
-        forward=tuple(_accumulated_2(setup, straddling_elements(model, ranks), own_elements(model, ranks))),
+        forward=tuple(_accumulated_2(setup, max(partitions(model, ranks), key=left_by))),
         step=tuple(step),
         keeps_gradients=False,
     )
@@ -184,16 +201,19 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
 
 def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdings:
     """What the rank holds that owns this."""
-    ranks, size = setup.shards, setup.reduce_bucket_size
+    size = setup.reduce_bucket_size
     assert size is not None
-    accumulated = _accumulated_2(setup, whole_of(own), own_elements(model, ranks))
-    hooks = ZeRO2(setup.compute_dtype, size, flat(model, ranks), own, sent_dtype(setup))
-    return held._replace(backward=(*accumulated, _scaled_loss(2)), hooks=hooks)
+    accumulated = _accumulated_2(setup, own)
+    hooks = ZeRO2(setup.compute_dtype, size, flat(model, setup.shards), own, sent_dtype(setup))
+    return held._replace(backward=(*accumulated, _scaled_loss(model, setup, 2)), hooks=hooks)
 
 
-def _accumulated_2(setup: Setup, whole: int, partition: int) -> list[Row]:
-    """Gradients that earlier micro-batches have left on a rank that owns so many."""
-    return owned_gradients(setup, whole, partition) if setup.micro_batches > 1 else []
+def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
+    """Gradients that earlier micro-batches have left on a rank that owns this."""
+    if setup.micro_batches == 1:
+        return []
+    gradients = owned_gradients(setup, whole_of(own), sum(part.size for part in own))
+    return [*gradients, *zeros_of(own, setup.compute_dtype)]
 
 
 def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
@@ -203,7 +223,7 @@ def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, ste
     owned = owned_gradients(setup, straddling_elements(model, ranks), own_elements(model, ranks))
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
     copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
-    scaled = _scaled_loss(2)
+    scaled = _scaled_loss(model, setup, 2)
     # The copy goes before the owned gradients come if the last flush is the only one.
     last = [(*earlier, bucket, scaled, *copy), (*earlier, bucket, scaled, *owned)]
     if total > size:
@@ -233,9 +253,12 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     return Holdings(
         always=tuple(always),
         forward=(*earlier, bucket) if earlier else (),
-        backward=(*earlier, *held, _scaled_loss(2)),
+        backward=(*earlier, *held, _scaled_loss(model, setup, 2)),
         step=tuple(step),
-        after_backward=((*gradients, bucket, _scaled_loss(2)), (bucket, _scaled_loss(2), *reducing)),
+        after_backward=(
+            (*gradients, bucket, _scaled_loss(model, setup, 2)),
+            (bucket, _scaled_loss(model, setup, 2), *reducing),
+        ),
         keeps_gradients=not earlier,
         accumulates=bool(earlier),
         hooks=ZeRO1(setup.compute_dtype, setup.reduce_bucket_size) if comes_later else None,
@@ -249,7 +272,7 @@ def _rows_of(setup: Setup, most: Reducing, partition: int) -> list[Row]:
     if most.copies.cast:
         name, life = "the bucket in the dtype that is sent", "a flush in backward"
         copy.append(block("buffers", name, "bucket", most.copies.cast, sent_dtype(setup), life, STAGE_12))
-    return [*_rest(most.waiting, dtype), *owned, *copy]
+    return [*_rest(most.waiting, dtype), *owned, *zeros(most.zeros, dtype), *copy]
 
 
 def _rest(elements: int, dtype: DType) -> list[Row]:
@@ -257,9 +280,10 @@ def _rest(elements: int, dtype: DType) -> list[Row]:
     return [block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
 
 
-def _scaled_loss(count: int) -> Row:
+def _scaled_loss(model: Model, setup: Setup, count: int) -> Row:
     """The loss over the accumulation steps, and that times the loss scale (engine.py, backward; base_optimizer.py)."""
-    return _numbers(count, "the loss, scaled", "backward", "deepspeed/runtime/engine.py")
+    row = _numbers(count, "the loss, scaled", "backward", ENGINE)
+    return row._replace(dtype=model.program.loss_in(setup.compute_dtype, fp32))
 
 
 def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
@@ -272,7 +296,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     dtype, ranks = setup.compute_dtype, setup.shards
     always = _shards(model, setup, "parameters")
     gradients = _shards(model, setup, "gradients")
-    partition = sum(numel(row.shape)[0] * row.copies for row in always)
+    partition = sum(numel(row.shape)[0] * row.copies for row in gradients)
     size = setup.reduce_bucket_size
     assert size is not None
     always += [
@@ -289,7 +313,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     held = Holdings(
         always=tuple(always),
         forward=tuple(kept),
-        backward=(*kept, _scaled_loss(2)),
+        backward=(*kept, _scaled_loss(model, setup, 2)),
         step=tuple(max(_steps_of_stage_3(model, setup, kept), key=nbytes_of)),
         keeps_gradients=False,
     )
@@ -302,7 +326,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:
-    """A rank's part of every weight."""
+    """A rank's part of every weight, or of those that want a gradient."""
     ranks, ep = setup.shards, model.program.expert_parallel
     shapes = {
         w: shard(w.shape, "(dp/ep)", ranks // ep)
@@ -313,6 +337,7 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
     return [
         Row(component, w.name, shape, setup.compute_dtype, model.copies(w), basis="modelled", source=STAGE_3)
         for w, shape in shapes.items()
+        if component == "parameters" or w.name not in model.program.frozen
     ]
 
 

@@ -15,6 +15,7 @@ from memcalc.dims import numel
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.zero3_step import EXPERTS
 from memcalc.engines.zero_layout import (
+    ENGINE,
     STAGE_3,
     STAGE_12,
     AmongRanks,
@@ -25,10 +26,12 @@ from memcalc.engines.zero_layout import (
     kinds_of,
     persistent,
     ready_order,
+    reduced_in_order,
     sent_dtype,
     sizes_of,
     sub_groups_of,
     thresholds_of,
+    unreached,
 )
 from memcalc.layer_kinds import elements_of, shares_of
 
@@ -56,7 +59,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
 
 def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
     """buffered_allreduce_fallback: parameters of each group of ranks by themselves."""
-    dtype, source = sent_dtype(setup), "deepspeed/runtime/engine.py"
+    dtype, source = sent_dtype(setup), ENGINE
     out: list[Collective] = []
     for kind in kinds_of(model, setup.averaging):
         payload = sum(kind.sizes) * dtype.itemsize
@@ -81,13 +84,15 @@ def _gradient_buckets(model: Model, setup: Setup) -> list[Collective]:
     sent, m = sent_dtype(setup), setup.micro_batches if setup.zero == 2 else 1
     assert setup.reduce_bucket_size is not None
     calls = _all_reduces_1_2(model, setup.zero, setup.averaging, setup.reduce_bucket_size)
+    sizes = sizes_of(model)
+    idle = sum(sizes[i] for i in unreached(model))
     return [
         _all_reduce(
             f"gradient buckets{kind.of} (whole, not reduced to their owners)",
-            sent, kind, kind.shares(model), m * calls[kind.ranks], m * sum(kind.sizes) * sent.itemsize,
+            sent, kind, kind.shares(model), m * calls[kind.ranks], m * (sum(kind.sizes) - without) * sent.itemsize,
             f"{m}·{kind.name}·{sent.itemsize} B", STAGE_12,
         )
-        for kind in kinds_of(model, setup.averaging)
+        for kind, without in zip(kinds_of(model, setup.averaging), (idle, 0), strict=False)
     ]  # fmt: skip
 
 
@@ -111,7 +116,7 @@ def _gathers(model: Model, setup: Setup) -> list[Collective]:
 def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> Counter[int]:
     """Calls by their ranks. Stage 1 reduces when backward is over, group by group; stage 2 within it, as gradients are ready."""
     layout, sizes = flat(model, dp), sizes_of(model)
-    order = ready_order(model) if zero == 2 else [i for group in layout.groups for i in group.places]
+    order = ready_order(model) if zero == 2 else reduced_in_order(model, layout)
     buckets = buckets_before_exceeding([sizes[i] for i in order], most)
     calls: Counter[int] = Counter()
     for bucket in buckets:

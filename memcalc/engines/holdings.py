@@ -136,7 +136,7 @@ def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> 
         for given in program.given(_BATCH, program.whole(_SEQ))
     ]
     if not program.source:  # a trace has its own loss, of whatever dtype
-        loss_dtype = program.loss_dtype or computes_in or dtype
+        loss_dtype = program.loss_in(computes_in or dtype, dtype)
         rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
     kinds = Counter(buffer._replace(layer=None) for buffer in model.program.buffers())
     for buffer, copies in kinds.items():
@@ -145,7 +145,7 @@ def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> 
                 "buffers",
                 buffer.name,
                 buffer.shape,
-                dtype if buffer.dtype is None else buffer.dtype,
+                buffer.dtype or (computes_in if buffer.cast else None) or dtype,
                 copies,
                 basis=model.program.basis,
                 source=model.program.source or "transformers' modelling code",

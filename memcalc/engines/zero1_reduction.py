@@ -13,8 +13,10 @@ from memcalc.engines.zero_layout import (
     copied,
     flat,
     partitions,
+    reduced_in_order,
     sent_dtype,
     sizes_of,
+    unreached_of,
     whole_of,
 )
 
@@ -34,9 +36,11 @@ class Reducing(NamedTuple):
     owned: int
     """Whole gradients of what touches the rank's partition, copied out of the bucket."""
     copies: Copies = Copies(0, 0)
+    zeros: int = 0
+    """Of gradients that are made for parameters of the partition that have none, when all are reduced."""
 
     def nbytes(self, dtype: DType, sent: DType) -> int:
-        return (self.waiting + self.owned) * dtype.itemsize + self.copies.nbytes(dtype, sent)
+        return (self.waiting + self.owned + self.zeros) * dtype.itemsize + self.copies.nbytes(dtype, sent)
 
 
 def _reducing(model: Model, setup: Setup) -> Iterator[Reducing]:
@@ -48,21 +52,24 @@ def _reducing(model: Model, setup: Setup) -> Iterator[Reducing]:
     ranks, most = setup.shards, setup.reduce_bucket_size
     assert most is not None
     layout, sizes = flat(model, ranks), sizes_of(model)
-    sizes = [sizes[i] for group in layout.groups for i in group.places]
-    buckets = [range(places[0], places[-1] + 1) for places in buckets_before_exceeding(sizes, most)]
+    order = reduced_in_order(model, layout)
+    buckets = [[order[k] for k in bucket] for bucket in buckets_before_exceeding([sizes[i] for i in order], most)]
     dtype, sent = setup.compute_dtype, sent_dtype(setup)
-    copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in buckets]
-    large = [sum(sizes[i] for i in places if sizes[i] > most) for places in buckets]
-    small = [sum(sizes[i] for i in places) - n for places, n in zip(buckets, large, strict=True)]
+    large = [sum(sizes[i] for i in bucket if sizes[i] > most) for bucket in buckets]
+    small = [sum(sizes[i] for i in bucket) - n for bucket, n in zip(buckets, large, strict=True)]
+    ordered = [[layout.order[i] for i in bucket] for bucket in buckets]
+    copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in ordered]
     for own in dict.fromkeys(partitions(model, ranks)):
-        owned, waiting = 0, sum(sizes)
-        for i, places in enumerate(buckets):
+        owned, waiting = 0, sum(sizes[i] for i in order)
+        for i, places in enumerate(ordered):
             waiting -= small[i]
             yield Reducing(waiting, owned, copies[i])
             if any(part.touches(places) for part in own):
                 owned = whole_of(own)
                 yield Reducing(waiting, owned)
                 waiting -= large[i]
+        if zeros := unreached_of(own):
+            yield Reducing(waiting, owned, zeros=zeros)
 
 
 def most_while_reducing(model: Model, setup: Setup) -> Reducing:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from memcalc.autograd import Leaf
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType
-from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, whole_of
+from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
 from memcalc.families.module import Module, Run
 from memcalc.tensor import Tensor, new_tensor
 
@@ -121,6 +121,8 @@ class Reduction(BucketComes):
 
     def backward_is_over(self) -> None:
         self._flush()
+        if zeros := unreached_of(self.how.own):
+            _zeros = self.block("zeros for what gets no gradient", "parameters", zeros)
         self.owned = None  # a row of the step
         super().backward_is_over()
 

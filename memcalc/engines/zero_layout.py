@@ -13,7 +13,7 @@ from memcalc.layer_kinds import elements_of, shares_of
 from memcalc.profile import gradient_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
@@ -24,6 +24,7 @@ ALL_REDUCE_BUCKET: Final = 500_000_000  # elements; engine.py MEMORY_OPT_ALLREDU
 ALIGNMENT: Final = 2  # nccl_start_alignment_factor
 EXPERTS_OF_A_GROUP: Final = 178_956_971  # elements; moe/utils.py, max_group_size
 
+ENGINE: Final = "deepspeed/runtime/engine.py"
 STAGE_0: Final = "deepspeed/runtime/fp16/fused_optimizer.py"
 STAGE_12: Final = "deepspeed/runtime/zero/stage_1_and_2.py"
 FUSED_ADAM: Final = "deepspeed/ops/adam/fused_adam.py"
@@ -36,6 +37,20 @@ def sizes_of(model: Model) -> list[int]:
     if "sizes" not in model.profiles:
         model.profiles["sizes"] = [prod(shape) for _, shape, _ in model.weights()]
     return model.profiles["sizes"]
+
+
+def _places_of(model: Model, names: Collection[str]) -> frozenset[int]:
+    return frozenset(i for i, w in enumerate(model.program.weights()) if w.name in names) if names else frozenset()
+
+
+def frozen(model: Model) -> frozenset[int]:
+    """Places of the parameters that want no gradient: no optimizer has them."""
+    return _places_of(model, model.program.frozen)
+
+
+def unreached(model: Model) -> frozenset[int]:
+    """Places of those that want one and get none. A gradient of zeros is made for them when one is asked for."""
+    return _places_of(model, set(model.program.untrained).difference(model.program.frozen))
 
 
 class Group(NamedTuple):
@@ -60,13 +75,13 @@ class Group(NamedTuple):
 
 
 def groups_of(model: Model, ranks: int) -> tuple[Group, ...]:
-    """All parameters are one group; experts of expert parallelism are others (moe/utils.py,
+    """All parameters that want a gradient are one group; experts of expert parallelism are others (moe/utils.py,
     split_params_into_different_moe_groups_for_optimizer), over the ranks that have the same ones."""
     key = "parameter groups", ranks
     if key not in model.profiles:
         ep, sizes = model.program.expert_parallel, sizes_of(model)
         experts = [i for i, w in enumerate(model.program.weights()) if ep > 1 and w.component == "experts"]
-        dense = sorted({*range(len(sizes))}.difference(experts))
+        dense = sorted({*range(len(sizes))}.difference(experts, frozen(model)))
         chunks = _chunks([sizes[i] for i in experts], EXPERTS_OF_A_GROUP)
         places = [tuple(dense), *(tuple(experts[k] for k in chunk) for chunk in chunks)]
         firsts = accumulate((len(group) for group in places), initial=0)
@@ -132,10 +147,13 @@ class Partition(NamedTuple):
     padding: int
     """Elements of the buffer's padding."""
     size: int
+    unreached: int
+    """Elements of the parameters that touch it and get no gradient."""
 
-    def touches(self, parameters: range) -> bool:
-        """Whether one of them is in it."""
-        return self.first < parameters.stop and parameters.start < self.end
+    def touches(self, parameters: Sequence[int]) -> bool:
+        """Whether one of them, which are in order, is in it."""
+        i = bisect_left(parameters, self.first)
+        return i < len(parameters) and parameters[i] < self.end
 
 
 Owned = tuple[Partition, ...]
@@ -147,13 +165,24 @@ def whole_of(owned: Owned) -> int:
     return sum(part.whole for part in owned)
 
 
+def unreached_of(owned: Owned) -> int:
+    """Elements of those of them that get no gradient."""
+    return sum(part.unreached for part in owned)
+
+
+def left_by(owned: Owned) -> int:
+    """Elements of the gradients that backward leaves for them."""
+    return whole_of(owned) + unreached_of(owned)
+
+
 def partitions(model: Model, ranks: int) -> list[Owned]:
     """Every rank's parts of the flat buffers (stage_1_and_2.py, get_partition_info)."""
-    parts = [(group.alike, _partitions_of(group)) for group in groups_of(model, ranks)]
+    idle = unreached(model)
+    parts = [(group.alike, _partitions_of(group, idle)) for group in groups_of(model, ranks)]
     return [tuple(of_group[rank // alike] for alike, of_group in parts) for rank in range(ranks)]
 
 
-def _partitions_of(group: Group) -> list[Partition]:
+def _partitions_of(group: Group, idle: frozenset[int]) -> list[Partition]:
     size, starts = group.partition, group.starts
     count = len(group.places)
     out: list[Partition] = []
@@ -167,7 +196,9 @@ def _partitions_of(group: Group) -> list[Partition]:
         largest = max(slices, default=0)
         last = max((i for i, n in enumerate(slices) if n == largest), default=0)
         whole, padding = starts[end] - starts[first], size - sum(slices)
-        out.append(Partition(group.first + first, group.first + end, whole, largest, last, len(slices), padding, size))
+        zeros = sum(starts[i + 1] - starts[i] for i in range(first, end) if group.places[i] in idle) if idle else 0
+        places = group.first + first, group.first + end
+        out.append(Partition(*places, whole, largest, last, len(slices), padding, size, zeros))
     return out
 
 
@@ -204,10 +235,10 @@ def _is_expert(weight: Weight) -> bool:
 
 
 def kinds_of(model: Model, ranks: int) -> list[AmongRanks]:
-    """All parameters; with expert parallelism the experts' by themselves."""
+    """All parameters of the optimizer; with expert parallelism the experts' by themselves."""
     groups, sizes = groups_of(model, ranks), sizes_of(model)
     if len(groups) == 1:
-        return [AmongRanks("parameters", "", ranks, tuple(sizes), _is_any)]
+        return [AmongRanks("parameters", "", ranks, tuple(sizes[i] for i in groups[0].places), _is_any)]
     dense = tuple(sizes[i] for i in groups[0].places)
     experts = tuple(sizes[i] for group in groups[1:] for i in group.places)
     return [
@@ -246,7 +277,7 @@ class Flat(NamedTuple):
 
     groups: tuple[Group, ...]
     order: tuple[int, ...]
-    """The place of each parameter in the order of the groups, by its place in definition order."""
+    """The place of each parameter in the order of the groups, by its place in definition order; -1 of those in none."""
 
     def all_reduces(self, parameters: Iterable[int], most: int) -> list[AllReduce]:
         """The all-reduces of one bucket of parameters, in the order of the groups (average_tensor, allreduce_and_scatter).
@@ -291,8 +322,16 @@ class AllReduce(NamedTuple):
 def flat(model: Model, ranks: int) -> Flat:
     """Where everything is."""
     groups = groups_of(model, ranks)
-    places = [i for group in groups for i in group.places]
-    return Flat(groups, tuple(sorted(range(len(places)), key=places.__getitem__)))
+    order = [-1] * len(sizes_of(model))
+    for k, i in enumerate(i for group in groups for i in group.places):
+        order[i] = k
+    return Flat(groups, tuple(order))
+
+
+def reduced_in_order(model: Model, layout: Flat) -> list[int]:
+    """Places of the parameters that stage 1 reduces, in the order of the groups: those that have a gradient."""
+    idle = unreached(model)
+    return [i for group in layout.groups for i in group.places if i not in idle]
 
 
 class Copies(NamedTuple):
@@ -345,7 +384,8 @@ def can_have_most(model: Model, ranks: int, most: int) -> list[Owned]:
     for _, owned in sorted(largest.items(), key=lambda item: item[0]):
         if not out or whole_of(owned) > whole_of(out[-1]):
             out.append(owned)
-    return out
+    with_zeros = [owned for owned in dict.fromkeys(partitions(model, ranks)) if unreached_of(owned)]
+    return list(dict.fromkeys([*out, *with_zeros]))
 
 
 class SubGroup(NamedTuple):
@@ -372,6 +412,9 @@ def persistent(model: Model, setup: Setup) -> dict[int, list[int]]:
     """Elements of the parameters that stage 3 keeps whole, each padded, by the ranks that they are sharded over."""
     most = thresholds_of(setup).persistence
     out: dict[int, list[int]] = {}
+    if idle := frozen(model):
+        sizes, ranks = sizes_of(model), setup.shards
+        out[ranks] = [-(-sizes[i] // ranks) * ranks for i in sorted(idle) if sizes[i] <= most]
     for group in groups_of(model, setup.shards):
         sizes = [end - start for start, end in pairwise(group.starts)]
         out.setdefault(group.ranks, []).extend(-(-n // group.ranks) * group.ranks for n in sizes if n <= most)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32, fp64
 from memcalc.engines.holdings import state_rows
-from memcalc.engines.zero_layout import STAGE_12, Owned, groups_of, over, whole_of
+from memcalc.engines.zero_layout import STAGE_12, Owned, groups_of, over, unreached_of, whole_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 
@@ -91,7 +91,18 @@ def step_of(owned: Owned, setup: Setup) -> list[Row]:
         for i, part in enumerate(owned)
     ]
     padding, most = max([*updates, *norms], key=lambda moment: moment[0] * dtype.itemsize + moment[1].nbytes)
-    return [*gradients, *_padding(padding, dtype), *most.rows]
+    return [*gradients, *zeros_of(owned, dtype), *_padding(padding, dtype), *most.rows]
+
+
+def zeros_of(owned: Owned, dtype: DType) -> list[Row]:
+    """The gradients that are made for parameters of a rank's partitions that have none (get_all_grad_tensors)."""
+    return zeros(unreached_of(owned), dtype)
+
+
+def zeros(elements: int, dtype: DType) -> list[Row]:
+    """The same of so many elements."""
+    life, name = "the end of backward to the step", "zeros for what gets no gradient"
+    return [block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
 
 
 def _padding(elements: int, dtype: DType) -> list[Row]:

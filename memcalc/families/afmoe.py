@@ -78,6 +78,10 @@ class Afmoe(SparseLayers, NormedHeads):
         """What balances the experts is no gradient's."""
         return ("model.layers.*.mlp.expert_bias",)
 
+    @property
+    def frozen(self) -> Collection[str]:
+        return self.untrained
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.kinds: list[str] = config.kinds

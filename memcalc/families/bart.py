@@ -24,6 +24,8 @@ from memcalc.tensor import Tensor, new_tensor
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from memcalc.dtypes import DType
+
 
 @dataclass(frozen=True, kw_only=True)
 class BartConfig(FamilyConfig):
@@ -135,6 +137,10 @@ class Bart(EncoderDecoder):
         run.memory.scope = "loss"
         logits = view(lm_logits, merge(*lm_logits.shape[:-1]), self.vocab)
         return cross_entropy(logits, view(ids, merge(*ids.shape)))
+
+    def loss_in(self, computes: DType, buffers: DType) -> DType:
+        """The bias is added to the logits."""
+        return buffers if any(self.buffers()) and buffers.itemsize > computes.itemsize else computes
 
     def table(self, root: Module, name: str) -> Module:
         """One of the tables of tokens, which are one if they are tied."""

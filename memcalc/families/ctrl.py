@@ -88,7 +88,7 @@ class CTRL(GPT2):
         yield from norm_weights("layernorm2", self.hidden)
 
     def buffers(self) -> Iterator[Buffer]:
-        yield Buffer("transformer.pos_encoding", (self.positions, self.hidden))
+        yield Buffer("transformer.pos_encoding", (self.positions, self.hidden), cast=True)
 
     # --- forward
 

@@ -86,6 +86,10 @@ class Ernie4_5_Moe(SparseLayers):
         """What balances the experts is no gradient's."""
         return ("model.layers.*.mlp.gate.moe_statics.e_score_correction_bias",)
 
+    @property
+    def frozen(self) -> Collection[str]:
+        return self.untrained
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.routed = (config.moe_k, config.moe_num_experts)

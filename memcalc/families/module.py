@@ -49,6 +49,8 @@ class Buffer(NamedTuple):
     dtype: DType | None = None
     registered: bool = True
     layer: int | None = None
+    cast: bool = False
+    """Whether forward puts a copy of it in its place that has the dtype of what it computes with."""
 
     @property
     def full_name(self) -> str:
@@ -148,7 +150,7 @@ class Run:
 
     def add_buffer(self, buffer: Buffer) -> None:
         """Allocate a buffer."""
-        dtype = buffer.dtype or self.buffer_dtype or self.dtype
+        dtype = buffer.dtype or (None if buffer.cast else self.buffer_dtype) or self.dtype
         self.buffers[buffer.full_name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
 
 

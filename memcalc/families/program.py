@@ -95,9 +95,18 @@ class Program:
     def __init__(self, config: Any) -> None:
         self.config = config
 
+    def loss_in(self, computes: DType, buffers: DType) -> DType:
+        """The dtype of the loss of a model that computes in one dtype and has floating-point buffers of another."""
+        return self.loss_dtype or computes
+
     @property
     def untrained(self) -> Collection[str]:
         """Names of the weights that the step does not reach, or that want no gradient."""
+        return ()
+
+    @property
+    def frozen(self) -> Collection[str]:
+        """Those of them that want none (`requires_grad=False`)."""
         return ()
 
     @cached_property

@@ -105,6 +105,10 @@ class Whisper(PreNorm):
     def untrained(self) -> Collection[str]:
         return ("model.encoder.embed_positions.weight",)
 
+    @property
+    def frozen(self) -> Collection[str]:
+        return self.untrained
+
     def weights(self) -> Iterator[Weight]:
         kernel = Dim("3", 3)
         for name, channels in (("conv1", self.mel), ("conv2", self.hidden)):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields as fields_of
 from typing import Any
 
 import pytest
 from auto_ep_cases import CONFIGS
-from cases import step_cases
+from cases import DROPOUTS, Case, step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, sent
+from paper import program_of
 
 import memcalc
+from memcalc.validate.run import validate
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
          "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "head_dim": 16}  # fmt: skip
@@ -56,6 +59,12 @@ def estimated(report: memcalc.Report) -> dict[tuple[str, str], tuple[int, int]]:
         calls, payload = out.get((c.collective, c.dtype), (0, 0))
         out[c.collective, c.dtype] = calls + c.calls, payload + c.payload
     return out
+
+
+def without_dropout(case: Case) -> dict[str, Any]:
+    """The fields of a case whose dropouts are off, as they are in the oracle."""
+    names = {field.name for field in fields_of(program_of(case.fields).config)}
+    return case.fields | {name: 0.0 for name in DROPOUTS if name in names}
 
 
 def check(
@@ -130,6 +139,42 @@ def test_buffers_stay_in_fp32(model_type: str, zero: int) -> None:
     case = step_cases(model_type)[-1]
     options, ranks = {"reduce_bucket_size": 1000} if zero else {}, (0, 1) if zero == 2 else (0,)
     check(case.fields, options, ranks, gpus=2, zero=zero, seq_len=case.seq, micro_batch_size=case.batch)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "zero", "micro_batches", "precision"),
+    [
+        ("bart", 0, 1, "bf16"), ("roc_bert", 0, 2, "fp32"), ("roc_bert", 1, 1, "fp32"), ("bart", 2, 2, "bf16"),
+        ("roc_bert", 2, 2, "bf16"), ("roc_bert", 3, 1, "bf16"),
+    ],
+)  # fmt: skip
+def test_what_gets_no_gradient_is_given_zeros(model_type: str, zero: int, micro_batches: int, precision: str) -> None:
+    """Tables and biases that the step does not reach. They are not reduced in stages 1 to 3."""
+    case = step_cases(model_type)[1]
+    how = {"gpus": 2, "zero": zero, "micro_batches": micro_batches, "precision": precision, "seq_len": case.seq}
+    check(
+        without_dropout(case), {"reduce_bucket_size": 2000} if zero else {}, (0, 1) if zero in (1, 2) else (0,), **how
+    )
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_what_wants_no_gradient_is_in_no_optimizer(zero: int) -> None:
+    """The biases that balance AFMoE's experts."""
+    case = step_cases("afmoe")[0]
+    ranks = (0, 1) if zero == 1 else (0,)
+    check(case.fields, {"reduce_bucket_size": 2000} if zero else {}, ranks, gpus=2, zero=zero, seq_len=case.seq)
+
+
+def test_a_buffer_that_forward_casts() -> None:
+    """ctrl's table of positions follows its embedding."""
+    case = step_cases("ctrl")[0]
+    check(without_dropout(case), gpus=2, zero=0, seq_len=case.seq)
+
+
+def test_the_loss_is_scaled_in_its_own_dtype() -> None:
+    fields = step_cases("deberta-v2")[0].fields
+    rows = validate(fields, engine="deepspeed", gpus=2, zero=0, precision="bf16-mixed", seq_len=16).memory
+    assert [row.name for row in rows if row.difference] == []
 
 
 def test_the_loss_comes_before_the_bucket() -> None:
