@@ -232,11 +232,9 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
             check_split_experts(options, model)
     if options.ep > 1:
         check_expert_parallel(options, model)
-    if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel and options.pp == 1:
+    if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
         why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and what tp leaves whole is on another"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
-    if options.clip_grad_norm and options.pp > 1:
-        refuse("clip_grad_norm", "on", f"with engine fsdp2 and pp above 1 {NOT_YET}off")
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
