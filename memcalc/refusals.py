@@ -33,6 +33,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
         if name == "etp" and degree == options.tp:  # its default, where nothing has experts
             continue
         if degree is not None and degree > 1:
+            if engine == "ddp":
+                _with_ddp(name, degree)
             refuse(name, degree, f"with engine {engine} {NOT_YET}1")
     if engine == "fsdp2" and options.virtual_stages > 1 and options.pp == 1:
         refuse("virtual_stages", options.virtual_stages, "are a pipeline's, which needs --pp 2 or more; allowed: 1")
@@ -60,6 +62,26 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
             f"for a {model.model_type} " + NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
     _check_recompute(options, engine, model)
+
+
+_ACCELERATE: Final = (
+    "accelerate composes DDP with no other axis (ParallelismConfig refuses {0}_size with replicas alone)"
+)
+_WITH_DDP: Final[Mapping[str, str]] = {
+    "tp": _ACCELERATE.format("tp"),
+    "cp": _ACCELERATE.format("cp"),
+    "ep": "transformers shares experts among FSDP's ranks, not replicas (DistributedConfig.ep_size divides fsdp_size·tp_size)",
+}
+"""Who does not run it."""
+
+
+def _with_ddp(name: str, degree: int) -> None:
+    """Replicas of slices, of parts of a sequence or of stages: what to use in the place of DDP."""
+    others = "1, --engine fsdp2 --zero 2 or --engine megatron"
+    if name == "tp":
+        others = "1, --engine fsdp2 --zero 2 (replicas too with --shard-group 1) or --engine megatron"
+    why = _WITH_DDP.get(name)
+    refuse(name, degree, f"with engine ddp {NOT_YET}{others}" if why is None else f"{why}; allowed: {others}")
 
 
 def _check_recompute(options: Options, engine: str, model: Model) -> None:
@@ -232,11 +254,9 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
             check_split_experts(options, model)
     if options.ep > 1:
         check_expert_parallel(options, model)
-    if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel and options.pp == 1:
+    if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
         why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and what tp leaves whole is on another"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
-    if options.clip_grad_norm and options.pp > 1:
-        refuse("clip_grad_norm", "on", f"with engine fsdp2 and pp above 1 {NOT_YET}off")
     elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
     if options.optimizer not in elementwise:
         refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")

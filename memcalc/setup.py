@@ -237,7 +237,7 @@ def _expert_tensor_parallel(options: Options, engine: str) -> int:
     return options.etp or options.tp
 
 
-_ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
+ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "reduce_bucket_size": (1, 500_000_000),
     "max_live_parameters": (3, 1_000_000_000),
     "max_reuse_distance": (3, 1_000_000_000),
@@ -250,7 +250,7 @@ _ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
 
 def _zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
     out: dict[str, int | None] = {}
-    for name, (stage, default) in _ZERO_SIZES.items():
+    for name, (stage, default) in ZERO_SIZES.items():
         given: int | None = getattr(options, name)
         used = engine == "deepspeed" and options.zero >= stage and options.pp == 1
         if given is not None and not used:

@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -103,6 +104,8 @@ class RankStep:
     moved: list[tuple[str, int]]
     split: list[Split]
     ring: list[Split]
+    norms: list[Sent]
+    """What clipping sends."""
     log: list[tuple[str, int, tuple[int, ...]]] | None
 
 
@@ -129,6 +132,7 @@ def pipeline_step(
     context_parallel: int = 1,
     ring_rank: int = 0,
     rotate: str = "allgather",
+    clips: bool = False,
     log: bool = False,
 ) -> RankStep:
     """A step of pipeline rank `rank`; `spans`: of each rank its chunks' (first layer, layers).
@@ -262,18 +266,32 @@ def pipeline_step(
                         running.step(*given, return_outputs=False, **target)
                         mode.close()
                     mode.begin()
+                    sent, mode.sent, mode.phase = mode.sent, [], "step"
+                    if clips:
+                        clip_over_stages(parameters, mesh.get_group("pp"))
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
                     peaks = mode.peaks
                     out = RankStep(
-                        resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, mode.sent,
-                        mode.moved, mode.split, mode.ring, mode.log,
+                        resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, sent,
+                        mode.moved, mode.split, mode.ring, mode.sent, mode.log,
                     )  # fmt: skip
     finally:
         dist.destroy_process_group()
         for forget in (_clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache):
             forget()  # it has the meshes of this rank, which equal those of another one
     return out
+
+
+def clip_over_stages(parameters: list[Any], stages: Any) -> None:
+    """torchtitan's clip_grad_norm_: torch's norm of what this rank has, and a sum of squares over the stages."""
+    total: Any = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], 2.0)
+    if isinstance(total, DTensor):
+        total = total.full_tensor()
+    total **= 2.0
+    dist.all_reduce(total, op=dist.ReduceOp.SUM, group=stages)
+    total **= 1.0 / 2.0
+    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, total)
 
 
 def watch(mode: Any, stages: list[Any]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memcalc.setup import Setup
 
 _SOURCE: Final = "torch/nn/utils/clip_grad.py"
+_TITAN: Final = "torchtitan/distributed/utils.py, clip_grad_norm_"
 _LIFE: Final = "while gradients are clipped"
 _PARTIAL: Final = "torch/distributed/tensor/_ops/_math_ops.py, _NormPartial"
 
@@ -30,6 +31,18 @@ def norms(model: Model, setup: Setup, dtype: DType) -> list[Collective]:
         return []
     tensors = _tensors(model)
     return [_all_reduce(axis, ranks, tensors, dtype) for axis, ranks in _cut(setup)]
+
+
+def norm_over_stages(setup: Setup, dtype: DType) -> list[Collective]:
+    """Of a pipeline: each stage has the norm of its gradients on all its ranks, and the stages sum the squares of these
+    (torchtitan's clip_grad_norm_)."""
+    if not setup.clip_grad_norm or setup.pp == 1:
+        return []
+    formula = f"{dtype.itemsize} B = {dtype.itemsize} B"
+    name = "norm of all gradients over the stages"
+    return [
+        Collective("pp", "all_reduce", name, "step", dtype.name, setup.pp, 1, dtype.itemsize, formula, source=_TITAN)
+    ]
 
 
 def temporaries(model: Model, setup: Setup, dtype: DType) -> list[Row]:

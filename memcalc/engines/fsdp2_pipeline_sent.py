@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import evaluate, formula, numel
+from memcalc.engines.clipping import norm_over_stages, norms
+from memcalc.engines.fsdp2 import sharded_dtype
 from memcalc.engines.fsdp2_pipeline import STAGE, actions_of, hidden_states, paper_micro_batches
 from memcalc.engines.fsdp2_step import padded_elements
 from memcalc.engines.sent import of_stages
@@ -37,7 +39,9 @@ class Unit(NamedTuple):
 def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
     """What one rank sends in a step."""
     split = of_stages(made, setup, paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
-    return [*_sends(setup, rank), *split, *_of_units(setup, rank)]
+    dtype = sharded_dtype(setup)
+    clipping = [*norms(rank.model, setup, dtype), *norm_over_stages(setup, dtype)]
+    return [*_sends(setup, rank), *split, *_of_units(setup, rank), *clipping]
 
 
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:

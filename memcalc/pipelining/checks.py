@@ -63,8 +63,12 @@ def _check_halves(options: Options, model: Model) -> None:
     if options.zero == 3:
         why = "torch takes a stage's parameters as they are before a backward, resharded, and those get no gradient"
         refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")
+    if options.recompute == "op":
+        why = "torch fails: what a selective checkpoint keeps is for one backward, and a stage's weights have their own"
+        refuse("recompute", "op", f"with schedule zero-bubble {why}; allowed: none, or another --schedule")
     if options.recompute != "none":
-        refuse("recompute", options.recompute, f"with schedule zero-bubble {NOT_YET}none")
+        why = "torch recomputes a layer for its input and again for each of its weights, which"
+        refuse("recompute", options.recompute, f"with schedule zero-bubble {why} {NOT_YET}none, or another --schedule")
     if model.model_type in NOT_IN_HALVES:
         refuse(
             "schedule", "zero-bubble", f"with engine fsdp2 for a {model.model_type} {NOT_YET}gpipe, 1f1b, interleaved"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.inputs.options import check_options
-from memcalc.setup import Setup, resolve
+from memcalc.setup import ZERO_SIZES, Setup, resolve
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
@@ -57,6 +57,9 @@ def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
         out += [{"ep": 2 * s.ep}] if s.ep > 1 else []  # fewer copies of the experts, and less padding of them
     else:
         out += [{"zero": stage, "engine": "deepspeed"} for stage in range(s.zero + 1, 4) if s.gpus > 1]
+        out += [
+            {"zero": stage} for stage in range(1, s.zero)
+        ]  # of a small model the buffers of a stage outweigh its shards
     if s.gpus == 1:
         out.append({"gpus": 8, "zero": 3})
     out += [{"optimizer_implementation": "fused"}, {"optimizer": "adamw-8bit"}]
@@ -82,6 +85,8 @@ def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
     keep: dict[str, Any] = {name: value for name, value in s._asdict().items() if name != "dp"}
     if "engine" in changed or "gpus" in changed:
         keep["shard_group"] = keep["grad_dtype"] = keep["etp"] = None
+    if changed.get("zero", s.zero) < s.zero:
+        keep |= {name: None for name, (stage, _) in ZERO_SIZES.items() if stage > changed["zero"]}
     if "gpus" in changed:
         keep["engine"] = None
         keep["optimizer_implementation"] = None

@@ -124,12 +124,25 @@ def pipeline(
             enter("forward")
             schedule.step(*given, return_outputs=False, **target)
         enter("step")
+        if setup.clip_grad_norm:
+            clip_over_stages([p for stage in stages for p in stage.submod.parameters()], mesh.get_group("pp"))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return 0
 
     modules = [stage.submod for stage in stages]
     return Job(modules, optimizer, batch, under_loss_parallel(step) if split_logits(setup) else step)
+
+
+def clip_over_stages(parameters: list[Any], group: Any) -> None:
+    """By the norm of the gradients of all stages, as torchtitan's clip_grad_norm_ (distributed/utils.py) takes it."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm: Any = torch.nn.utils.get_total_norm(gradients)
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    norm **= 2
+    torch.distributed.all_reduce(norm, group=group)
+    norm **= 0.5
+    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
 
 
 def _sharing(

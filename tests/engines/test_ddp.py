@@ -93,3 +93,34 @@ def test_accumulation_adds_no_all_reduce() -> None:
     thrice = memcalc.estimate("gpt2", gpus=2, global_batch_size=6)
     assert thrice.setup.micro_batches == 3
     assert [c.payload for c in once.collectives] == [c.payload for c in thrice.collectives]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"tp": 2}, "--tp 2: accelerate composes DDP with no other axis .*allowed: 1, --engine fsdp2 --zero 2"),
+        ({"cp": 2}, "--cp 2: accelerate composes DDP with no other axis .*cp_size"),
+        ({"ep": 2}, "--ep 2: transformers shares experts among FSDP's ranks, not replicas"),
+        ({"pp": 2}, "--pp 2: with engine ddp is not modelled by this version; allowed: 1, --engine fsdp2 --zero 2 or"),
+    ],
+)
+def test_replicas_of_parts_are_refused(options: dict[str, int], line: str) -> None:
+    model = "mixtral-8x7b" if "ep" in options else "llama-7b"
+    with pytest.raises(memcalc.InputError, match=line):
+        memcalc.estimate(model, engine="ddp", gpus=8, **options)
+    instead = {**options, "engine": "fsdp2", "zero": 2, "gpus": 8, "seq_len": 64, "global_batch_size": 8}
+    assert memcalc.estimate(model, **instead).setup.engine == "fsdp2"
+
+
+def test_replicas_of_slices_under_fsdp2() -> None:
+    """What is named instead: nothing is gathered, and replicas sum their gradients."""
+    report = memcalc.estimate("llama-7b", engine="fsdp2", gpus=8, tp=2, zero=2, shard_group=1, seq_len=64)
+    assert {c.collective for c in report.collectives if c.axis == "dp"} == {"all_reduce"}
+
+
+def test_transformers_shares_experts_among_shards() -> None:
+    from transformers.distributed import DistributedConfig
+
+    assert DistributedConfig(fsdp_size=4, ep_size=2).ep_size == 2
+    with pytest.raises(ValueError, match="must divide"):
+        DistributedConfig(dp_replicate_size=4, ep_size=2)

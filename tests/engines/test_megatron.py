@@ -369,7 +369,7 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
         ({"etp": 2, "tp": 4, "gpus": 4}, "--etp 2: llama-7b has no experts; allowed: 1"),
         ({"cp": 2, "gpus": 2, "seq_len": 34}, "--seq-len 34: context parallelism needs a multiple of 2·cp = 4"),
         ({"cp": 2, "gpus": 2, "attention": "eager"}, "--attention eager: Megatron's own attention has no context parallelism"),
-        ({"cp": 2, "gpus": 2, "engine": "ddp"}, "--cp 2: with engine ddp is not modelled"),
+        ({"cp": 2, "gpus": 2, "engine": "ddp"}, "--cp 2: accelerate composes DDP with no other axis"),
         ({"pp": 2, "gpus": 2, "zero": 3}, "--schedule 1f1b: torch's Schedule1F1B needs as many micro-batches"),
         ({"schedule": "gpipe"}, "--schedule gpipe: is a pipeline's, which needs --pp 2 or more; allowed: 1f1b"),
         ({"tp": 2, "gpus": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: megatron"),

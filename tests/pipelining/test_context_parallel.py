@@ -199,7 +199,6 @@ def test_states_are_sharded_over_dp_and_cp(zero: int) -> None:
             {"cp": 2, "tp": 2, "cross_entropy": "vocab-parallel", "sequence_parallel": True},
             "--cross-entropy vocab-parallel: with engine fsdp2 and cp above 1",
         ),
-        ("llama-7b", {"cp": 2, "clip_grad_norm": True}, "--clip-grad-norm on: with engine fsdp2 and pp above 1"),
         ("gpt2", {"cp": 2, "seq_len": 1024}, "--pp 2: with engine fsdp2 for a gpt2 is not modelled"),
     ],
     ids=str,

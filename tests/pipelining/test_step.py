@@ -186,7 +186,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "zero-bubble"}, "--zero 3: with schedule zero-bubble torch takes a stage's parameters as they are "),
     (
         {"schedule": "zero-bubble", "zero": 2, "recompute": "full"},
-        "--recompute full: with schedule zero-bubble is not modelled by this version; allowed: none",
+        "--recompute full: with schedule zero-bubble torch recomputes a layer for its input and again for each of its weights, ",
     ),
     ({"schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved; allowed: 2 or more"),
     ({"virtual_stages": 2}, "--virtual-stages 2: does not go with schedule 1f1b; "),
@@ -262,3 +262,45 @@ def test_the_table_says_how_layers_are_divided_and_what_waits() -> None:
     text = " ".join(file.getvalue().split())
     assert "layers of each stage: 3, 2" in text
     assert "1f1b, 2 micro-batches: the bubble is 50.0% of the ideal time" in text
+
+
+def test_why_a_backward_in_halves_recomputes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for the gradients of a stage's weights one after the other: each recomputes the layer (checkpoint.py keys what
+    it has recomputed by the backward). A selective checkpoint takes a second backward for an error."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    def case(recompute: bool | str) -> Case:
+        return Case(
+            "zero-bubble", 2, 1, 2, dp=1, options=ZERO_2, real={**KEPT, "recompute": recompute}, workload=SHALLOW
+        )
+
+    runs: list[int] = []
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: runs.append(1) or forward(self, x))
+    fields = LLAMA | {"num_hidden_layers": 4}
+    both(case(False), fields)
+    once = len(runs)
+    both(case(True), fields)
+    assert len(runs) - once > 5 * once  # run, and run again
+    with pytest.raises(RuntimeError, match="Trying to backward an extra time"):
+        both(case("op"), fields)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "line"),
+    [
+        ("op", "--recompute op: with schedule zero-bubble torch fails: .*; allowed: none, or another --schedule"),
+        ("full", "--recompute full: with schedule zero-bubble torch recomputes .* again for each of its weights"),
+    ],
+)
+def test_halves_with_recomputation_are_refused(recompute: str, line: str) -> None:
+    setup: dict[str, Any] = {
+        "engine": "fsdp2",
+        "gpus": 4,
+        "pp": 2,
+        "zero": 2,
+        "schedule": "zero-bubble",
+        "global_batch_size": 4,
+    }
+    with pytest.raises(memcalc.InputError, match=line):
+        memcalc.estimate("llama-7b", recompute=recompute, **setup)
