@@ -20,11 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from memcalc.dtypes import fp32
 from memcalc.errors import InputError, one_line
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized
-from memcalc.units import GIB, show_bytes
 from memcalc.validate import deepspeed
 from memcalc.validate.attention_kernels import as_on_cuda, kernels_of_cuda
 from memcalc.validate.auto_ep import kernels_of_a_gpu
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from memcalc.setup import Setup
 
 _SENT_IN_FORWARD: Final = ("tp", "cp", "ep")
-REAL_LIMIT: Final = 4 * GIB
-"""A choice, not a measurement: real tensors take memory, and a CPU computes with them."""
 
 
 def measure(report: Report) -> Measured:
