@@ -1,10 +1,10 @@
 # pyright: basic
-"""Backend `fake`: a whole steady-state step under fake tensors, which have sizes and no data, on the reported rank of a group.
+"""Backend `fake`: a whole steady-state step of tensors that have sizes and no data, on the reported rank of a group.
 
 Everything is on the CPU as far as torch knows; where that goes another way than a GPU (dropout, fused attention), it is
-told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are real, and setups small, with
-tensor, context and expert parallelism, because the waits of functional collectives give fake ones storages that they do not
-have, and with DDP, whose reducer copies data in C++.
+told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are torch's fake ones, or, with
+DDP, DeepSpeed, tensor, context and expert parallelism, real ones that are not touched (`untouched.py`): the waits of functional
+collectives give fake ones storages that they do not have, and DDP's reducer and DeepSpeed copy by pointers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memcalc.validate.checks import fields_of
 from memcalc.validate.collectives import Collectives
 from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
-from memcalc.validate.experts import routing
+from memcalc.validate.experts import balanced_routing, routing
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
@@ -90,6 +90,8 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
+        if setup.ep == 1 and not _without_data(setup):  # experts that are run in a loop have their rows
+            stack.enter_context(balanced_routing())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
         if mesh is not None:
             live.leave_out(mesh._rank_map)
