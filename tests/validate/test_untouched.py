@@ -60,6 +60,7 @@ def test_numbers_that_are_not_there_are_ones(numel: int) -> None:
         weight = torch.empty(numel)
         assert weight.norm().item() == 1.0
         assert bool(torch.isfinite(weight.amax()))
+        assert bool(weight.amax() > 0)
         assert not bool(torch.isinf(weight).any())
         assert not bool(weight.amax() < 0)
 
@@ -75,6 +76,10 @@ def test_values_that_are_not_there_are_not_made_up() -> None:
         assert few.sum().item() == 200
         few.add_(torch.empty(100))
         assert few.sum().item() == 1.0, "an unknown summand makes the sum unknown"
+        with torch._C._AutoDispatchBelowAutograd():  # where a mode sees these ops as a whole
+            square = few.view(10, 10)
+            copies = square.t().contiguous(), square.to(torch.float64), square.contiguous()
+        assert [one.sum().item() for one in copies] == [1.0] * 3
 
 
 def test_places_are_within_what_they_are_of() -> None:
