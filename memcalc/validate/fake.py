@@ -32,6 +32,7 @@ from memcalc.validate.collectives import Collectives
 from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import balanced_routing, routing
+from memcalc.validate.gathered import Gathered
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
@@ -152,14 +153,15 @@ def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
 def _run(live: Live, setup: Setup, job: Job) -> Measured:
     for tensor in [*job.parameters(), *job.buffers(), *job.batch.values()]:
         live.register(of_rank(tensor))
+    weights = Gathered(job)
     with live:
         for tensor in getattr(job.optimizer, "masters", ()):
             live.register(tensor)
         for _ in range(_steps_before(setup)):
-            _step(live, setup, job)
+            _step(live, setup, job, weights)
         for tensor in job.states():  # bitsandbytes' codes are made before
             live.register(of_rank(tensor))
-        return _step(live, setup, job)
+        return _step(live, setup, job, weights)
 
 
 def _steps_before(setup: Setup) -> int:
@@ -169,10 +171,10 @@ def _steps_before(setup: Setup) -> int:
     return 2 if second.get(setup.engine, False) else 1
 
 
-def _step(live: Live, setup: Setup, job: Job) -> Measured:
+def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
     gc.collect()
     counters = nbytes(on_the_cpu(job.optimizer))
-    meter = Meter(live)
+    meter = Meter(live, weights.nbytes)
 
     def enter(phase: str) -> None:
         live.numbers_are_ones = phase == "step"
@@ -181,12 +183,16 @@ def _step(live: Live, setup: Setup, job: Job) -> Measured:
     with Collectives() as sent:
         gradients = job.step(enter)
     meter.close()
-    flat = setup.engine == "deepspeed"  # its buffers are of several kinds
+    flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
+    whole = setup.engine in ("none", "ddp")  # with the others whole gradients come and go
+    if flat is not None:
+        gradients = None if flat.gradients is None else nbytes(flat.gradients)
     return Measured(
-        parameters=None if flat else nbytes(job.parameters()),
-        gradients=None if flat or setup.engine == "fsdp2" else gradients,  # whole ones come and go
-        optimizer_states=None if flat else nbytes(job.states()) - counters,
-        saved_activations=meter.saved if setup.engine == "none" else None,
+        parameters=nbytes(flat.parameters if flat else job.parameters()),
+        gradients=gradients if whole else None,
+        gradients_in_step=None if whole else gradients,
+        optimizer_states=nbytes(flat.states if flat else job.states()) - counters,
+        saved_activations=meter.saved if setup.pp == 1 else None,  # a pipeline's are of several micro-batches
         forward=meter.peaks["forward"] - counters,
         backward=meter.peaks["backward"] - counters,
         step=meter.peaks["step"] - counters,
