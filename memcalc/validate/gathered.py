@@ -25,16 +25,15 @@ class Gathered:
 
     def nbytes(self) -> int:
         """Bytes of whole weights that are there now, and of the buffers that they are gathered in."""
-        now = [t.untyped_storage() for module in self.job.modules for t in _of_fsdp2(module)]
+        now = [t.untyped_storage() for root in self.job.modules for t in (*_of_fsdp2(root), *_of_zero_3(root))]
         return sum({s._cdata: s.nbytes() for s in (*now, *self._of_modules.values())}.values())
 
     def _note(self, module: torch.nn.Module, _: Any) -> None:
         """ZeRO-3's own hook has just gathered them (runtime/zero/parameter_offload.py). What an op saves of one stays there
         when the parameter has let go of it."""
-        for parameter in module.parameters():
-            if not getattr(parameter, "ds_persist", True):
-                storage = parameter.data.untyped_storage()
-                self._of_modules[storage._cdata] = storage
+        for whole in _whole_of_zero_3(module):
+            storage = whole.untyped_storage()
+            self._of_modules[storage._cdata] = storage
 
 
 def _of_fsdp2(root: Any) -> Iterator[torch.Tensor]:
@@ -51,3 +50,18 @@ def _of_fsdp2(root: Any) -> Iterator[torch.Tensor]:
         for result in (group._all_gather_result, before and before.all_gather_result):
             if result is not None:
                 yield result.all_gather_output
+
+
+def _of_zero_3(root: Any) -> Iterator[torch.Tensor]:
+    """Those that are there, and those under way (runtime/zero/partition_parameters.py)."""
+    yield from _whole_of_zero_3(root)
+    for handle in getattr(root, "ds_inflight_param_registry", {}).values():
+        for one in getattr(handle, "handles", (handle,)):
+            yield from getattr(one, "partitions", ())
+
+
+def _whole_of_zero_3(module: Any) -> Iterator[torch.Tensor]:
+    """The data of parameters that are partitioned, which is empty while they are."""
+    for parameter in module.parameters():
+        if not getattr(parameter, "ds_persist", True):
+            yield parameter.data
