@@ -56,11 +56,11 @@ def _exchanged(send: Any) -> Any:
 
     def all_to_all(output: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         out = send(output, given, *args, **kwargs)
-        with _disable_current_modes():
-            if output.dtype is torch.int32:
+        if output.dtype is torch.int32:
+            with _disable_current_modes():
                 output.copy_(given)
-            else:
-                output.zero_()
+        else:
+            output.zero_()
         return out
 
     return all_to_all

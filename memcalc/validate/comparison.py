@@ -43,6 +43,8 @@ class Measured(NamedTuple):
     """What was freed with cuBLAS's workspaces."""
     context: int | None = None
     """What the device's own count rose by when the CUDA context was made."""
+    gradients_in_step: int | None = None
+    """Those that the optimizer is given, where others come and go in backward."""
     history: dict[str, Any] | None = None
     """What the allocator did in a step, by phase."""
 
@@ -84,7 +86,8 @@ class Comparison(NamedTuple):
         """Components, the peak of each phase and of all; on a GPU what its tools show besides."""
         m = self.measured
         sizes: dict[str, int | None] = {
-            "parameters": m.parameters, "gradients": m.gradients, "optimizer_states": m.optimizer_states,
+            "parameters": m.parameters, "gradients": m.gradients, "gradients in step": m.gradients_in_step,
+            "optimizer_states": m.optimizer_states,
             "saved_activations": m.saved_activations, "saved_activations by hooks": m.saved_by_hooks,
             "peak in forward": m.forward, "peak in backward": m.backward, "peak in step": m.step,
             "peak": max(m.forward, m.backward, m.step), "allocated": m.allocated, "reserved": m.reserved,
@@ -138,6 +141,9 @@ def predicted_memory(
     if besides and report.gpu is None:  # one that memcalc does not know
         besides = HANDLES * cublas_workspace(environment["compute_capability"])
     sizes = {name: report.total(name) for name in _COMPONENTS}
+    batch, rows = report.setup.micro_batch_size, report.setup.rows
+    in_step = (row for row in report.rows_at("step") if row.component == "gradients")
+    sizes["gradients in step"] = sum(row.bytes_at(batch, rows) for row in in_step)
     sizes["saved_activations by hooks"] = sizes["saved_activations"]
     sizes |= {f"peak in {phase}": size + besides for phase, size in report.phases.items()}
     other = besides - assumed if besides else 0

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -92,6 +92,33 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
         return 0
 
     return Job([module], engine.optimizer, batch, step)
+
+
+class Held(NamedTuple):
+    """Tensors of DeepSpeed's buffers, by what they are."""
+
+    parameters: list[torch.Tensor]
+    gradients: list[torch.Tensor] | None
+    """Of stage 3, whose buffer stays; in the others they come and go."""
+    states: list[torch.Tensor]
+    """What the optimizer keeps, fp32 copies of weights included."""
+
+
+def held(job: Job) -> Held:
+    """What is there between two steps (runtime/zero/stage3.py, stage_1_and_2.py, runtime/fp16/fused_optimizer.py)."""
+    own = job.optimizer
+    inner = getattr(own, "optimizer", own)
+    partitions = [p.ds_tensor for p in job.parameters() if hasattr(p, "ds_tensor")]
+    masters = [t for name in _MASTERS for t in getattr(own, name, ())]
+    buffer = getattr(own, "grad_partitions_flat_buffer", None)
+    kept = [t for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return Held(
+        partitions or [p.data for p in job.parameters()], None if buffer is None else [buffer], [*kept, *masters]
+    )
+
+
+_MASTERS: Final = ("fp32_groups_flat", "single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+"""Of stage 0, of stages 1 and 2, of stage 3."""
 
 
 def ranks_to_run(setup: Setup, model: Model) -> list[int]:

@@ -1,10 +1,10 @@
 # pyright: basic
-"""Backend `fake`: a whole steady-state step under fake tensors, which have sizes and no data, on the reported rank of a group.
+"""Backend `fake`: a whole steady-state step of tensors that have sizes and no data, on the reported rank of a group.
 
 Everything is on the CPU as far as torch knows; where that goes another way than a GPU (dropout, fused attention), it is
-told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are real, and setups small, with
-tensor, context and expert parallelism, because the waits of functional collectives give fake ones storages that they do not
-have, and with DDP, whose reducer copies data in C++.
+told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are torch's fake ones, or, with
+DDP, DeepSpeed, tensor, context and expert parallelism, real ones that are not touched (`untouched.py`): the waits of functional
+collectives give fake ones storages that they do not have, and DDP's reducer and DeepSpeed copy by pointers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from memcalc.errors import InputError, one_line
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized
-from memcalc.units import GIB
 from memcalc.validate import deepspeed
 from memcalc.validate.attention_kernels import as_on_cuda, kernels_of_cuda
 from memcalc.validate.auto_ep import kernels_of_a_gpu
@@ -32,7 +31,8 @@ from memcalc.validate.checks import fields_of
 from memcalc.validate.collectives import Collectives
 from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
-from memcalc.validate.experts import routing
+from memcalc.validate.experts import balanced_routing, routing
+from memcalc.validate.gathered import Gathered
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from memcalc.setup import Setup
 
 _SENT_IN_FORWARD: Final = ("tp", "cp", "ep")
-REAL_LIMIT: Final = 4 * GIB
-"""A choice, not a measurement: real tensors take memory, and a CPU computes with them."""
 
 
 def measure(report: Report) -> Measured:
@@ -93,6 +91,8 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
+        if setup.ep == 1 and not _without_data(setup):  # experts that are run in a loop have their rows
+            stack.enter_context(balanced_routing())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
         if mesh is not None:
             live.leave_out(mesh._rank_map)
@@ -153,14 +153,15 @@ def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
 def _run(live: Live, setup: Setup, job: Job) -> Measured:
     for tensor in [*job.parameters(), *job.buffers(), *job.batch.values()]:
         live.register(of_rank(tensor))
+    weights = Gathered(job)
     with live:
         for tensor in getattr(job.optimizer, "masters", ()):
             live.register(tensor)
         for _ in range(_steps_before(setup)):
-            _step(live, setup, job)
+            _step(live, setup, job, weights)
         for tensor in job.states():  # bitsandbytes' codes are made before
             live.register(of_rank(tensor))
-        return _step(live, setup, job)
+        return _step(live, setup, job, weights)
 
 
 def _steps_before(setup: Setup) -> int:
@@ -170,10 +171,10 @@ def _steps_before(setup: Setup) -> int:
     return 2 if second.get(setup.engine, False) else 1
 
 
-def _step(live: Live, setup: Setup, job: Job) -> Measured:
+def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
     gc.collect()
     counters = nbytes(on_the_cpu(job.optimizer))
-    meter = Meter(live)
+    meter = Meter(live, weights.nbytes)
 
     def enter(phase: str) -> None:
         live.numbers_are_ones = phase == "step"
@@ -182,12 +183,16 @@ def _step(live: Live, setup: Setup, job: Job) -> Measured:
     with Collectives() as sent:
         gradients = job.step(enter)
     meter.close()
-    flat = setup.engine == "deepspeed"  # its buffers are of several kinds
+    flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
+    whole = setup.engine in ("none", "ddp")  # with the others whole gradients come and go
+    if flat is not None:
+        gradients = None if flat.gradients is None else nbytes(flat.gradients)
     return Measured(
-        parameters=None if flat else nbytes(job.parameters()),
-        gradients=None if flat or setup.engine == "fsdp2" else gradients,  # whole ones come and go
-        optimizer_states=None if flat else nbytes(job.states()) - counters,
-        saved_activations=meter.saved if setup.engine == "none" else None,
+        parameters=nbytes(flat.parameters if flat else job.parameters()),
+        gradients=gradients if whole else None,
+        gradients_in_step=None if whole else gradients,
+        optimizer_states=nbytes(flat.states if flat else job.states()) - counters,
+        saved_activations=meter.saved if setup.pp == 1 else None,  # a pipeline's are of several micro-batches
         forward=meter.peaks["forward"] - counters,
         backward=meter.peaks["backward"] - counters,
         step=meter.peaks["step"] - counters,

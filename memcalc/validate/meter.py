@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -21,8 +22,9 @@ class Gauge(Protocol):
 class Meter:
     """The highest of each phase's peaks in one step."""
 
-    def __init__(self, gauge: Gauge) -> None:
-        self.gauge = gauge
+    def __init__(self, gauge: Gauge, gathered: Callable[[], int] = lambda: 0) -> None:
+        """`gathered`: bytes of weights that an engine has made whole for now."""
+        self.gauge, self._gathered = gauge, gathered
         self.peaks = {"forward": 0, "backward": 0, "step": 0}
         self.saved: int | None = None
         """What the first forward has left; None while there was no backward."""
@@ -34,8 +36,8 @@ class Meter:
         gc.collect()
         self.close()
         if phase == "backward" and self.saved is None:
-            self.saved = self.gauge.now - self._before
-        self._phase, self._before = phase, self.gauge.now
+            self.saved = self.gauge.now - self._gathered() - self._before
+        self._phase, self._before = phase, self.gauge.now - self._gathered()
         self.gauge.begin()
 
     def close(self) -> None:

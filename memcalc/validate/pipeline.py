@@ -20,7 +20,7 @@ from memcalc.pipelining.programs import Span, spans
 from memcalc.validate.context_parallel import ROTATES, shared_tensors, without_masks
 from memcalc.validate.engines import split_logits, under_loss_parallel
 from memcalc.validate.optimizers import by_mesh, make
-from memcalc.validate.reference import DTYPES, Enter, Job
+from memcalc.validate.reference import DTYPES, Enter, Job, nbytes
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -123,12 +123,13 @@ def pipeline(
         with _sharing(setup, mesh, [ids.resize_(shape)] if first or last else [], positions):
             enter("forward")
             schedule.step(*given, return_outputs=False, **target)
+        gradients = nbytes(p.grad for stage in stages for p in stage.submod.parameters())
         enter("step")
         if setup.clip_grad_norm:
             clip_over_stages([p for stage in stages for p in stage.submod.parameters()], mesh.get_group("pp"))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return 0
+        return gradients
 
     modules = [stage.submod for stage in stages]
     return Job(modules, optimizer, batch, under_loss_parallel(step) if split_logits(setup) else step)

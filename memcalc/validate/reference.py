@@ -75,8 +75,8 @@ def plain_step(
 
     def step(enter: Enter) -> int:
         for micro_batch in range(setup.micro_batches):
-            enter("forward")
             with around(micro_batch < setup.micro_batches - 1):
+                enter("forward")
                 with torch.autocast(device, None if dtype is None else DTYPES[dtype], enabled=dtype is not None):
                     out = model(**batch)
                 losses[0] = out.loss

@@ -13,18 +13,20 @@ import mmap
 import weakref
 from collections.abc import Iterable
 from functools import cache
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import all_gather_copy_in_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from memcalc.validate.collectives import has_local_tensors
 
-MOST_ELEMENTS: Final = 2**22
-"""Of a tensor whose values are computed."""
+MOST_PLACES: Final = 2**22
+MOST_NUMBERS: Final = 2**16
+"""Elements of a tensor whose values are computed: of integers and bools, and of other numbers."""
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's
 _AS_THEY_ARE: Final = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd")
 """Of these fake tensors have another result: one of its own."""
@@ -90,14 +92,13 @@ class Untouched(TorchDispatchMode):
                 raise RuntimeError(f"{func} looks at the values of tensors that have none")
             args = (args[0], [i for index in args[1] for i in self._places(index)])
             leaves, tree = tree_flatten((args, kwargs))
-        result = self._result(func, leaves, tree)
-        if result is None or (known and _few(result.made) and func._schema.name not in _EMPTY):
+        try:
+            result = self._result(func, leaves, tree)
+        except (NotImplementedError, UnsupportedOperatorException):  # fake tensors do not know it: it is computed
+            result = None
+        if result is None or (known and all(map(_few, result.made)) and func._schema.name not in _EMPTY):
             return func(*args, **kwargs)
-        if (
-            result.made
-            and all(not _measures(m.dtype) and _few([m]) for m in result.made)
-            and all(t.numel() <= MOST_ELEMENTS for t in given)
-        ):
+        if result.made and all(not _measures(m.dtype) and _few(m) for m in result.made) and all(map(_few, given)):
             args, kwargs = tree_map_only(torch.Tensor, self._stand_in, (args, kwargs))
             return func(*args, **kwargs)
         return tree_unflatten([self._new(x) if isinstance(x, Made) else x for x in result.leaves], result.tree)
@@ -116,30 +117,30 @@ class Untouched(TorchDispatchMode):
         places = {id(t) for t in written}
         overwrites = func._schema.name in _OVERWRITE
         read = [t for t in given if id(t) not in places] if overwrites else given
-        if self._known(read) and all(t.untyped_storage().nbytes() <= _FEW_BYTES for t in written):
+        if self._known(read) and all(map(_few, written)):
             out = func(*args, **kwargs)
             for tensor in written:
                 storage = tensor.untyped_storage()
                 if overwrites and tensor.numel() * tensor.itemsize == storage.nbytes():
                     self._without_values.discard(storage._cdata)
             return out
-        self._fit(func, args, kwargs, written)
         for tensor in written:
             self._forget(tensor)
-        return _returned(func, args, kwargs)
-
-    def _fit(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> None:
-        """`out` tensors are made as large as the result is."""
-        if not func._schema.name.startswith("aten::") or not any(
-            a.kwarg_only and a.is_write for a in func._schema.arguments
-        ):
-            return
-        leaves, tree = tree_flatten((args, kwargs))
-        result = self._result(func, leaves, tree)
-        if result is not None:
-            for tensor, made in zip(written, result.made, strict=True):
-                if tuple(tensor.shape) != made.shape:
-                    tensor.resize_(made.shape)
+        kinds = [r.alias_info is not None and r.alias_info.is_write for r in func._schema.returns]
+        into = func.namespace == "aten" and any(a.kwarg_only and a.is_write for a in func._schema.arguments)
+        if all(kinds) and not into:
+            return None if not kinds else written[0] if len(kinds) == 1 else tuple(written)
+        result = self._result(func, *tree_flatten((args, kwargs)))
+        assert result is not None
+        given_back = iter(written)
+        out = [
+            next(given_back) if own else self._new(x) if isinstance(x, Made) else x
+            for own, x in zip(kinds, result.leaves, strict=True)
+        ]
+        for tensor, made in zip(out, result.leaves, strict=True):
+            if isinstance(made, Made) and tuple(tensor.shape) != made.shape:
+                tensor.resize_(made.shape)  # what is given as `out` takes the result's
+        return tree_unflatten(out, result.tree)
 
     def _collective(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
         """A fake group copies some of what it is given: here shapes alone, but what is known."""
@@ -185,7 +186,7 @@ class Untouched(TorchDispatchMode):
 
     def _new(self, made: Made) -> torch.Tensor:
         tensor = empty(made)
-        if _measures(made.dtype) or not _few([made]):
+        if _measures(made.dtype) or not _few(made):
             self._forget(tensor)
             return tensor
         return tensor.zero_()  # a place or a mask that comes from all of a large tensor
@@ -199,9 +200,7 @@ class Untouched(TorchDispatchMode):
     # --- values
 
     def _known(self, tensors: Iterable[torch.Tensor]) -> bool:
-        return all(
-            t.numel() <= MOST_ELEMENTS and t.untyped_storage()._cdata not in self._without_values for t in tensors
-        )
+        return all(_few(t) and t.untyped_storage()._cdata not in self._without_values for t in tensors)
 
     def _forget(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -234,8 +233,9 @@ def _measures(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _few(made: list[Made]) -> bool:
-    return all(torch.Size(m.shape).numel() <= MOST_ELEMENTS for m in made)
+def _few(tensor: torch.Tensor | Made) -> bool:
+    """Whether it may be computed."""
+    return prod(tensor.shape) <= (MOST_NUMBERS if _measures(tensor.dtype) else MOST_PLACES)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
@@ -255,18 +255,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterable[torch.Tensor]:
             yield from (leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor))
 
 
-def _returned(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an op that writes returns: what it was given to write to."""
-    returns = func._schema.returns
-    if not returns:
-        return None
-    written = list(_written(func, args, kwargs))
-    return written[0] if len(returns) == 1 else tuple(written)
-
-
 _COPY_IN: Final = torch.ops.fsdp.all_gather_copy_in.default
 _META: Final = torch.device("meta")
-_FEW_BYTES: Final = 8 * MOST_ELEMENTS
 _LOOKS: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _INDEX: Final = torch.ops.aten.index.Tensor

@@ -116,7 +116,6 @@ def test_what_ran_is_said(capsys: pytest.CaptureFixture[str], config: str) -> No
         (("-m", "llama-7b", "--record", "x"), ("--record", "--suite")),
         (("--suite", "x", "--gpus", "8"), ("--gpus", "leave it out")),
         (("-m", "llama-7b", "--backend", "gpu"), ("--backend gpu", "fake, cuda")),
-        (("-m", "llama-7b", "--zero", "3", "--gpus", "8"), ("--backend fake", "deepspeed", "4.00 GiB")),
         (("--suite", "/no/such/file"), ("--suite", "no")),
         (("--suite", ""), ("--suite ''", "name of a file")),
         (("--suite", "quick", "--record", "/"), ("--record /", "expected a new file, or the record of a suite")),

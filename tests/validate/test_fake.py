@@ -119,6 +119,40 @@ def test_a_rank_with_some_of_the_experts(options: dict[str, Any]) -> None:
     same(validate(MIXTRAL, seq_len=32, **options))
 
 
+@pytest.mark.parametrize(
+    ("options", "gradients"),
+    [
+        ({}, "gradients"),
+        ({"engine": "fsdp2", "zero": 3}, "gradients in step"),
+        ({"engine": "fsdp2", "zero": 2, "pp": 2, "global_batch_size": 4}, "gradients in step"),
+        ({"engine": "deepspeed", "zero": 0}, None),
+        ({"engine": "deepspeed", "zero": 2}, None),
+        ({"engine": "deepspeed", "zero": 3}, "gradients in step"),
+        (
+            {"engine": "deepspeed", "zero": 3, "param_persistence_threshold": 0, "max_live_parameters": 0},
+            "gradients in step",
+        ),
+    ],
+)
+def test_components_of_engines(options: dict[str, Any], gradients: str | None) -> None:
+    """In the order of the table; what comes and goes has none that is measured."""
+    comparison = validate(MIXTRAL | {"tie_word_embeddings": False}, gpus=4, seq_len=32, **options)
+    same(comparison)
+    saved = ["saved_activations"] if "pp" not in options else []
+    expected = ["parameters", *([gradients] if gradients else []), "optimizer_states", *saved]
+    assert [row.name for row in comparison.memory][:-4] == expected
+    assert all(row.measured for row in comparison.memory)
+
+
+def test_weights_that_are_gathered_are_not_saved_activations() -> None:
+    """The estimate's saved activations are those of one GPU, whatever the engine gathers."""
+    of_one = memcalc.estimate(LLAMA, seq_len=32).total("saved_activations")
+    for engine in ("fsdp2", "deepspeed"):
+        options = {} if engine == "fsdp2" else {"param_persistence_threshold": 0}
+        report = memcalc.estimate(LLAMA, gpus=4, zero=3, engine=engine, seq_len=32, **options)
+        assert fake.measure(report).saved_activations == of_one
+
+
 def test_copies_of_tokens_that_do_not_spread_evenly() -> None:
     with pytest.raises(
         memcalc.InputError, match=r"--seq-len 33: 66 copies of .* over 8 experts; allowed: a multiple of 8"

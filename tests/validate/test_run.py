@@ -73,21 +73,6 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         validate(LLAMA, optimizer="lion", precision="bf16", seq_len=8)
 
 
-@pytest.mark.parametrize(
-    ("how", "options"),
-    [
-        ("ddp", {}),
-        ("deepspeed", {"zero": 3}),
-        ("tp", {"zero": 3, "tp": 2, "engine": "fsdp2"}),
-        ("ep", {"zero": 3, "ep": 2, "model": "mixtral-8x7b"}),
-        ("cp", {"zero": 3, "cp": 2, "engine": "fsdp2"}),
-    ],
-)
-def test_real_tensors_have_a_limit(how: str, options: dict[str, Any]) -> None:
-    with pytest.raises(memcalc.InputError, match=f"--backend fake: {how} runs over real tensors .* 4.00 GiB"):
-        validate(**{"model": "llama-7b", "gpus": 8} | options)
-
-
 def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(memcalc.InputError, match=r"--engine deepspeed: needs pip install 'memcalc-llm\[deepspeed\]'"):
