@@ -104,6 +104,7 @@ class RankStep:
     split: list[Split]
     ring: list[Split]
     log: list[tuple[str, int, tuple[int, ...]]] | None
+    flops: dict[str, int]
 
 
 def pipeline_step(
@@ -246,6 +247,7 @@ def pipeline_step(
                     gc.collect()
                     mode.log = [] if log else None
                     mode.sent, mode.moved, mode.split, mode.ring = [], [], [], []
+                    mode.flops.clear()
                     mode.peaks = {"forward": 0, "backward": 0, "reduce": 0}
                     resident = mode.now
                     mode.phase = "forward"
@@ -267,7 +269,7 @@ def pipeline_step(
                     peaks = mode.peaks
                     out = RankStep(
                         resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, mode.sent,
-                        mode.moved, mode.split, mode.ring, mode.log,
+                        mode.moved, mode.split, mode.ring, mode.log, mode.counted,
                     )  # fmt: skip
     finally:
         dist.destroy_process_group()
