@@ -124,6 +124,15 @@ def test_a_gpt_of_megatron_has_the_published_flops(tp: int, sequence_parallel: b
     assert selective["total"] == model + selective["recomputation"]
 
 
+def test_a_resnet_has_the_published_flops() -> None:
+    """torchvision publishes 4.09 billion multiplications for ResNet50_Weights. Images want no gradient, so the first
+    convolution has one product in backward where the others have two."""
+    report = memcalc.estimate("resnet-50")
+    assert round(report.flops["forward"] / 2 / 1e9, 2) == 4.09
+    first = next(i.flops for i in report.computed if i.name == "resnet.embedder.embedder")
+    assert report.flops["backward"] == 2 * report.flops["forward"] - first
+
+
 def test_fused_attention_makes_the_scores_again_in_backward() -> None:
     """Five products in backward for two in forward."""
     eager, fused = (flops(GPT, engine="megatron", attention=attention) for attention in ("eager", "sdpa"))
