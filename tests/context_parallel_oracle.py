@@ -68,6 +68,7 @@ class Shared(NamedTuple):
     split: list[Split]
     ring: list[Split]
     log: list[tuple[str, int, tuple[int, ...]]] | None
+    flops: dict[str, int]
 
 
 def shared_step(
@@ -160,6 +161,7 @@ def _step(
 ) -> Shared:
     gc.collect()
     mode.sent, mode.split, mode.ring = [], [], []
+    mode.flops.clear()
     forward = backward = end = 0
     for _ in range(micro_batches):
         refill(batch, shape)
@@ -176,4 +178,4 @@ def _step(
     mode.begin()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return Shared(end, forward, backward, mode.highest, mode.sent, mode.split, mode.ring, mode.log)
+    return Shared(end, forward, backward, mode.highest, mode.sent, mode.split, mode.ring, mode.log, mode.counted)

@@ -188,6 +188,7 @@ class Ranked:
     exchanged: Exchanged
     log: list[tuple[str, int, tuple[int, ...]]]
     by_group: ByGroup
+    flops: dict[str, int]
 
 
 @contextlib.contextmanager
@@ -327,6 +328,7 @@ def sent(ranked: Ranked) -> dict[tuple[str, str], tuple[int, int]]:
 def _step(mode: RankMode, engine: Any, loss_of: Callable[[Any], torch.Tensor], micro_batches: int) -> Ranked:
     gc.collect()
     mode.sent, mode.by_group, mode.group_sizes, mode.exchanged = Counter(), Counter(), set(), Counter()
+    mode.flops.clear()
     resident = mode.now
     forward = backward = step = end = 0
     for _ in range(micro_batches):
@@ -351,4 +353,5 @@ def _step(mode: RankMode, engine: Any, loss_of: Callable[[Any], torch.Tensor], m
         mode.exchanged,
         mode.log or [],
         mode.by_group,
+        mode.counted,
     )

@@ -171,6 +171,7 @@ class Sharded:
     shapes: dict[str, tuple[int, ...]]
     """Of the parameters that the rank holds."""
     log: list[tuple[str, int, tuple[int, ...]]] | None
+    flops: dict[str, int]
 
 
 POLICIES = {
@@ -304,6 +305,7 @@ def _step(
 ) -> Sharded:
     gc.collect()
     mode.sent, mode.split = [], []
+    mode.flops.clear()
     resident = mode.now
     forward = backward = end = 0
     for _ in range(micro_batches):
@@ -323,4 +325,6 @@ def _step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     shapes = {name: tuple(p._local_tensor.shape) for name, p in model.named_parameters()}
-    return Sharded(resident, end, forward, backward, mode.highest, mode.sent, mode.split, shapes, mode.log)
+    return Sharded(
+        resident, end, forward, backward, mode.highest, mode.sent, mode.split, shapes, mode.log, mode.counted
+    )

@@ -37,6 +37,7 @@ class Bytes(NamedTuple):
     kept: int
     forward: int
     backward: int
+    flops: int
 
 
 def on_paper(kernel: Kernel, memory: Memory | None = None) -> Bytes:
@@ -52,7 +53,7 @@ def on_paper(kernel: Kernel, memory: Memory | None = None) -> Bytes:
     backward(out)
     kept, forward = replay(memory, marks[0], marks[1], 0)
     _, peak = replay(memory, marks[1], len(memory.log), kept)
-    return Bytes(kept, forward, peak)
+    return Bytes(kept, forward, peak, sum(2 * w.products * numel(w.factors)[0] for w in memory.work))
 
 
 def replay(memory: Memory, first: int, last: int, now: int) -> tuple[int, int]:
@@ -80,4 +81,4 @@ def in_torch(kernel: Kernel, mode: LiveBytes | None = None) -> Bytes:
             kept, forward = mode.now - start, mode.highest - start
             mode.begin()
             torch.autograd.grad(out, leaves, torch.empty(out.shape, dtype=out.dtype))
-            return Bytes(kept, forward, mode.highest - start)
+            return Bytes(kept, forward, mode.highest - start, sum(mode.flops.values()))

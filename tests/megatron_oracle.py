@@ -104,6 +104,7 @@ class Ran:
     parameters: dict[str, tuple[int, ...]]
     saved: int
     calls: Calls
+    flops: dict[str, int]
 
 
 def _config(a: Architecture, tensor_parallel: int, sequence_parallel: bool) -> Any:
@@ -176,6 +177,7 @@ def _step(mode: Mode, model: Any, ids: torch.Tensor, mask: torch.Tensor, between
     for _ in range(2):
         gc.collect()
         mode.calls = Counter()
+        mode.flops.clear()
         start, mode.phase = mode.now, "forward"
         if not model.pre_process:
             model.set_input_tensor(torch.empty(between, dtype=torch.bfloat16, requires_grad=True))
@@ -191,4 +193,4 @@ def _step(mode: Mode, model: Any, ids: torch.Tensor, mask: torch.Tensor, between
         del out
         if not model.pre_process:
             model.decoder.input_tensor = None
-    return Ran({name: tuple(p.shape) for name, p in model.named_parameters()}, saved, mode.calls)
+    return Ran({name: tuple(p.shape) for name, p in model.named_parameters()}, saved, mode.calls, mode.counted)

@@ -46,6 +46,11 @@ class LiveBytes(TorchDispatchMode):
         self.highest = self.now
         self.phases += 1
 
+    @property
+    def counted(self) -> dict[str, int]:
+        """FLOPs by phase, where there are any."""
+        return {phase: n for phase, n in self.flops.items() if n}
+
     def _forget(self, key: int, nbytes: int) -> None:
         self.now -= nbytes
         self._seen.discard(key)
@@ -183,7 +188,7 @@ def training_step(
                     mode.begin()
                     loss.backward()
                     backward = max(backward, mode.highest)
-                flops = {phase: n for phase, n in mode.flops.items() if n}
+                flops = mode.counted
                 mode.phase = "step"
                 mode.begin()
                 opt.step()

@@ -107,6 +107,7 @@ class RankStep:
     norms: list[Sent]
     """What clipping sends."""
     log: list[tuple[str, int, tuple[int, ...]]] | None
+    flops: dict[str, int]
 
 
 def pipeline_step(
@@ -250,6 +251,7 @@ def pipeline_step(
                     gc.collect()
                     mode.log = [] if log else None
                     mode.sent, mode.moved, mode.split, mode.ring = [], [], [], []
+                    mode.flops.clear()
                     mode.peaks = {"forward": 0, "backward": 0, "reduce": 0}
                     resident = mode.now
                     mode.phase = "forward"
@@ -274,7 +276,7 @@ def pipeline_step(
                     peaks = mode.peaks
                     out = RankStep(
                         resident, peaks["forward"], peaks["backward"], peaks["reduce"], mode.highest, sent,
-                        mode.moved, mode.split, mode.ring, mode.sent, mode.log,
+                        mode.moved, mode.split, mode.ring, mode.sent, mode.log, mode.counted,
                     )  # fmt: skip
     finally:
         dist.destroy_process_group()

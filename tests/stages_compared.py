@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pipeline_oracle import RankStep, pipeline_step
+from steps_compared import flops_of
 
 import memcalc
 from memcalc.estimation import Report
@@ -91,3 +92,4 @@ def counted(real: RankStep) -> Counter[tuple[str, str, int]]:
 def check(report: Report, real: RankStep) -> None:
     assert phases(report) == real_phases(real)
     assert said(report) == counted(real)
+    assert flops_of(report) == real.flops

@@ -37,6 +37,11 @@ def over_dp(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
     return out
 
 
+def flops_of(report: Report) -> dict[str, int]:
+    """By phase, where there are any."""
+    return {phase: n for phase, n in report.flops.items() if n and phase != "total"}
+
+
 def check_step_and_forward(report: Report, real: Any) -> None:
     """And what is alive at the end of forward, where that is of one micro-batch."""
     check_step(report, real)
@@ -50,6 +55,7 @@ def check_step(report: Report, real: Any) -> None:
     assert report.setup.engine == "fsdp2"
     assert phases(report) == [real.forward, real.backward, real.step]
     assert of_the_plan(report) == Counter(real.split)
+    assert flops_of(report) == real.flops
     counted: dict[tuple[str, int], tuple[int, int]] = {}
     for kind, size, group in real.sent:
         calls, payload = counted.get((kind, group), (0, 0))

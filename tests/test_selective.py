@@ -69,6 +69,7 @@ def check(case: Case, attention: str, **options: Any) -> None:
     )  # fmt: skip
     ours = paper.paper_step(case.fields, dtype=dtype, autocast=autocast, **run, **options)
     start = real.resident
+    assert ours.flops == real.flops
     assert (ours.saved, ours.forward - ours.start, ours.backward - ours.start) == (
         real.saved,
         real.forward - start,

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from megatron_oracle import Mode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 _FILE = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
 
@@ -64,13 +65,27 @@ def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forward_kernel(*args: Any, **_: Any) -> Any:
     """(seq, batch, heads, head_dim): the output, fp32 statistics of every query and head, the random state."""
-    q, v = args[5], args[7]
+    q, k, v = args[5:8]
+    _count(sdpa_flop_count(*map(_by_head, (q, k, v))))
     seq, batch, heads, _width = q.shape
     out = torch.empty((seq, batch, heads, v.shape[3]), dtype=q.dtype)
     return out, [torch.empty((batch, heads, seq, 1), dtype=torch.float32), torch.empty(0, dtype=torch.int64)]
 
 
+def _by_head(x: torch.Tensor) -> tuple[int, ...]:
+    seq, batch, heads, width = x.shape
+    return batch, heads, seq, width
+
+
+def _count(flops: int) -> None:
+    mode = FusedMode.running
+    assert mode is not None
+    mode.flops[mode.phase] += flops
+
+
 def _backward_kernel(*args: Any, **_: Any) -> Any:
+    q, k, v, out = args[4:8]
+    _count(sdpa_backward_flop_count(*map(_by_head, (out, q, k, v))))
     return *(torch.empty_like(x) for x in args[4:7]), None
 
 

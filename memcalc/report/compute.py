@@ -19,11 +19,11 @@ def compute_lines(report: Report) -> list[Text]:
     if not flops["total"]:
         return []
     parts = [f"{phase} {show_flops(flops[phase])}" for phase in PHASES[:2]]
-    end = [f"in all {show_flops(flops['total'])}"]
     again = flops["recomputation"]
     if again:
         parts.append(f"recomputation {show_flops(again)} (+{again / (flops['total'] - again):.0%})")
-    return [Text(f"matrix products per step and GPU: {' · '.join([*parts, *end])}"), *_time(report)]
+    parts.append(f"in all {show_flops(flops['total'])}")
+    return [Text(f"matrix products per step and GPU: {' · '.join(parts)}"), *_time(report)]
 
 
 def _time(report: Report) -> list[Text]:
@@ -33,5 +33,5 @@ def _time(report: Report) -> list[Text]:
     if seconds is None:
         rates = report.gpu.dense_flops_per_second
         missing = sorted({item.dtype for item in report.computed} - rates.keys())
-        return [Text(f"no time for it: the rate of {', '.join(missing)} on a {report.gpu.name} is not known")]
+        return [Text(f"no time for them: {report.gpu.name} has no known rate for {', '.join(missing)}")]
     return [Text(f"they take at least {show_seconds(seconds)}, at the data sheet's dense rate, which no step reaches")]

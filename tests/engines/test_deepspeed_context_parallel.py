@@ -10,6 +10,7 @@ import pytest
 from cases import step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, SIZES, Ranked, deepspeed_step, sent
 from oracle import balanced_routing
+from steps_compared import flops_of
 
 import memcalc
 from memcalc.engines.masked_norm import kept_ranges
@@ -100,6 +101,7 @@ def check(config: dict[str, Any], ranks: tuple[int, ...] = (1,), **how: Any) -> 
     assert over_all(report) == sent(runs[0])
     assert runs[0].group_sizes == {how["gpus"]}
     assert report.phases == {phase: max(getattr(run, phase) for run in runs) for phase in PHASES}
+    assert all(flops_of(report) == run.flops for run in runs)
     if how["zero"] == 0 and how.get("micro_batches", 1) == 1:
         assert report.total("saved_activations") == runs[0].forward_end - runs[0].resident
     return report

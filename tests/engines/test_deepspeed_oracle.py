@@ -10,6 +10,7 @@ from auto_ep_cases import CONFIGS
 from cases import DROPOUTS, Case, step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, sent
 from paper import program_of
+from steps_compared import flops_of
 
 import memcalc
 from memcalc.validate.run import validate
@@ -78,6 +79,7 @@ def check(
         assert runs[0].group_sizes == {c.group_size for c in report.collectives} == {how["gpus"]}
     highest = {phase: max(getattr(run, phase) for run in runs) for phase in PHASES}
     assert report.phases == highest
+    assert all(flops_of(report) == run.flops for run in runs)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import DROPOUTS, step_cases
 from context_parallel_oracle import Shared, shared_step
-from steps_compared import over_axis, over_dp, phases
+from steps_compared import flops_of, over_axis, over_dp, phases
 
 import memcalc
 from memcalc.dims import evaluate
@@ -149,6 +149,7 @@ def check(report: Report, rank: Rank, real: Shared) -> None:
         calls, payload = counted.get((kind, group), (0, 0))
         counted[kind, group] = calls + 1, payload + nbytes
     assert over_dp(one) == counted
+    assert flops_of(one) == real.flops
 
 
 @pytest.mark.parametrize("name", SETUPS)

@@ -52,6 +52,13 @@ def nbytes(row: Any) -> int:
     return numel(row.shape)[0] * row.dtype.itemsize
 
 
+def flops(of: Trace) -> dict[str, int]:
+    out: Counter[str] = Counter()
+    for work in of.work:
+        out[work.phase] += 2 * work.products * numel(work.factors)[0]
+    return dict(out)
+
+
 def saved(of: Trace) -> list[Any]:
     alive: set[int] = set()
     for event in of.log[: of.forward_end]:
@@ -74,7 +81,9 @@ def test_parameters_and_collectives_are_gpt_models(a: Architecture, tp: int, seq
     model = GPTModel(a, Layout(tp, sequence_parallel, layers=a.layers))
     ours = {w.name.replace("*", str(w.layer)): tuple(d.size for d in w.shape) for w in model.weights()}
     assert ours == real.parameters
-    sent = Counter((s.phase, s.kind, nbytes(s)) for s in run(a, tp, sequence_parallel).sent)
+    on_paper = run(a, tp, sequence_parallel)
+    assert flops(on_paper) == real.flops
+    sent = Counter((s.phase, s.kind, nbytes(s)) for s in on_paper.sent)
     if tp == 1:  # the loss's three go over a group of one
         assert (sent, set(real.calls.values())) == (Counter(), {3})
     else:
@@ -96,6 +105,7 @@ def test_an_embedding_or_a_head_alone(alone: str, a: Architecture, tp: int, sequ
     tied = {"embedding.word_embeddings.weight": "output_layer.weight"} if alone == "head" else {}
     assert {tied.get(w.name, w.name): tuple(d.size for d in w.shape) for w in model.weights()} == real.parameters
     of = trace(model, Choices(bf16, "eager", False, True), 2, 32 // tp if sequence_parallel else 32, 0)
+    assert flops(of) == real.flops
     sent = Counter((s.phase, s.kind, nbytes(s)) for s in of.sent)
     if tp == 1:
         assert (sent, set(real.calls.values())) == (Counter(), {3} if alone == "head" else set())

@@ -126,6 +126,7 @@ def test_a_padded_step_on_paper_is_the_real_one(case: Case, dtype: DType, attent
         deepcopy(case.fields), dtype=DTYPES[dtype], attention=attention, recompute=recompute, **workload
     )
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
+    assert on_paper.flops == oracle_step.flops
 
 
 FIRST_OF_EACH = [
@@ -144,6 +145,7 @@ def test_a_padded_step_of_every_family_is_the_real_one(case: cases.Case, attenti
     real: dict[str, Any] = {"balanced": case.balanced, "real": case.balanced}
     oracle_step = oracle.training_step(deepcopy(case.fields), attention=attention, **workload, **real)
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
+    assert on_paper.flops == oracle_step.flops
 
 
 ENCODER_DECODERS = [
@@ -162,6 +164,7 @@ def test_a_padded_step_of_an_encoder_and_a_decoder_recomputed(case: cases.Case, 
         deepcopy(case.fields), dtype=torch.float32, autocast=torch.bfloat16, attention=attention, **workload
     )
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
+    assert on_paper.flops == oracle_step.flops
 
 
 def test_every_family_of_the_first_ten_has_two_cases() -> None:

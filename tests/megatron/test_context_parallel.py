@@ -60,5 +60,6 @@ def test_no_rank_has_more(kind: str) -> None:
         with one_rank(rank, 4):
             bytes_of.append(in_torch(kernel(kind, 4, 3, 8, 8, 4, 16, 16), FusedMode()))
     last, half = bytes_of[-1], 3 * 8 * 8 * 4 // 2 if kind == "p2p" else 0
+    assert len({one.flops for one in bytes_of}) == 1
     assert max(one.forward for one in bytes_of) == last.forward
     assert max(one.backward for one in bytes_of) == last.backward + half
