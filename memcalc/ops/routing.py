@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Leaf, Node
+from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, merge
 from memcalc.dtypes import int64
 from memcalc.ops.autocast import autocast
@@ -251,22 +251,18 @@ def _sum_middle_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str) -> Tensor:
     """Rows of a (rows, k) times their own expert's matrix of b (experts, k, n): saves both factors and the offsets.
 
-    As for `mm`, the second factor's gradient comes first. Where b is a view of a weight that an engine has gathered, what it
-    has gathered is saved with the view: the graph lets go of it in backward, whatever the engine does before.
+    As for `mm`, the second factor's gradient comes first.
     """
     node = None
     if recording(a, b):
-        visitor = a.memory.visitor
-        gathered = None if visitor is None or isinstance(b.node, Leaf) else visitor.gathered(b)
-        kept = () if gathered is None else (gathered,)
-        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *kept), name)
+        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets), name)
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
     return out
 
 
 def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    a, b, _offsets, *_gathered = node.unpack()
+    a, b, _offsets = node.unpack()
     grad_a = grad_b = None
     if node.needs(1):
         grad_b = _laid_out_as(b.strides, b, f"{node.context} weight gradient")
