@@ -96,7 +96,8 @@ class Node:
 
 def _gathered(memory: Memory, saved: Sequence[Tensor]) -> Sequence[Tensor]:
     visitor = memory.visitor
-    views = [tensor for tensor in saved if visitor is not None and not isinstance(tensor.node, Leaf)]
+    assert visitor is not None
+    views = [tensor for tensor in saved if not isinstance(tensor.node, Leaf)]
     return [block for view in views if (block := visitor.gathered(view)) is not None]
 
 
