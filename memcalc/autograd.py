@@ -31,6 +31,7 @@ class Node:
         "backward",
         "context",
         "edges",
+        "held",
         "layer",
         "memory",
         "metadata",
@@ -63,6 +64,8 @@ class Node:
         self.metadata: list[tuple[Shape, DType]] = [(t.shape, t.dtype) for t in inputs]
         frame = memory.checkpoint
         self.saved: list[Saved] = list(saved) if frame is None else [frame.pack(tensor) for tensor in saved]
+        self.held = _gathered(memory, saved) if frame is None and memory.visitor is not None else ()
+        """What an engine has gathered of weights that it has saved views of: a view keeps it, whatever the engine frees."""
 
     def unpack(self) -> list[Tensor]:
         """The saved tensors; recomputes a checkpointed block on the first call."""
@@ -89,6 +92,13 @@ class Node:
                     strides = elementwise_strides(out.shape, (out,))  # out may be expanded; a copy of it is dense
                     outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", strides)
         return outs
+
+
+def _gathered(memory: Memory, saved: Sequence[Tensor]) -> Sequence[Tensor]:
+    visitor = memory.visitor
+    assert visitor is not None
+    views = [tensor for tensor in saved if not isinstance(tensor.node, Leaf)]
+    return [block for view in views if (block := visitor.gathered(view)) is not None]
 
 
 class Leaf(Node):
@@ -238,7 +248,7 @@ def _call(node: Node, inbox: dict[Node, list[Tensor | None]], *, retains: bool) 
     outs = node.run(grads)  # type: ignore[arg-type]
     grads.clear()
     if not retains:
-        node.saved = []
+        node.saved, node.held = [], ()
     return outs
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from memcalc.dtypes import bf16, fp32
 from memcalc.families.expert_parallel import expert_path
 from memcalc.families.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
@@ -299,9 +300,11 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
     if expert_path(program) is not None and "moe_tp_experts" in plan.values() and options.ep == 1:
         width: int = program.experts.ffn.size
-        if width % (8 * options.tp):
-            why = f"{model.name} has experts of width {width}, and grouped_mm takes parts that are multiples of 8 (16 bytes)"
-            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(width // 8, *sizes.values())}")
+        unit = 16 // (fp32 if options.precision == "fp32" else bf16).itemsize  # check_valid_strides, GroupedMMUtils.h
+        if width % (unit * options.tp):
+            takes = f"grouped_mm takes parts that are multiples of {unit} (16 bytes)"
+            why = f"{model.name} has experts of width {width}, and {takes}"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(width // unit, *sizes.values())}")
     values: int | None = getattr(program.config, "linear_num_value_heads", None)
     if values is not None and values < options.tp:
         why = f"with engine fsdp2 and {values} value heads of linear attention in {model.name}"

@@ -14,7 +14,7 @@ from memcalc.dims import Shape
 from memcalc.dtypes import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from memcalc.autograd import Node
@@ -100,8 +100,8 @@ class Contexts(Protocol):
 class Visitor(Protocol):
     """An engine that acts around every module: when its forward begins and ends, and the same of its backward."""
 
-    def enter(self, path: str, layer: int | None, weight: Tensor | None = None) -> bool:
-        """A module's forward begins; False if it is the one that is running. `weight` is one that it uses."""
+    def enter(self, path: str, layer: int | None, weights: Sequence[Tensor] = ()) -> bool:
+        """A module's forward begins; False if it is the one that is running. `weights` are some that it uses."""
         ...
 
     def leave(self, *, done: bool) -> None:

@@ -8,7 +8,7 @@ within a leaf (utils/z3_leaf_module.py) have no hooks: what runs in them is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -62,7 +62,7 @@ class Visits:
         own: dict[Where, list[int]] = {}
         within: dict[Where, list[int]] = {}
         modules = [(*_parent(where), i) for where, i in self.places.items()]
-        for path, layer, i in [*modules, *((path, None, self.places[weight, None]) for path, weight in run.external)]:
+        for path, layer, i in [*modules, *self._external(run)]:
             own.setdefault((path, layer), []).append(i)
             for where in _around(path, layer):
                 within.setdefault(where, []).append(i)
@@ -71,9 +71,15 @@ class Visits:
         self.running: list[Visit] = []
         self.over: list[Visit] = []
 
+    def _external(self, run: Run) -> Iterator[tuple[str, int | None, int]]:
+        for path, weight in run.external:
+            for (name, layer), i in self.places.items():
+                if name == weight:
+                    yield path, layer if "*" in path else None, i
+
     # --- forward
 
-    def enter(self, path: str, layer: int | None, weight: Tensor | None = None) -> bool:
+    def enter(self, path: str, layer: int | None, weights: Sequence[Tensor] = ()) -> bool:
         where = path, layer
         outer = self.running[-1] if self.running else None
         if outer is not None and (outer.where == where or outer.is_leaf):
@@ -81,9 +87,8 @@ class Visits:
         if self._is_recomputed(where):
             return False
         own, within = (of.get(where, frozenset[int]()) for of in (self.own, self.within))
-        given = None if weight is None else self.places.get((weight.name, layer))
-        if given is not None:
-            own, within = own | {given}, within | {given}
+        if given := [self.places[key] for weight in weights if (key := (weight.name, layer)) in self.places]:
+            own, within = own.union(given), within.union(given)
         visit = Visit(where, own, within, outer, is_leaf=where in self.leaves)
         self.running.append(visit)
         self.begins(visit, True)

@@ -9,7 +9,7 @@ from memcalc.families.blocks import rms_norm
 from memcalc.families.config import Activation, Count, Layers, Probability
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 from memcalc.families.experts import REFUSED, check_experts, check_groups
-from memcalc.families.module import Module, Weight, module
+from memcalc.families.module import Module, Weight
 from memcalc.families.sparse import MlpTypesConfig
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ class AXK1(DeepseekV3):
         yield from super().sparse_weights()
         yield Weight("mlp.post_mlp_layernorm.weight", (self.hidden,), "norm")
 
-    @module
-    def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
+    def of_all_experts(self, m: Module, hidden_states: Tensor) -> Tensor:
         """AXK1MoE"""
-        return rms_norm(m / "post_mlp_layernorm", super().sparse_mlp(m, x))
+        return rms_norm(m / "post_mlp_layernorm", hidden_states)

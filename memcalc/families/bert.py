@@ -19,7 +19,6 @@ from memcalc.families.masks import bidirectional_mask, causal_mask
 from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.families.program import Program
 from memcalc.ops.elementwise import dropout
-from memcalc.ops.matmul import linear
 from memcalc.ops.shape import expand, first, reshape, transpose, view
 from memcalc.tensor import Tensor, new_tensor
 
@@ -141,7 +140,8 @@ class Bert(Program):
         return causal_lm_loss(run, logits, ids)
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        return self.decode(root, self.transform(root / "cls.predictions.transform", hidden_states))
+        with root / "cls.predictions":
+            return self.decode(root, self.transform(root / "cls.predictions.transform", hidden_states))
 
     @module
     def transform(self, m: Module, hidden_states: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Bert(Program):
         if not self.config.tie_word_embeddings:
             return (root / self.decoder).linear(hidden_states)
         around = root / self.decoder.rpartition(".")[0]
-        return linear(hidden_states, (root / self.table).weight(), around.weight("bias"))
+        return root.run.linear(self.decoder, hidden_states, (root / self.table).weight(), around.weight("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

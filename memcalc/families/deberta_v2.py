@@ -141,6 +141,11 @@ class DebertaV2(Bert):
     attention_kinds = ("eager",)
     loss_dtype = None
 
+    @property
+    def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        head = () if self.config.legacy else (("lm_predictions.lm_head", f"{self.table}.weight"),)
+        return ((f"{self.base}.encoder", f"{self.base}.encoder.rel_embeddings.weight"), *head)
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if not config.position_biased_input:

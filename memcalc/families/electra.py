@@ -11,7 +11,6 @@ from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Weight, module
 from memcalc.ops.elementwise import activation
-from memcalc.ops.matmul import linear
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -54,7 +53,7 @@ class Electra(Bert):
         predictions = self.transform(root / "generator_predictions", hidden_states)
         tied, head = self.config.tie_word_embeddings, root / "generator_lm_head"
         weight = (root / "electra.embeddings.word_embeddings" if tied else head).weight()
-        return linear(predictions, weight, head.weight("bias"))
+        return root.run.linear("generator_lm_head", predictions, weight, head.weight("bias"))
 
     @module
     def transform(self, m: Module, hidden_states: Tensor) -> Tensor:

@@ -294,10 +294,10 @@ class Falcon(Bloom):
 
 def falcon_linear(m: Module, x: Tensor) -> Tensor:
     """FalconLinear: the bias is added in a second step."""
-    weight = m.weight()
-    hidden_states = times(x, transpose(weight, 0, 1), m.path)
-    bias = m.optional("bias")
-    return hidden_states if bias is None else hidden_states + bias
+    with m:
+        hidden_states = times(x, transpose(m.weight(), 0, 1), m.path)
+        bias = m.optional("bias")
+        return hidden_states if bias is None else hidden_states + bias
 
 
 def masked_alibi(alibi: Tensor, causal: Tensor) -> Tensor:

@@ -93,6 +93,8 @@ class JambaMixer(SelectiveMixer):
         yield Weight(f"{path}.b_layernorm.weight", (self.state,), "norm")
         yield Weight(f"{path}.c_layernorm.weight", (self.state,), "norm")
 
+    used_by_itself = ("conv1d.weight", "conv1d.bias", "dt_proj.weight", "dt_proj.bias")
+
     def offer_to_the_fused_kernel(self, m: Module) -> None:
         """Not done here."""
 
@@ -119,6 +121,10 @@ class Jamba(Hybrid):
 
     Config = JambaConfig
     polynomial = True
+
+    @property
+    def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        return self.mixer.external("model.layers.*.mamba")
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -74,6 +74,16 @@ class SelectiveMixer:
         yield from linear_weights(f"{path}.dt_proj", self.rank, inner, "mixer", bias=True)
         yield from linear_weights(f"{path}.out_proj", inner, self.hidden, "mixer", bias=self.bias)
 
+    used_by_itself: ClassVar[tuple[str, ...]] = (
+        "conv1d.weight", "conv1d.bias", "dt_proj.weight", "dt_proj.bias", "x_proj.weight", "out_proj.weight",
+        "out_proj.bias",
+    )  # fmt: skip
+    """Weights of modules in it that its own forward reads, some for the fused kernel."""
+
+    def external(self, path: str) -> tuple[tuple[str, str], ...]:
+        """The same as a program has them, of the mixer at `path`."""
+        return tuple((path, f"{path}.{name}") for name in self.used_by_itself)
+
     @module
     def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         hidden_states = apply_mask_to_padding_states(hidden_states, mask)
@@ -118,6 +128,11 @@ class Mamba(Program):
 
     def make_mixer(self) -> Any:
         return SelectiveMixer(**self.mixer_sizes())
+
+    @property
+    def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        own = isinstance(self.mixer, SelectiveMixer)
+        return self.mixer.external("backbone.layers.*.mixer") if own else ()
 
     def mixer_sizes(self) -> dict[str, Any]:
         config = self.config

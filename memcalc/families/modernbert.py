@@ -24,7 +24,6 @@ from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.variations import RotaryByKind
 from memcalc.ops.axes import unbind
 from memcalc.ops.elementwise import cast, dropout
-from memcalc.ops.matmul import linear
 from memcalc.ops.shape import chunk, contiguous, reshape, rotate_half, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
@@ -139,7 +138,7 @@ class ModernBert(RotaryByKind):
         root.run.memory.scope = "decoder"
         tied = self.config.tie_word_embeddings
         weight = (root / "model.embeddings.tok_embeddings" if tied else root / "decoder").weight()
-        return linear(hidden_states, weight, (root / "decoder").optional("bias"))
+        return root.run.linear("decoder", hidden_states, weight, (root / "decoder").optional("bias"))
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from memcalc.autograd import Leaf, checkpoint
 from memcalc.ops.embedding import embedding
@@ -135,7 +135,7 @@ class Run:
         visitor = self.memory.visitor
         if visitor is not None:
             layer = weight.node.weight_layer if isinstance(weight.node, Leaf) else None
-            visited = visitor.enter(path, layer, weight)
+            visited = visitor.enter(path, layer, (weight,) if bias is None else (weight, bias))
             out = linear(x, weight, bias)
             if visited:
                 visitor.leave(done=True)
@@ -212,12 +212,13 @@ class Module:
         with self:
             return layer_norm(x, self.optional("weight"), self.optional("bias"))
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         """What is allocated from here on bears this module's name."""
         memory = self.run.memory
         visited = memory.visitor is not None and memory.visitor.enter(self.path, self.layer)
         self.entered.append((memory.scope, visited))
         memory.scope = self.path
+        return self
 
     def __exit__(self, failed: object, *_: object) -> None:
         memory = self.run.memory

@@ -255,10 +255,11 @@ class ResNet(Program):
     @module
     def convolved(self, m: Module, hidden_state: Tensor, made: Convolution) -> Tensor:
         """ResNetConvLayer.forward, ResNetShortCut.forward"""
-        hidden_state = convolution(hidden_state, (m / "convolution").weight(), None, made.width, made.width)
-        norm = m / "normalization"
-        running = norm.buffer("running_mean"), norm.buffer("running_var")
-        hidden_state = batch_norm(hidden_state, norm.weight(), norm.weight("bias"), *running)
+        with m / "convolution" as conv:
+            hidden_state = convolution(hidden_state, conv.weight(), None, made.width, made.width)
+        with m / "normalization" as norm:
+            running = norm.buffer("running_mean"), norm.buffer("running_var")
+            hidden_state = batch_norm(hidden_state, norm.weight(), norm.weight("bias"), *running)
         return hidden_state if made.activation is None else act(hidden_state, made.activation)
 
 

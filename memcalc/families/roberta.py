@@ -59,10 +59,11 @@ class Roberta(Bert):
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         """RobertaLMHead"""
-        x = (root / "lm_head.dense").linear(hidden_states)
-        x = activation(x, "gelu")
-        x = (root / "lm_head.layer_norm").layer_norm(x)
-        return self.decode(root, x)
+        with root / "lm_head" as m:
+            x = (m / "dense").linear(hidden_states)
+            x = activation(x, "gelu")
+            x = (m / "layer_norm").layer_norm(x)
+            return self.decode(root, x)
 
     def ids_of(self, m: Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """create_position_ids_from_input_ids, and token type ids gathered at them."""

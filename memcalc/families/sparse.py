@@ -149,7 +149,12 @@ class GroupedSparseLayers(SparseLayers):
         hidden_states = view(x, merge(batch, seq), hidden)
         hidden_states = self.experts.forward(m / "experts", hidden_states, topk_indices, topk_weights)
         hidden_states = view(hidden_states, batch, seq, hidden)
-        return hidden_states + self.dense_mlp(m / "shared_experts", x)
+        hidden_states = hidden_states + self.dense_mlp(m / "shared_experts", x)
+        return self.of_all_experts(m, hidden_states)
+
+    def of_all_experts(self, m: Module, hidden_states: Tensor) -> Tensor:
+        """What the block makes of their sum, in its own frame."""
+        return hidden_states
 
 
 def gated_mlp_weights(path: str, hidden: Dim, ffn: Dim, *, bias: bool = False) -> Iterator[Weight]:

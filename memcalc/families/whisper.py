@@ -183,7 +183,8 @@ class Whisper(PreNorm):
         _arange = new_tensor(run.memory, (run.seq,), int64, "position ids")
         del _arange
         positions = new_tensor(run.memory, (run.batch, run.seq), int64, "position ids")
-        embed_pos = index((m / "embed_positions").weight(), positions, "embed_positions")
+        with m / "embed_positions" as table:
+            embed_pos = index(table.weight(), positions, "embed_positions")
         hidden_states = dropout(inputs_embeds + embed_pos, self.config.dropout)
         mask = decoder_mask(run)
         for i in range(self.decoder_layers):

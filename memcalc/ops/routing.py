@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Leaf, Node
+from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, merge
 from memcalc.dtypes import int64
 from memcalc.ops.autocast import autocast
@@ -252,16 +252,11 @@ def _sum_middle_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | None = None) -> Tensor:
     """Rows of a (rows, k) times their own expert's matrix of b (experts, k, n): saves both factors and the offsets.
 
-    As for `mm`, the second factor's gradient comes first. Where b is a view of a weight that an engine has gathered, what it
-    has gathered is saved with the view: the graph lets go of it in backward, whatever the engine does before. `rows`: how many
-    are some expert's, where a has room for more.
+    As for `mm`, the second factor's gradient comes first. `rows`: how many are some expert's, where a has room for more.
     """
     node, rows = None, rows or a.shape[0]
     if recording(a, b):
-        visitor = a.memory.visitor
-        gathered = None if visitor is None or isinstance(b.node, Leaf) else visitor.gathered(b)
-        kept = () if gathered is None else (gathered,)
-        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets, *kept), (name, rows))
+        node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets), (name, rows))
     works(a.memory, name, (rows, *b.shape[1:]), a.dtype, kind="grouped matmul")
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
@@ -269,7 +264,7 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | Non
 
 
 def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    a, b, _offsets, *_gathered = node.unpack()
+    a, b, _offsets = node.unpack()
     name, rows = node.context
     works_backward(node, name, (rows, *b.shape[1:]), a.dtype, "grouped matmul")
     grad_a = grad_b = None

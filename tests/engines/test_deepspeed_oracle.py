@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 from auto_ep_cases import CONFIGS
-from cases import DROPOUTS, Case, step_cases
+from cases import DROPOUTS, Case, model_types, step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, sent
 from paper import program_of
 from steps_compared import flops_of
 
 import memcalc
+from memcalc.dtypes import bf16
+from memcalc.engines.zero3_coordinator import Begun, Thresholds
+from memcalc.engines.zero3_step import Recorder, ZeRO3
+from memcalc.families.module import Run
+from memcalc.profile import Choices, trace
 from memcalc.validate.run import validate
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -219,6 +224,38 @@ def test_stage_3_has_its_own_linear_function() -> None:
     """It saves biases too, and a recomputation that ends with it has made its output."""
     config = {**LLAMA, "attention_bias": True, "mlp_bias": True}
     check(config, {**NOTHING_KEPT, "reduce_bucket_size": 1000}, gpus=2, zero=3, recompute=True, precision="fp32")
+
+
+@pytest.mark.parametrize(("model_type", "number"), [("falcon", 0), ("phimoe", 1), ("bert", 0), ("electra", 1)])
+def test_stage_3_gathers_what_is_no_plain_linear_layer(model_type: str, number: int) -> None:
+    """Falcon's own linear layer; heads with a bias, tied or not."""
+    case = step_cases(model_type)[number]
+    check(without_dropout(case), {**NOTHING_KEPT, "reduce_bucket_size": 1000}, gpus=2, zero=3)
+
+
+CASES = [case for model_type in model_types() for case in step_cases(model_type)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+def test_stage_3_gathers_every_weight_that_is_used(case: Case) -> None:
+    """Each belongs to a module that runs, or is read by one."""
+    program, order = program_of(case.fields), list[Begun]()
+    stage = ZeRO3(2, bf16, Thresholds(0, 0, 0, 0), 1000, bf16)
+
+    class Recording:
+        def start(self, run: Run) -> Recorder:
+            recorder = stage.start(run)
+            assert isinstance(recorder, Recorder)
+            recorder.order = order
+            return recorder
+
+        def prepared(self, record: object) -> None: ...
+
+    choices = Choices(bf16, program.attention_kinds[0], False, False, hooks=Recording())
+    trace(program, choices, case.batch, case.seq, program.layers)
+    gathered = frozenset[int]().union(*(begun.parameters for begun in order))
+    weights = enumerate(program.weights())
+    assert [w.name for i, w in weights if i not in gathered and w.name not in program.untrained] == []
 
 
 def test_stage_3_alone() -> None:

@@ -19,6 +19,7 @@ from memcalc.engines.fsdp2_step import Sharding
 from memcalc.estimation import Report
 from memcalc.families import FAMILIES
 from memcalc.profile import Choices, trace
+from memcalc.validate.run import validate
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 7, "num_attention_heads": 4,
@@ -270,3 +271,11 @@ def test_what_a_setup_says_of_experts_can_be_given_back() -> None:
     report = memcalc.estimate("llama-7b", engine="fsdp2", gpus=8, tp=2, zero=3, seq_len=64)
     again = memcalc.estimate("llama-7b", engine="fsdp2", gpus=8, tp=2, zero=3, seq_len=64, etp=report.setup.etp)
     assert again.setup == report.setup
+
+
+def test_a_norm_behind_the_experts_runs_in_their_blocks_frame() -> None:
+    """A.X K1: what the router has returned is still there, here at the peak of forward."""
+    fields = step_cases("axk1")[0].fields
+    options: dict[str, Any] = {"gpus": 2, "zero": 3, "precision": "bf16-mixed", "seq_len": 32}
+    rows = validate(fields, engine="fsdp2", **options).memory
+    assert [row.name for row in rows if row.difference] == []

@@ -42,6 +42,11 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"gpus": 4, "tp": 4, "precision": "fp32"},
         {"mesh": (1,), "tensor_parallel": 4, "policy": None},
     ),
+    "parts of 16 bytes, fp32": (
+        MIXTRAL | {"intermediate_size": 72},
+        {"precision": "fp32", **SHALLOW},
+        {"policy": None, **SHALLOW},
+    ),
     "hybrid, three micro-batches, eager": (
         MIXTRAL,
         {"gpus": 8, "shard_group": 2, "global_batch_size": 24, "attention": "eager"},
