@@ -109,6 +109,30 @@ def test_deepspeed(zero: int) -> None:
     assert phases(report) == highest
 
 
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 300,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (LLAMA, {"engine": "fsdp2", "gpus": 4, "tp": 2, "zero": 3}),
+        (LLAMA, {"engine": "fsdp2", "gpus": 4, "tp": 2, "zero": 2, "sequence_parallel": True}),
+        (LLAMA, {"engine": "fsdp2", "gpus": 4, "cp": 2, "zero": 3}),
+        (LLAMA, {"engine": "deepspeed", "gpus": 4, "cp": 2, "zero": 2, "reduce_bucket_size": 10_000}),
+        (MIXTRAL, {"engine": "fsdp2", "gpus": 4, "ep": 2, "zero": 3}),
+    ],
+    ids=["tp", "sequence parallel", "cp", "ulysses", "ep"],
+)
+def test_with_another_axis(config: dict[str, Any], options: dict[str, Any]) -> None:
+    fields = config | {"num_hidden_layers": 3, "vocab_size": 300, "head_dim": 16, "hidden_size": 64}
+    compared = validate(fields, recompute="full", recompute_layers=2, seq_len=32, micro_batch_size=2, **options)
+    rows = compared.memory + compared.communication
+    assert [(row.name, row.predicted) for row in rows] == [(row.name, row.measured) for row in rows]
+
+
 @pytest.mark.parametrize("name", ["llama-7b", "gemma-2-9b", "deepseek-v2-lite", "gpt-oss-20b"])
 @pytest.mark.parametrize("share", [3, 2, 1])
 def test_a_cut_stack_is_the_whole_one(name: str, share: int) -> None:
