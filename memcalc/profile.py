@@ -70,6 +70,8 @@ class Choices(NamedTuple):
     """Of which ops a recomputed layer keeps the results."""
     buffer_dtype: DType | None = None
     """Of the modules' floating-point buffers, where the engine leaves them in another one than `dtype`."""
+    recompute_layers: int | None = None
+    """How many of the first layers are recomputed; None: all."""
 
 
 class Moment(NamedTuple):
@@ -105,7 +107,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     whole = program.whole(size.seq)
     run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole, choices.accumulating)
-    run.policy, run.buffer_dtype = choices.policy, choices.buffer_dtype
+    run.policy, run.buffer_dtype, run.recompute_layers = choices.policy, choices.buffer_dtype, choices.recompute_layers
     if program.source:
         forward_end = program.traced_step(run)
         return Trace(
@@ -178,7 +180,7 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
         prepared = choices.hooks.prepared(partial(_record, program, choices, batch, seq))
         if prepared is not None:
             return full_profile(program, choices._replace(hooks=prepared), batch, seq)
-    pattern = program.pattern()
+    pattern = _pattern(program, choices.recompute_layers)
     if pattern is None:
         return full_profile(program, choices, batch, seq)
     depth, (lead, period) = program.layers, pattern
@@ -191,6 +193,15 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
     shallow = first + (2 + ends) * period
     middle = Middle(early, late, (depth - shallow) // period)
     return _profile(trace(program, choices, batch, seq, shallow, middle))
+
+
+def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None:
+    """Where the stack repeats: behind the first layers, where these alone are recomputed."""
+    pattern = program.pattern()
+    if pattern is None or recomputed is None or recomputed >= program.layers:
+        return pattern
+    lead, period = max(pattern[0], recomputed), pattern[1]
+    return (lead, period) if lead + 6 * period <= program.layers else None
 
 
 def _record(program: Program, choices: Choices, batch: int, seq: int, hooks: HooksOf) -> Hooks:

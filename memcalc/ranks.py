@@ -320,7 +320,7 @@ def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
         setup.grad_dtype,
         setup.optimizer, setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
-        setup.max_reuse_distance, setup.prefetch_bucket_size,
+        setup.max_reuse_distance, setup.prefetch_bucket_size, setup.clip_grad_norm,
         isinstance(model, Model) and bool(model.program.idle),
     )  # fmt: skip
     if key not in model.profiles:
@@ -362,7 +362,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     recompute = setup.recompute == "full" or policy is not None
     choices = Choices(
         setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
-        holdings.hooks, policy, holdings.buffer_dtype,
+        holdings.hooks, policy, holdings.buffer_dtype, setup.recompute_layers,
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None

@@ -14,6 +14,7 @@ from memcalc.families.tensor_parallel import split_dims
 from memcalc.families.tensor_parallel_plans import FAILS, NOT_RUN, PLANS, WITHOUT
 from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.recompute_checks import check_recompute, check_recompute_layers
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -46,8 +47,8 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
         check_deepspeed(options, model)
     if options.cp_comm_type is not None and options.cp == 1:
         refuse("cp_comm_type", options.cp_comm_type, "is context parallelism's; allowed: with --cp 2 or more")
-    if options.recompute_layers is not None and (engine != "megatron" or options.recompute != "full"):
-        refuse("recompute_layers", options.recompute_layers, "needs --engine megatron and --recompute full")
+    if options.recompute_layers is not None:
+        check_recompute_layers(options, engine, model, gpt_model=runs_gpt_model(options, engine))
     if options.pp == 1 and options.schedule != "1f1b":
         refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
@@ -62,7 +63,7 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
             options.precision,
             f"for a {model.model_type} " + NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
-    _check_recompute(options, engine, model)
+    check_recompute(options, model, megatron="megatron" in (options.kernels, engine) or runs_gpt_model(options, engine))
 
 
 _ACCELERATE: Final = (
@@ -83,19 +84,6 @@ def _with_ddp(name: str, degree: int) -> None:
         others = "1, --engine fsdp2 --zero 2 (replicas too with --shard-group 1) or --engine megatron"
     why = _WITH_DDP.get(name)
     refuse(name, degree, f"with engine ddp {NOT_YET}{others}" if why is None else f"{why}; allowed: {others}")
-
-
-def _check_recompute(options: Options, engine: str, model: Model) -> None:
-    """Core attention is recomputed by Megatron's code, single ops by what torch's dispatcher sees of transformers'."""
-    megatron = "megatron" in (options.kernels, engine) or runs_gpt_model(options, engine)
-    kinds = ("none", "selective", "full") if megatron else ("none", "op", "full")
-    if options.recompute not in kinds:
-        why = "of core attention alone is Megatron's" if options.recompute == "selective" else "is not Megatron's"
-        refuse("recompute", options.recompute, f"{why}; allowed: {', '.join(kinds)}")
-    if options.recompute != "none" and not model.program.recomputes:
-        refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
-    if options.recompute == "op" and options.kernels == "fused":
-        refuse("recompute", "op", f"with kernels fused {NOT_YET}none, full")
 
 
 def runs_gpt_model(options: Options, engine: str) -> bool:

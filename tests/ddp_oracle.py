@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from cuda_autocast import cuda_lists_on_the_cpu
 from fsdp2_oracle import ranks
-from oracle import LiveBytes, build, make_optimizer
+from oracle import LiveBytes, build, checkpoint_first, make_optimizer
 from per_op import CHECKPOINTS
 from torch.nn.parallel import DistributedDataParallel
 
@@ -65,6 +65,7 @@ def replicated_step(
     dtype: torch.dtype = torch.bfloat16,
     autocast: torch.dtype | None = None,
     recompute: str = "",
+    recompute_layers: int | None = None,
     micro_batches: int = 1,
     clips: bool = False,
     implementation: str = "fused",
@@ -79,6 +80,7 @@ def replicated_step(
         module = build(config, "sdpa", dtype)
         if recompute:
             module.gradient_checkpointing_enable(CHECKPOINTS[recompute])
+        checkpoint_first(module, recompute_layers)
         model = DistributedDataParallel(module)
         if not store:
             model.register_comm_hook(mode, _hook)

@@ -23,7 +23,7 @@ os.environ.setdefault("LOCAL_RANK", "0")
 
 import torch
 import torch.distributed as dist
-from oracle import LiveBytes, balanced_routing, build
+from oracle import LiveBytes, balanced_routing, build, checkpoint_first
 from per_op import CHECKPOINTS
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -258,6 +258,7 @@ def deepspeed_step(
     micro_batches: int = 1,
     clipping: float = 0.0,
     recompute: bool | str = False,
+    recompute_layers: int | None = None,
     steps: int = 3,
     store: str = "",
     log: bool = False,
@@ -275,6 +276,7 @@ def deepspeed_step(
         model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
+        checkpoint_first(model, recompute_layers)
         mpu = stack.enter_context(shared_sequences(model, cp, micro_batch_size))
         mode.sequence_group = None if mpu is None else mpu.get_sequence_parallel_group()
         buffers = list(model.buffers())

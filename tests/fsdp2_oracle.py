@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dtensor_plans import column_and_row_parallel, sequence_and_loss_parallel, sequence_parallel
-from oracle import LiveBytes, build, cuda_kernels, not_traced
+from oracle import LiveBytes, build, checkpoint_first, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -203,6 +203,7 @@ def sharded_step(
     log: bool = False,
     rank: int = 0,
     store: str = "",
+    recompute_layers: int | None = None,
 ) -> Sharded:
     """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks).
 
@@ -238,6 +239,7 @@ def sharded_step(
             PLANS[plan](model, whole["tp"])
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
+        checkpoint_first(model, recompute_layers)
         for layer in layers(model):
             fully_shard(layer, reshard_after_forward=reshards, **how)
         fully_shard(model, reshard_after_forward=reshards, **how)

@@ -134,6 +134,7 @@ def training_step(
     log: bool = False,
     auto: str = "",
     patch: Callable[[torch.nn.Module], None] | None = None,
+    recompute_layers: int | None = None,
 ) -> Step:
     """The contract's reference step, run twice; the second is reported. `patch` is done to the model before.
 
@@ -154,6 +155,7 @@ def training_step(
             patch(model)
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
+        checkpoint_first(model, recompute_layers)
         opt = make_optimizer(optimizer, implementation, list(model.parameters()))
         for tensor in [*model.parameters(), *model.buffers()]:
             mode.register(tensor)
@@ -196,6 +198,19 @@ def training_step(
                 result = Step(start, saved, forward, backward, mode.highest, flops, mode.log or [])
     assert result is not None
     return result
+
+
+def checkpoint_first(model: torch.nn.Module, layers: int | None) -> None:
+    """Leave the switch of a GradientCheckpointingLayer on in the first `layers` of the stack alone."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    found = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    inner = {id(m) for layer in found for m in layer.modules() if m is not layer}
+    outer = [layer for layer in found if id(layer) not in inner]
+    for layer in [] if layers is None else outer[layers:]:
+        for module in layer.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.gradient_checkpointing = False
 
 
 def batch_for(config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:

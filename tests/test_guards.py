@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
     ("memcalc.megatron", "memcalc.pipelining"),
     ("memcalc.inputs",),
-    ("memcalc.refusals",),
+    ("memcalc.refusals", "memcalc.recompute_checks"),
     ("memcalc.methods",),
     ("memcalc.setup", "memcalc.runs", "memcalc.profile", "memcalc.device", "memcalc.cost", "memcalc.compute"),
     ("memcalc.unrolled",),

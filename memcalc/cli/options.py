@@ -196,7 +196,7 @@ Recompute = Annotated[
 RecomputeLayers = Annotated[
     int | None,
     _option(
-        "With recompute full: only the first so many layers of a stage or chunk. (default: all)",
+        "With recompute full: only the first so many layers, with Megatron of a stage or chunk. (default: all)",
         _METHOD,
         "--recompute-layers",
     ),

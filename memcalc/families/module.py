@@ -109,6 +109,8 @@ class Run:
     """The labels, where the caller has shifted them."""
     logits: Tensor | None = None
     """The model's output, where the caller holds it while it makes a loss of the model's."""
+    recompute_layers: int | None = None
+    """Only so many of the first layers are recomputed; None: all."""
     held: list[Tensor] = field(default_factory=list[Tensor])
     """What the caller's frame has besides the batch, from before forward until backward is over."""
     attention_mask: Tensor | None = None
@@ -125,6 +127,10 @@ class Run:
             leaf.ready = self.tensor_parallel.gradient_hook(weight)
         tensor.node = leaf
         self.weights[weight.name, weight.layer] = tensor
+
+    def recomputes(self, layer: int | None) -> bool:
+        """Whether backward runs layer `layer` again."""
+        return self.recompute and (self.recompute_layers is None or (layer or 0) < self.recompute_layers)
 
     def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
         """`function(*args)`, recomputed in backward as the run says."""

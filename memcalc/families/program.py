@@ -222,7 +222,9 @@ class Program:
     def call(self, layer: Callable[..., Any], m: Module, *args: Any) -> Any:
         """The same of a model that has layers of several kinds."""
         run = m.run
-        forward = partial(run.checkpoint, layer) if run.recompute else layer  # without the hooks of `__call__`
+        forward = (
+            partial(run.checkpoint, layer) if run.recomputes(m.layer) else layer
+        )  # without the hooks of `__call__`
         return forward(m, *args) if run.hooks is None else run.hooks.layer(forward, m, *args)
 
     def branch(self, batch: int, seq: int) -> Hashable:

@@ -264,7 +264,7 @@ class Zamba2(Llama):
         )
         transformer_hidden_states = (m / "linear").linear(transformer_hidden_states)
         mamba_decoder = partial(self.mamba_layer, transformer_hidden_states=transformer_hidden_states)
-        if m.run.recompute:  # a layer of its own within this one
+        if m.run.recomputes(m.layer):  # a layer of its own within this one
             return m.run.checkpoint(mamba_decoder, m / "mamba_decoder", hidden_states, padding)
         return mamba_decoder(m / "mamba_decoder", hidden_states, padding)
 

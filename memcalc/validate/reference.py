@@ -105,7 +105,20 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
         model = to_run(config, setup.attention or "eager", weights, auto)
         if setup.recompute != "none":
             recompute(model, per_op if setup.recompute == "op" else None)
+        if setup.recompute_layers is not None:
+            _recompute_first(model, setup.recompute_layers)
     return model
+
+
+def _recompute_first(model: Module, layers: int) -> None:
+    """Only the first layers of the stack, by their own switch."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for stack in [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]:
+        if stack and isinstance(stack[0], GradientCheckpointingLayer):
+            for module in (m for layer in list(stack)[layers:] for m in layer.modules()):
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.gradient_checkpointing = False
 
 
 def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
