@@ -28,6 +28,12 @@ from memcalc.validate.experts import balanced_routing
 from memcalc.validate.realism import cuda_kernels, not_traced
 
 
+def recomputing() -> bool:
+    """Whether backward runs a checkpoint's forward again: it looks at all that is saved, also where an op of one's own runs
+    without a graph."""
+    return torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all live storages that an op returned while the mode was on."""
 
@@ -69,7 +75,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        again = self.phase == "backward" and torch.is_grad_enabled()  # only a checkpoint records a graph there
+        again = self.phase == "backward" and recomputing()
         self.flops["recomputation" if again else self.phase] += flops_of(func, args, kwargs or {}, out)
         for leaf in tree_iter(out):
             if isinstance(leaf, torch.Tensor):

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch._C._autograd import _get_sequence_nr
+from torch._C._autograd import _get_sequence_nr, _top_saved_tensors_default_hooks
 from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -132,8 +132,10 @@ class Running:
             self._is_at(self.places[bisect_right(self.first_nodes, node._sequence_nr()) - 1])
 
     def recomputes(self) -> None:
-        """Whether what runs is a checkpoint's forward again: backward's own ops record no graph."""
-        self.memory.recomputing = self.memory.phase == "backward" and torch.is_grad_enabled()
+        """Whether what runs is a checkpoint's forward again: it records a graph, and looks at all that is saved, also within
+        an op that records none. Backward's own ops do neither."""
+        looks = _top_saved_tensors_default_hooks(True) is not None
+        self.memory.recomputing = self.memory.phase == "backward" and (torch.is_grad_enabled() or looks)
 
     def _is_at(self, at: Place) -> None:
         self.memory.scope = at.name
