@@ -78,7 +78,7 @@ def in_named_dims(weights: Sequence[Weight], sent: Callable[[Weight], int] = ele
     largest_first = sorted(terms.values(), key=lambda term: -term.elements)
     sums = " + ".join(f"{term.times}·{term.dims}" if term.times > 1 else term.dims for term in largest_first)
     padded = any(sent(weight) not in (0, elements_of(weight)) for weight in weights)
-    return f"padded {sums}" if padded else sums
+    return f"{sums}, padded to {sum(map(sent, weights))}" if padded else sums
 
 
 class _Term(NamedTuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from memcalc.compute import PHASES
+from memcalc.compute import PHASES, seconds_at_peak
 from memcalc.units import show_flops, show_seconds
 
 if TYPE_CHECKING:
@@ -34,4 +34,7 @@ def _time(report: Report) -> list[Text]:
         rates = report.gpu.dense_flops_per_second
         missing = sorted({item.dtype for item in report.computed} - rates.keys())
         return [Text(f"no time for them: {report.gpu.name} has no known rate for {', '.join(missing)}")]
-    return [Text(f"they take at least {show_seconds(seconds)}, at the data sheet's dense rate, which no step reaches")]
+    forward = seconds_at_peak([item for item in report.computed if item.phase == "forward"], report.gpu) or 0.0
+    phases = f"forward {show_seconds(forward)}, the rest {show_seconds(seconds - forward)}"
+    rate = "at the data sheet's dense rate, which no step reaches"
+    return [Text(f"they take at least {show_seconds(seconds)} ({phases}), {rate}")]
