@@ -24,7 +24,9 @@ def test_the_phases_of_a_step() -> None:
 def test_what_is_recomputed_is_told_as_a_share_of_the_rest() -> None:
     first, time = lines("llama-7b", recompute="full", gpu="a100-80gb")
     assert first.endswith("backward 59.6 TFLOP · recomputation 22.8 TFLOP (+26%) · in all 112 TFLOP")
-    assert time.startswith("they take at least 358 ms (forward 93.8 ms, the rest 264 ms), at the data sheet's dense rate")
+    assert time.startswith(
+        "they take at least 358 ms (forward 93.8 ms, the rest 264 ms), at the data sheet's dense rate"
+    )
 
 
 def test_a_rate_that_is_not_known() -> None:
