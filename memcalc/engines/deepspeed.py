@@ -44,8 +44,6 @@ from memcalc.engines.zero_layout import (
     flat,
     flat_elements,
     groups_of,
-    joined_after_exceeding,
-    kinds_of,
     left_by,
     over,
     own_elements,
@@ -69,6 +67,7 @@ from memcalc.engines.zero_partitions import (
     zeros,
     zeros_of,
 )
+from memcalc.engines.zero_ranks import joined_after_exceeding, kinds_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
 

@@ -18,12 +18,9 @@ from memcalc.engines.zero_layout import (
     ENGINE,
     STAGE_3,
     STAGE_12,
-    AmongRanks,
     buckets_before_exceeding,
     flat,
     groups_of,
-    joined_after_exceeding,
-    kinds_of,
     persistent,
     ready_order,
     reduced_in_order,
@@ -33,6 +30,7 @@ from memcalc.engines.zero_layout import (
     thresholds_of,
     unreached,
 )
+from memcalc.engines.zero_ranks import AmongRanks, joined_after_exceeding, kinds_of
 from memcalc.layer_kinds import elements_of, shares_of
 
 if TYPE_CHECKING:

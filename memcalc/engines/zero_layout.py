@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.zero3_coordinator import Thresholds
-from memcalc.layer_kinds import elements_of, shares_of
 from memcalc.profile import gradient_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
-    from memcalc.layer_kinds import Shares
     from memcalc.setup import Setup
 
 ALL_REDUCE_BUCKET: Final = 500_000_000  # elements; engine.py MEMORY_OPT_ALLREDUCE_SIZE, stage 0
@@ -205,58 +202,6 @@ def _partitions_of(group: Group, idle: frozenset[int]) -> list[Partition]:
 def straddling_elements(model: Model, ranks: int) -> int:
     """Elements of all parameters that touch the partitions of the rank where that is most."""
     return max(whole_of(owned) for owned in partitions(model, ranks))
-
-
-class AmongRanks(NamedTuple):
-    """Parameters that are reduced among the same ranks."""
-
-    name: str
-    of: str
-    """The same behind a noun."""
-    ranks: int
-    sizes: tuple[int, ...]
-    has: Callable[[Weight], bool]
-
-    def shares(self, model: Model, sent: Callable[[Weight], int] = elements_of) -> Shares:
-        """What of them the layers have. `sent`: elements that are sent for one of the model's."""
-        return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
-
-
-def _is_any(_: Weight) -> bool:
-    return True
-
-
-def _is_dense(weight: Weight) -> bool:
-    return weight.component != "experts"
-
-
-def _is_expert(weight: Weight) -> bool:
-    return weight.component == "experts"
-
-
-def kinds_of(model: Model, ranks: int) -> list[AmongRanks]:
-    """All parameters of the optimizer; with expert parallelism the experts' by themselves."""
-    groups, sizes = groups_of(model, ranks), sizes_of(model)
-    if len(groups) == 1:
-        return [AmongRanks("parameters", "", ranks, tuple(sizes[i] for i in groups[0].places), _is_any)]
-    dense = tuple(sizes[i] for i in groups[0].places)
-    experts = tuple(sizes[i] for group in groups[1:] for i in group.places)
-    return [
-        AmongRanks("parameters without experts", "", ranks, dense, _is_dense),
-        AmongRanks("experts/ep", " of the experts", groups[1].ranks, experts, _is_expert),
-    ]
-
-
-def joined_after_exceeding(sizes: Iterable[int]) -> list[int]:
-    """Elements of what buffered_allreduce_fallback joins, call by call: each closes once it exceeds the bucket."""
-    out: list[int] = []
-    current = 0
-    for size in sizes:
-        current += size
-        if current > ALL_REDUCE_BUCKET:
-            out.append(current)
-            current = 0
-    return [*out, current] if current else out
 
 
 def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
