@@ -29,14 +29,16 @@ from memcalc.validate import deepspeed
 from memcalc.validate.checks import fields_of
 from memcalc.validate.collectives import Collectives
 from memcalc.validate.comparison import Calls, Measured, rank_of
+from memcalc.validate.components import components
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
 from memcalc.validate.fake import process_group, worst
+from memcalc.validate.gathered import Gathered
 from memcalc.validate.history import phases_of
 from memcalc.validate.meter import Meter
 from memcalc.validate.pipeline import pipeline
 from memcalc.validate.place import Place, place
-from memcalc.validate.reference import Job, build, make_batch, nbytes, saved_by_hooks
+from memcalc.validate.reference import Job, build, make_batch, saved_by_hooks
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
@@ -135,9 +137,10 @@ class Allocator:
 def _run(setup: Setup, job: Job, here: Place) -> Measured:
     gc.collect()
     torch.cuda.empty_cache()
+    weights = Gathered(job)
     for _ in range(2):  # states and workspaces are made, DDP's buckets ordered
         job.step(lambda phase: None)
-    measured = _step(setup, job)
+    measured = _step(setup, job, weights)
     torch.cuda.synchronize()
     device = here.used()
     return measured._replace(
@@ -152,19 +155,16 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
     )
 
 
-def _step(setup: Setup, job: Job) -> Measured:
+def _step(setup: Setup, job: Job, weights: Gathered) -> Measured:
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     allocator = Allocator()
-    meter = Meter(allocator)
+    meter = Meter(allocator, weights.nbytes)
     gradients = job.step(meter.enter)
     meter.close()
-    flat = setup.engine == "deepspeed"  # its buffers are of several kinds
+    found = components(setup, job, meter, gradients, DEVICE)
     return Measured(
-        parameters=None if flat else nbytes(job.parameters()),
-        gradients=None if flat or setup.engine == "fsdp2" else gradients,  # whole ones come and go
-        optimizer_states=None if flat else nbytes(s for s in job.states() if s.device.type == DEVICE),
-        saved_activations=meter.saved if setup.engine == "none" else None,
+        **found._asdict(),
         forward=meter.peaks["forward"],
         backward=meter.peaks["backward"],
         step=meter.peaks["step"],

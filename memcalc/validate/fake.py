@@ -30,6 +30,7 @@ from memcalc.validate.autocast import cuda_lists_on_the_cpu
 from memcalc.validate.checks import fields_of
 from memcalc.validate.collectives import Collectives
 from memcalc.validate.comparison import Measured, rank_of
+from memcalc.validate.components import components
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import balanced_routing, routing
 from memcalc.validate.gathered import Gathered
@@ -183,16 +184,13 @@ def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
     with Collectives() as sent:
         gradients = job.step(enter)
     meter.close()
-    flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
-    whole = setup.engine in ("none", "ddp")  # with the others whole gradients come and go
-    if flat is not None:
-        gradients = None if flat.gradients is None else nbytes(flat.gradients)
+    found = components(setup, job, meter, gradients, "cpu")
     return Measured(
-        parameters=nbytes(flat.parameters if flat else job.parameters()),
-        gradients=gradients if whole else None,
-        gradients_in_step=None if whole else gradients,
-        optimizer_states=nbytes(flat.states if flat else job.states()) - counters,
-        saved_activations=meter.saved if setup.pp == 1 else None,  # a pipeline's are of several micro-batches
+        parameters=found.parameters,
+        gradients=found.gradients,
+        gradients_in_step=found.gradients_in_step,
+        optimizer_states=found.optimizer_states - counters,
+        saved_activations=found.saved_activations,
         forward=meter.peaks["forward"] - counters,
         backward=meter.peaks["backward"] - counters,
         step=meter.peaks["step"] - counters,

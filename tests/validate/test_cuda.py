@@ -155,7 +155,8 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     text = io.StringIO()
     print_comparison(comparison, text)
     assert "the allocator's history of a step" in text.getvalue()
-    assert "saved_activations" in text.getvalue() or report.setup.gpus > 1
+    assert ("saved_activations" in text.getvalue()) is (report.setup.pp == 1)
+    assert ("gradients in step" in text.getvalue()) is (report.setup.engine == "fsdp2")
     assert measured.seconds is not None
     assert 0 < measured.seconds < 30
     assert not torch.distributed.is_initialized()
@@ -170,8 +171,9 @@ def test_ranks_of_deepspeed_leave_nothing_to_one_another(zero: int) -> None:
         comparison = Comparison(report, cuda.measure(report), "cuda")
         gc.collect()
         assert live.now == 0
-    peaks = [row for row in comparison.memory if row.name.startswith("peak")]
-    assert [(row.name, row.predicted) for row in peaks] == [(row.name, row.measured) for row in peaks]
+    rows = [row for row in comparison.memory if row.name not in ("allocated", "reserved", "context", "device")]
+    assert [(row.name, row.predicted) for row in rows] == [(row.name, row.measured) for row in rows]
+    assert {row.name for row in rows} >= {"parameters", "optimizer_states", "saved_activations"}
     sent = comparison.communication
     assert {row.name for row in sent} >= {"all_reduce over 4: calls", "all_reduce over 4: payload"}
     assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]

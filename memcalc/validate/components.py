@@ -1,0 +1,40 @@
+# pyright: basic
+"""What is there of each kind in a step that was measured, whoever has counted the bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.validate import deepspeed
+from memcalc.validate.reference import nbytes
+
+if TYPE_CHECKING:
+    from memcalc.setup import Setup
+    from memcalc.validate.meter import Meter
+    from memcalc.validate.reference import Job
+
+
+class Components(NamedTuple):
+    """Bytes; None where an engine has no such moment."""
+
+    parameters: int
+    gradients: int | None
+    gradients_in_step: int | None
+    optimizer_states: int
+    saved_activations: int | None
+
+
+def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, device: str) -> Components:
+    """Of a step that has been done; `gradients`: those that the optimizer was given. States elsewhere than on `device` are
+    none of its memory."""
+    flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
+    if flat is not None:
+        gradients = None if flat.gradients is None else nbytes(flat.gradients)
+    whole = setup.engine in ("none", "ddp")  # with the others whole gradients come and go
+    return Components(
+        nbytes(flat.parameters if flat else job.parameters()),
+        gradients if whole else None,
+        None if whole else gradients,
+        nbytes(state for state in (flat.states if flat else job.states()) if state.device.type == device),
+        meter.saved if setup.pp == 1 else None,  # a pipeline's are of several micro-batches
+    )
