@@ -40,6 +40,8 @@ class Collective(NamedTuple):
     """How many of the rank's layers send it, where layers do."""
     shares: Shares | None = None
     """What of it each layer has, where the payload is parameters or gradients."""
+    once: bool = False
+    """Whether a layer sends it once a step, however many micro-batches that has."""
     each: str = ""
     """One call of one layer, in named dims."""
     basis: Basis = "modelled"

@@ -125,4 +125,15 @@ def numel(shape: Shape) -> tuple[int, Poly]:
 
 def formula(shape: Iterable[Dim]) -> str:
     """The named dims of a shape, multiplied out: "batch·seq·heads·head_dim"."""
-    return "·".join(part.name for dim in shape for part in dim.parts if part is not ONE_DIM) or "1"
+    return "·".join(_factor(part.name) for dim in shape for part in dim.parts if part is not ONE_DIM) or "1"
+
+
+@lru_cache(maxsize=4096)
+def _factor(name: str) -> str:
+    """A sum in parentheses, so that it can be multiplied."""
+    depth = 0
+    for letter in name:
+        depth += (letter in "(⌈") - (letter in ")⌉")
+        if letter in "+-" and not depth:
+            return f"({name})"
+    return name

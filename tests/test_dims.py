@@ -83,7 +83,7 @@ def test_merged_dims_remember_their_parts() -> None:
 def test_plus_pads(batch: int, seq: int, more: int) -> None:
     padded = plus(workload_size(batch, seq).seq, more)
     assert padded.size == seq + more == evaluate(padded.poly, batch, seq)
-    assert padded.name == f"(seq+{more})"
+    assert padded.name == (f"(seq+{more})" if more else "seq")
 
 
 def test_divided_is_an_equal_part() -> None:

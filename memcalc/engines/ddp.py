@@ -6,24 +6,28 @@ copied in, all-reduced in place and copied back. The module's buffers are broadc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from memcalc.collectives import Collective
 from memcalc.dims import Dim, numel
 from memcalc.engines import plain
 from memcalc.engines.holdings import Holdings
-from memcalc.layer_kinds import shares_of
+from memcalc.layer_kinds import elements_of, shares_of
 from memcalc.profile import gradient_order
 from memcalc.rows import Row
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
     from memcalc.dtypes import DType
+    from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.setup import Setup
 
 FIRST_BUCKET: Final = MIB  # kDefaultFirstBucketBytes, reducer.hpp
+BROADCAST_BUCKET: Final = 250 * MIB  # broadcast_bucket_size, distributed.py
 BUCKET_CAP: Final = 25 * MIB  # bucket_cap_mb's default, distributed.py
 _SOURCE: Final = "torch/csrc/distributed/c10d/reducer.cpp"
 
@@ -54,14 +58,14 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     row = Row(
         "buffers",
         "DDP buckets (gradient_as_bucket_view=False)",
-        (Dim("parameters", model.num_parameters),),
+        (Dim("parameters", model.trainable_parameters),),
         dtype,
         basis="modelled",
         source=_SOURCE,
     )
     assert held.order is not None
     # Those of the first iteration, by the parameters from the last to the first; the rebuilt ones differ little in size.
-    sizes = buckets([numel(w.shape)[0] * dtype.itemsize for w in reversed(list(model.program.weights()))])
+    sizes = buckets([_trained(model, w) * dtype.itemsize for w in reversed(list(model.program.weights()))])
     blocks = tuple(row._replace(shape=(Dim("bucket", size // dtype.itemsize),)) for size in sizes)
     order = held.order._replace(before=(*held.order.before, *blocks))
     return held._replace(always=(*held.always, row), order=order)
@@ -75,23 +79,44 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     out = [
         Collective(
             "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, len(sizes), sum(sizes),
-            f"parameters·{dtype.itemsize} B = {model.num_parameters}·{dtype.itemsize} B",
-            shares=shares_of(model.program.weights()), source=_SOURCE, overlap="backward",
+            f"parameters·{dtype.itemsize} B = {model.trainable_parameters}·{dtype.itemsize} B",
+            shares=shares_of(model.program.weights(), sent=partial(_trained, model)), source=_SOURCE, overlap="backward",
         )
     ]  # fmt: skip
-    held = sum(
-        numel(b.shape)[0] * (dtype if b.dtype is None else b.dtype).itemsize
-        for b in model.program.buffers()
-        if b.registered
-    )
-    if held:
+    return [*out, *_buffers(model, setup)]
+
+
+def _buffers(model: Model, setup: Setup) -> list[Collective]:
+    """Those of one dtype are joined to calls of up to 250 MiB (_sync_module_states of csrc/distributed/c10d/comm.cpp)."""
+    held: Counter[DType] = Counter()
+    for buffer in model.program.buffers():
+        if buffer.registered:
+            held[buffer.dtype or setup.compute_dtype] += numel(buffer.shape)[0]
+    out: list[Collective] = []
+    for dtype, elements in held.items():
+        nbytes = elements * dtype.itemsize
+        calls, formula = -(-nbytes // BROADCAST_BUCKET), f"buffers·{dtype.itemsize} B = {nbytes} B"
+        source = "torch/nn/parallel/distributed.py _sync_buffers"
         out.append(
             Collective(
-                "dp", "broadcast", "module buffers", "forward", dtype.name, setup.dp, 1, held,
-                f"buffers = {held} B", source="torch/nn/parallel/distributed.py _sync_buffers",
+                "dp",
+                "broadcast",
+                "module buffers",
+                "forward",
+                dtype.name,
+                setup.dp,
+                calls,
+                nbytes,
+                formula,
+                source=source,
             )
-        )  # fmt: skip
+        )
     return out
+
+
+def _trained(model: Model, weight: Weight) -> int:
+    """Elements that DDP has a place for: it leaves out what wants no gradient (_build_params_for_reducer)."""
+    return 0 if weight.name in model.program.frozen else elements_of(weight)
 
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:

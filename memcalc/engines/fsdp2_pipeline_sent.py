@@ -140,7 +140,8 @@ def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
         out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, unit, layers))
     if replicas > 1 and unit.elements:
         name, part = "gradient shards over replicas", unit._replace(elements=unit.elements // setup.shards)
-        out.append(_one("all_reduce", name, "backward", dtype, replicas, calls, part, layers))
+        summed = _one("all_reduce", name, "backward", dtype, replicas, calls, part, layers)
+        out.append(summed._replace(shares=_shares(unit, layers)))
     return out
 
 
@@ -149,9 +150,15 @@ def _one(
     overlap: Overlap = "exposed",
 ) -> Collective:  # fmt: skip
     in_words, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
-    shares = Shares((LayerKind(layers, unit.elements, unit.in_words),), unit.elements * layers) if layers else None
     return Collective(
         "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
         f"{calls}·{in_words} = {calls}·{each} B",
-        shares=shares, source=_FSDP, overlap=overlap,
+        shares=_shares(unit, layers), source=_FSDP, overlap=overlap,
     )  # fmt: skip
+
+
+def _shares(unit: Unit, layers: int) -> Shares | None:
+    """Each layer is a unit."""
+    if not layers:
+        return None
+    return Shares((LayerKind(layers, unit.elements, unit.in_words),), unit.elements * layers)

@@ -132,7 +132,14 @@ def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> 
     """What the caller and the modules hold: the batch, the loss, the model's buffers; `dtype` is the modules'."""
     program = model.program
     rows = [
-        Row("buffers", given.name, given.shape, given.dtype or dtype, life="the step's batch", source="the caller")
+        Row(
+            "buffers",
+            given.name,
+            given.shape,
+            given.dtype or computes_in or dtype,
+            life="the step's batch",
+            source="the caller",
+        )
         for given in program.given(_BATCH, program.whole(_SEQ))
     ]
     if not program.source:  # a trace has its own loss, of whatever dtype

@@ -90,11 +90,11 @@ def of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collect
     for sent, of_run in calls.items():
         assert not of_run % run_on_paper
         calls[sent] = of_run // run_on_paper * setup.micro_batches
-    calls += _calls(run.sent_once, run.middle)
-    of_layers = _layers([*run.sent, *run.sent_once], run.middle)
     return [
-        _collective(sent, n, setup, "model.layers.*", groups[sent.axis])._replace(layers=of_layers[sent])
-        for sent, n in calls.items()
+        _collective(sent, n, setup, "model.layers.*", groups[sent.axis])._replace(layers=of_layers[sent], once=once)
+        for once, noted, counted in ((False, run.sent, calls), (True, run.sent_once, _calls(run.sent_once, run.middle)))
+        for of_layers in (_layers(noted, run.middle),)
+        for sent, n in counted.items()
     ]
 
 

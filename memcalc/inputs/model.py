@@ -54,6 +54,12 @@ class Model:
         return self._num_parameters
 
     @property
+    def trainable_parameters(self) -> int:
+        """Parameters that want a gradient."""
+        frozen = (w for w in self.weight_classes if w.name in self.program.frozen)
+        return self._num_parameters - sum(numel(w.shape)[0] * self.copies(w) for w in frozen)
+
+    @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: of routed experts, those that the router picks."""
         per_token, experts = self.program.routed

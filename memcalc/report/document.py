@@ -37,7 +37,7 @@ def _model(report: Report) -> dict[str, Any]:
         "model_type": model.model_type,
         "parameters": model.num_parameters,
         "active_parameters": model.active_parameters,
-        "trainable_parameters": model.num_parameters,
+        "trainable_parameters": model.trainable_parameters,
         "layers": model.layers,
     }
 

@@ -44,8 +44,9 @@ def shares(report: Report) -> list[Share]:
             out += [_of_weights(c, c.shares, kind) for kind in c.shares.kinds]
         elif c.layer is not None:
             layers = c.layers or rank.layers
-            parts = layers * (1 if c.axis == "dp" else micro)
-            out.append(Share(c, layers, c.calls / parts, c.payload // parts, c.each))
+            parts = layers * (1 if c.once else micro)
+            calls = c.calls / parts
+            out.append(Share(c, layers, calls, c.payload // parts, c.each if calls == 1 else f"{calls:g}·{c.each}"))
         elif c.axis == "pp" and c.collective == "send":
             calls = c.calls // micro
             out.append(Share(c, 0, calls, c.payload // micro, c.each if calls == 1 else f"{calls}·{c.each}"))
@@ -96,7 +97,7 @@ def _what(share: Share, layers: int) -> str:
     return name if share.layers in (0, layers) else f"{name} ({share.layers} of {layers} layers)"
 
 
-_WIDE: Final = 96  # columns that all of it needs; below them a collective is on three lines
+_WIDE: Final = 120  # columns that all of it needs; below them a collective is on three lines
 
 
 def per_layer_table(report: Report, width: int) -> list[RenderableType]:

@@ -207,11 +207,14 @@ def _memory_table(report: Report, narrow: bool) -> Table:
     add("allocated", None, report.allocated, "", f"+ {blocks}, cuBLAS workspaces")
     add("reserved", None, report.reserved, "", _reserved_note(report))
     nccl = ", NCCL" if report.setup.gpus > 1 else ""
-    add("device", None, report.device, "", f"+ CUDA context{nccl} (assumed)")
+    basis = " and ".join(sorted({item.basis for item in report.overheads if item.component == "device"}))
+    add("device", None, report.device, "", f"+ CUDA context{nccl} ({basis})")
     return table
 
 
 def _reserved_note(report: Report) -> str:
+    if any(item.basis == "measured" for item in report.overheads if item.component == "reserved"):
+        return "+ fragmentation (measured)"
     if report.played is None:
         return "+ 2 MiB segments; fragmentation not known"
     return f"+ fragmentation, {report.played.steps} steps replayed"

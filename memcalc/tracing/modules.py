@@ -127,7 +127,8 @@ def describe(config: Any) -> Description:
         Described(place(name, paths), tuple(b.shape), None if b.is_floating_point() else dtype_of(b.dtype))
         for name, b in model.named_buffers()
     ]
-    layers = getattr(text, "num_hidden_layers", None)
+    # An encoder's and a decoder's are two stacks, of which the configuration's number is one.
+    layers = None if config.is_encoder_decoder else getattr(text, "num_hidden_layers", None)
     in_stacks = {(p.at.name.split("*")[0], p.at.layer) for p in parameters if p.at.layer is not None}
     return Description(
         class_name=type(model).__name__,

@@ -82,9 +82,14 @@ def _size(name: str, gpu: str, ranks: int, found: Sequence[tuple[Case, int]]) ->
 
 def _where(cases: Sequence[Case]) -> str:
     """On what it was measured, and how often."""
-    first = cases[0].environment
-    parts = [first["gpu"], *(f"{name} {first[name]}" for name in ("driver", "cuda", "torch") if name in first)]
-    return f"{', '.join(parts)}: {len(cases)} case{'s' if len(cases) > 1 else ''}"
+    names = ("gpu", "driver", "cuda", "torch")
+    places = dict.fromkeys(
+        ", ".join(
+            case.environment[n] if n == "gpu" else f"{n} {case.environment[n]}" for n in names if n in case.environment
+        )
+        for case in cases
+    )
+    return f"{'; '.join(places)}: {len(cases)} case{'s' if len(cases) > 1 else ''}"
 
 
 # --- what the allocator loses

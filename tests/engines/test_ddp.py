@@ -124,3 +124,21 @@ def test_transformers_shares_experts_among_shards() -> None:
     assert DistributedConfig(fsdp_size=4, ep_size=2).ep_size == 2
     with pytest.raises(ValueError, match="must divide"):
         DistributedConfig(dp_replicate_size=4, ep_size=2)
+
+
+def test_what_wants_no_gradient_has_no_place_in_a_bucket() -> None:
+    """Whisper's encoder has sinusoids for positions: 1500·768 numbers that are not trained."""
+    report = memcalc.estimate("whisper-small", gpus=2, engine="ddp")
+    trained = report.model.num_parameters - 1500 * 768
+    assert report.to_dict()["model"]["trainable_parameters"] == trained
+    (reduced,) = report.collectives
+    assert reduced.payload == 2 * trained
+    assert sum(item.nbytes for item in report.items if item.name.startswith("DDP buckets")) == 2 * trained
+
+
+def test_buffers_are_sent_by_dtype() -> None:
+    """Batch norm counts its batches in int64, one number for each of ResNet-50's 53."""
+    report = memcalc.estimate("resnet-50", gpus=4, engine="ddp", precision="bf16")
+    sent = {c.dtype: (c.calls, c.payload) for c in report.collectives if c.collective == "broadcast"}
+    assert sent.keys() == {"bf16", "int64"}
+    assert sent["int64"] == (1, 53 * 8)

@@ -110,7 +110,8 @@ def test_layers_with_experts_are_not_averaged_with_dense_ones(options: dict[str,
         assert share.payload * 58 == share.collective.payload
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "130")
     shown = here(capsys, "estimate", "-m", "llama-7b", "--gpus", "4", "--tp", "4", "--per-layer").stdout
     table = shown.split("Communication of one layer")[1]
     assert "batch·seq·hidden" in table
@@ -177,3 +178,76 @@ def test_a_formula_has_the_payload(options: dict[str, Any]) -> None:
     for share in of_weights:
         counted = re.sub(r"\(.*, padded to (\d+)\)", r"\1", share.formula.removesuffix(" B")).replace("·", "*")
         assert eval(counted, {"__builtins__": {}}, c) == pytest.approx(share.payload, rel=5e-4)  # to four digits
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (
+            "llama-7b",
+            {"gpus": 16, "pp": 4, "zero": 3, "shard_group": 2, "micro_batch_size": 2, "global_batch_size": 64},
+        ),
+        (
+            "qwen2.5-7b",
+            {
+                "gpus": 8,
+                "tp": 2,
+                "pp": 2,
+                "sequence_parallel": True,
+                "zero": 2,
+                "micro_batch_size": 2,
+                "global_batch_size": 64,
+            },
+        ),
+        ("jamba-v0.1", {"gpus": 2, "engine": "ddp"}),
+        ("whisper-small", {"gpus": 2, "engine": "ddp"}),
+        ("whisper-small", {"gpus": 2, "engine": "deepspeed", "zero": 2}),
+    ],
+    ids=str,
+)
+def test_formulas_of_many_kinds_have_the_payload(model: str, options: dict[str, Any]) -> None:
+    """With the sizes of the dims as the rows of the same report name them."""
+    report = memcalc.estimate(model, seq_len=448, **{"engine": "fsdp2", **options})
+    sizes = {name: size for item in report.items for name, size in item.shape if name.isidentifier()}
+    sizes |= {axis: getattr(report.setup, axis) for axis in ("tp", "cp", "ep")}
+    checked = 0
+    for share in shares(report):
+        words = share.formula.removesuffix(" B").replace("·", "*")
+        if set(re.findall(r"[a-z_]\w*", words)) <= sizes.keys():
+            assert eval(words, {"__builtins__": {}}, sizes) == pytest.approx(share.payload, rel=5e-4)
+            checked += 1
+    assert checked
+
+
+def test_what_a_layer_sends_once_a_step_is_not_divided_by_micro_batches() -> None:
+    """A stage's norms under sequence parallelism: their gradients are summed over tp when all micro-batches are done."""
+    report = memcalc.estimate(
+        "qwen2.5-7b",
+        gpus=8,
+        tp=2,
+        pp=2,
+        sequence_parallel=True,
+        engine="fsdp2",
+        zero=2,
+        seq_len=512,
+        global_batch_size=32,
+    )
+    norms = [s for s in shares(report) if s.collective.axis == "tp" and "norm" in s.collective.name]
+    assert [(s.calls, s.payload, s.formula) for s in norms] == [(1, 3584 * 4, "hidden·4 B")] * 2
+
+
+def test_what_a_layer_sends_twice_says_so() -> None:
+    """Keys and values are gathered by a call each."""
+    report = memcalc.estimate("qwen3-0.6b", gpus=4, cp=2, engine="fsdp2", zero=3, recompute="full", seq_len=512)
+    sent = [s for s in shares(report) if s.collective.axis == "cp"]
+    assert {s.calls for s in sent} == {1, 2}
+    assert all(s.formula.startswith("2·") is (s.calls == 2) for s in sent)
+
+
+def test_a_traced_model_has_the_layers_that_it_has() -> None:
+    """The language model of an encoder-decoder configuration can be its decoder alone."""
+    mbart = {"model_type": "mbart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 96,
+             "decoder_ffn_dim": 96, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 100}  # fmt: skip
+    report = memcalc.estimate(mbart, gpus=2, engine="deepspeed", zero=3, seq_len=16)
+    assert report.rank.layers == 3
+    assert sum(kind.layers for kind in report.collectives[0].shares.kinds) == 3  # type: ignore[union-attr]

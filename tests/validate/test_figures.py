@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import memcalc
 from memcalc.figures import FILE, Error, Figures, Fragmentation, Size, document_of, figures, parsed, using
+from memcalc.report.table import print_report
 from memcalc.units import MIB
 from memcalc.validate.comparison import predicted_memory
 from memcalc.validate.figures import figures_of
@@ -124,6 +126,11 @@ def test_estimates_use_them() -> None:
     assert rows["cuBLAS workspaces"].nbytes == 80 * MIB
     assert report.allocated - before.allocated == 16 * MIB
     assert 1.25 * report.allocated <= report.reserved < 1.25 * report.allocated + 2 * MIB
+    text = io.StringIO()
+    with using(made):
+        print_report(report, rows=False, per_layer=False, all_ranks=False, file=text)
+    assert "+ fragmentation (measured)" in text.getvalue()
+    assert "+ CUDA context, NCCL (measured)" in text.getvalue()
     measured = {item.name for item in report.overheads if item.basis == "measured"}
     assert measured == {"CUDA context", "NCCL communicator", "cuBLAS workspaces", "fragmentation"}
     assert report.peak == before.peak
