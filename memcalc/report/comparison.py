@@ -50,7 +50,8 @@ def _title(comparison: Comparison) -> str:
     s, axes = comparison.report.setup, ("tp", "pp", "cp", "ep")
     parts = [comparison.report.model.name, f"{s.engine}, ZeRO {s.zero}" if s.zero else s.engine]
     parts += [f"{axis} {getattr(s, axis)}" for axis in axes if getattr(s, axis) > 1]
-    parts += [s.precision, f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens"]
+    tokens = f" × {s.seq_len} tokens" if comparison.report.model.program.has_sequence else ""
+    parts += [s.precision, f"micro-batch {s.micro_batch_size}{tokens}"]
     parts += [f"recompute {s.recompute}"] if s.recompute != "none" else []
     parts.append(f"backend {comparison.backend}")
     if s.engine == "deepspeed" and s.zero in (1, 2):
