@@ -86,6 +86,10 @@ def _with_ddp(name: str, degree: int) -> None:
     refuse(name, degree, f"with engine ddp {NOT_YET}{others}" if why is None else f"{why}; allowed: {others}")
 
 
+_MEETS_FP32: Final = ("minimax", "openai-gpt", "xglm")
+"""Their hidden states or attention become fp32 by a floating-point buffer (engine.py, _cast_module_mixed_precision)."""
+
+
 def runs_gpt_model(options: Options, engine: str) -> bool:
     """Whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
     return engine == "deepspeed" and max(options.tp, options.pp) > 1
@@ -98,6 +102,9 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
     if options.virtual_stages > 1:
         refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
+    if model is not None and model.model_type in _MEETS_FP32 and str(options.precision).endswith("-mixed"):
+        why = f"DeepSpeed casts weights alone, and a {model.model_type} multiplies them with what its fp32 buffers have made"
+        refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, or another --engine")
     if options.ep > 1:
         check_auto_ep(options, model)
     if options.cp > 1:
@@ -212,6 +219,13 @@ def check_pipeline(options: Options, micro_batches: int, model: Model | None) ->
     from memcalc.pipelining.checks import check_stages
 
     check_stages(options, micro_batches, model)
+
+
+def check_ddp(model: Model | None) -> None:
+    """torch/nn/parallel/distributed.py: with `find_unused_parameters` off a bucket waits for ever for what gets no gradient."""
+    if model is not None and set(model.program.untrained) - set(model.program.frozen):
+        why = f"torch's DDP fails in its second step over weights that get no gradient, as this {model.model_type} has"
+        refuse("engine", "ddp", f"{why} (find_unused_parameters is off); allowed: deepspeed")
 
 
 def check_fsdp2(options: Options, model: Model | None) -> None:

@@ -12,6 +12,7 @@ from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.methods import attention_of, cross_entropy_of, grad_dtype_of, implementation_of, kernels_of, precision_of
 from memcalc.refusals import (
     check_context_parallel,
+    check_ddp,
     check_fsdp2,
     check_megatron,
     check_modelled,
@@ -316,6 +317,8 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
         refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed or fsdp2")
     if engine == "fsdp2":
         check_fsdp2(options, model)
+    if engine == "ddp":
+        check_ddp(model)
     if engine == "deepspeed" and options.optimizer == "muon":
         refuse(
             "optimizer",

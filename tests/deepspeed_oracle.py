@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("LOCAL_RANK", "0")
@@ -30,6 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from memcalc.validate.auto_ep import auto_ep_of_a_gpu
 from memcalc.validate.deepspeed import like_cuda
 from memcalc.validate.ulysses import part_of_batch, shared_loss, shared_sequences
+from memcalc.validate.zero3_order import sets_in_order
 
 Sent = Counter[tuple[str, str, int]]
 """(collective, dtype, elements of the full tensor) -> calls."""
@@ -115,59 +114,6 @@ class RankMode(LiveBytes):
 
     def _exchange(self, kind: str, tensors: Sequence[torch.Tensor]) -> None:
         self.exchanged[self.phase, kind, *_size(tensors)] += 1
-
-
-class InOrder(set[Any]):
-    """A set of which it is known in which order it is gone through. That of a set of parameters is the order of their addresses,
-    and ZeRO-3 waits for the gathers of a module in it. Here it is one where most is alive: one of each gather first."""
-
-    def __init__(self, things: Iterable[Any] = ()) -> None:
-        super().__init__()
-        self.order: dict[Any, None] = {}
-        self.update(things)
-
-    def __iter__(self) -> Iterator[Any]:
-        first: dict[int, Any] = {}
-        gather = None
-        for thing in self.order:
-            gather = getattr(thing, "gathered_by", lambda: None)()
-            if gather is not None and not gather.complete:
-                first.setdefault(id(gather), thing)
-        del gather
-        one_of_each = list(first.values())
-        return iter([*one_of_each, *(thing for thing in self.order if not any(thing is one for one in one_of_each))])
-
-    def add(self, thing: Any) -> None:
-        super().add(thing)
-        self.order[thing] = None
-
-    def update(self, *others: Iterable[Any]) -> None:
-        for thing in (thing for things in others for thing in things):
-            self.add(thing)
-
-    def discard(self, thing: Any) -> None:
-        super().discard(thing)
-        self.order.pop(thing, None)
-
-
-@contextlib.contextmanager
-def sets_in_order() -> Iterator[None]:
-    """ZeRO-3's bookkeeping goes through its sets so."""
-    from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator
-
-    kind = partition_parameters.AllGatherCoalescedHandle
-    make = kind.__init__
-
-    def noted(self: Any, allgather_handle: Any, params: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, allgather_handle, params, *args, **kwargs)
-        for parameter in params:
-            parameter.gathered_by = weakref.ref(self)
-
-    with (
-        mock.patch.object(kind, "__init__", noted),
-        mock.patch.object(partitioned_param_coordinator, "set", InOrder, create=True),
-    ):
-        yield
 
 
 def _size(tensors: Sequence[torch.Tensor]) -> tuple[str, int]:

@@ -11,11 +11,12 @@ from typing import Any, Final
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from memcalc.selective import ATTENTION, MAXIMUM, PRODUCT, Policy
+from memcalc.selective import ATTENTION, MAXIMUM, PRODUCT, REDUCE_SCATTER, Policy
 
 _ATEN: Final = torch.ops.aten
 OPS: Final[dict[Any, str]] = {
     _ATEN.mm.default: PRODUCT,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default: REDUCE_SCATTER,
     _ATEN.max.default: MAXIMUM,
     _ATEN._scaled_dot_product_flash_attention.default: ATTENTION,
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default: ATTENTION,

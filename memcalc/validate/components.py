@@ -30,9 +30,12 @@ def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, devi
     flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
     if flat is not None:
         gradients = None if flat.gradients is None else nbytes(flat.gradients)
+    flattened = flat is not None and setup.zero in (1, 2)  # into one buffer, whose padding is none of them
     whole = setup.engine in ("none", "ddp")  # with the others whole gradients come and go
     return Components(
-        nbytes(flat.parameters if flat else job.parameters()),
+        sum(t.nbytes for t in flat.parameters)
+        if flat and flattened
+        else nbytes(flat.parameters if flat else job.parameters()),
         gradients if whole else None,
         None if whole else gradients,
         nbytes(state for state in (flat.states if flat else job.states()) if state.device.type == device),

@@ -19,6 +19,7 @@ import torch
 from memcalc.errors import InputError, one_line
 from memcalc.validate.reference import Enter, Job
 from memcalc.validate.ulysses import shared_loss, shared_sequences
+from memcalc.validate.zero3_order import sets_in_order
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -202,7 +203,7 @@ def on_the_cpu() -> Iterator[None]:
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
     fused_adam.FusedAdamBuilder = lambda: accelerator.create_op_builder("FusedAdamBuilder")
     try:
-        with forgetting():
+        with forgetting(), sets_in_order():
             yield
     finally:
         fused_adam.FusedAdamBuilder = builder

@@ -142,3 +142,10 @@ def test_buffers_are_sent_by_dtype() -> None:
     sent = {c.dtype: (c.calls, c.payload) for c in report.collectives if c.collective == "broadcast"}
     assert sent.keys() == {"bf16", "int64"}
     assert sent["int64"] == (1, 53 * 8)
+
+
+def test_weights_without_a_gradient_are_refused() -> None:
+    """DDP's reducer waits for them: the second step of the real one raises."""
+    with pytest.raises(memcalc.InputError, match=r"--engine ddp: torch's DDP fails .* as this bert has"):
+        memcalc.estimate({"model_type": "bert", "tie_word_embeddings": False}, gpus=2, engine="ddp")
+    assert memcalc.estimate("whisper-small", gpus=2).setup.engine == "ddp"  # those that want none are no matter

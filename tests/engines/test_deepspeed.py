@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from cases import step_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import build
 
 import memcalc
 from memcalc.engines import load_engine
@@ -261,3 +264,20 @@ def test_a_second_partition_of_the_weights_is_not_modelled() -> None:
         memcalc.estimate("gpt2", zero=3, **options)
     with pytest.raises(memcalc.InputError, match="--shard-group 8: DeepSpeed shards over all ranks of dp·cp"):
         memcalc.estimate("gpt2", zero=2, **options)
+
+
+@pytest.mark.parametrize("model_type", ["minimax", "openai-gpt", "xglm"])
+def test_what_multiplies_weights_with_fp32_buffers_is_refused(model_type: str) -> None:
+    """DeepSpeed casts weights alone; transformers' own step over such weights raises."""
+    case = step_cases(model_type)[0]
+    model = build(case.fields, "eager", torch.float32)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    ids = torch.zeros((1, case.seq), dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(input_ids=ids, labels=ids)
+    with pytest.raises(
+        memcalc.InputError, match=f"--precision bf16-mixed: DeepSpeed casts weights alone, and a {model_type}"
+    ):
+        memcalc.estimate(case.fields, gpus=2, engine="deepspeed", seq_len=case.seq)
+    assert memcalc.estimate(case.fields, gpus=2, engine="deepspeed", seq_len=case.seq, precision="fp32").peak
