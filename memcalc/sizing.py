@@ -41,7 +41,7 @@ class SizeOnly:
 
     def __init__(self, num_parameters: int) -> None:
         self.num_parameters = num_parameters
-        self.active_parameters = num_parameters
+        self.active_parameters = self.trainable_parameters = num_parameters
         self.profiles: dict[Any, Any] = {}
 
     def holdings(self, setup: Setup) -> Holdings:
