@@ -118,9 +118,9 @@ def test_programs_know_whether_they_take_that_kernel(monkeypatch: pytest.MonkeyP
     taken: list[Tensor] = []
     kernel = attention._efficient  # pyright: ignore[reportPrivateUsage]
 
-    def noted(q: Tensor, v: Tensor) -> Any:
+    def noted(q: Tensor, k: Tensor, v: Tensor) -> Any:
         taken.append(q)
-        return kernel(q, v)
+        return kernel(q, k, v)
 
     monkeypatch.setattr(attention, "_efficient", noted)
     for case in CASES:
