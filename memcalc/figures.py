@@ -62,7 +62,7 @@ class Figures(NamedTuple):
     errors: tuple[Error, ...] = ()
 
     def size(self, name: str, gpu: str, ranks: int = 1) -> Size | None:
-        """With more than two ranks NCCL has as many channels and buffers as with three."""
+        """One of more than two ranks stands for all such, as in github.com/NVIDIA/nccl issue 964."""
         found = (one for one in self.sizes if (one.name, one.gpu, min(one.ranks, 3)) == (name, gpu, min(ranks, 3)))
         return next(found, None)
 

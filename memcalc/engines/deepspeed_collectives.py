@@ -62,7 +62,18 @@ def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
     for kind in kinds_of(model, setup.averaging):
         payload = sum(kind.sizes) * dtype.itemsize
         calls, formula = len(joined_after_exceeding(kind.sizes)), f"{kind.name}·{dtype.itemsize} B"
-        out.append(_all_reduce(f"gradients{kind.of}", dtype, kind, kind.shares(model), calls, payload, formula, source))
+        out.append(
+            _all_reduce(
+                f"gradients{kind.of}",
+                dtype,
+                kind,
+                kind.of_optimizer(model),
+                calls,
+                payload,
+                formula,
+                source,
+            )
+        )
     return out
 
 
@@ -87,7 +98,7 @@ def _gradient_buckets(model: Model, setup: Setup) -> list[Collective]:
     return [
         _all_reduce(
             f"gradient buckets{kind.of} (whole, not reduced to their owners)",
-            sent, kind, kind.shares(model), m * calls[kind.ranks], m * (sum(kind.sizes) - without) * sent.itemsize,
+            sent, kind, kind.with_gradients(model), m * calls[kind.ranks], m * (sum(kind.sizes) - without) * sent.itemsize,
             f"{m}·{kind.name}·{sent.itemsize} B", STAGE_12,
         )
         for kind, without in zip(kinds_of(model, setup.averaging), (idle, 0), strict=False)
@@ -105,7 +116,7 @@ def _gathers(model: Model, setup: Setup) -> list[Collective]:
         out.append(
             Collective(
                 "dp", "all_gather", f"updated weights{kind.of}", "step", dtype.name, kind.ranks, len(groups), payload,
-                gathered, shares=kind.shares(model)._replace(whole=payload // dtype.itemsize), source=STAGE_12,
+                gathered, shares=kind.of_optimizer(model)._replace(whole=payload // dtype.itemsize), source=STAGE_12,
             )
         )  # fmt: skip
     return out
@@ -186,11 +197,13 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
 
 
 def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> Shares:
-    """Each parameter is padded; the small ones are not gathered."""
-    least = thresholds_of(setup).persistence if kind == "all_gather" else 0
+    """Each parameter is padded; the small ones are not gathered, and neither are those that no module uses."""
+    gathers, program = kind == "all_gather", model.program
+    least = thresholds_of(setup).persistence if gathers else 0
+    without = set(program.untrained).difference(program.frozen) if gathers else program.untrained
 
     def sent(weight: Weight) -> int:
-        elements = elements_of(weight)
+        elements = 0 if weight.name in without else elements_of(weight)
         return -(-elements // own.ranks) * own.ranks if elements > least else 0
 
     return own.shares(model, sent)

@@ -25,14 +25,19 @@ class AmongRanks(NamedTuple):
     sizes: tuple[int, ...]
     has: Callable[[Weight], bool]
 
-    def shares(self, model: Model, sent: Callable[[Weight], int] = elements_of) -> Shares:
+    def shares(self, model: Model, sent: Callable[[Weight], int]) -> Shares:
         """What of them the layers have. `sent`: elements that are sent for one of the model's."""
+        return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
+
+    def of_optimizer(self, model: Model) -> Shares:
+        """Of those that want a gradient."""
         frozen = model.program.frozen
+        return self.shares(model, lambda weight: 0 if weight.name in frozen else elements_of(weight))
 
-        def of_these(weight: Weight) -> int:
-            return sent(weight) if self.has(weight) and weight.name not in frozen else 0
-
-        return shares_of(model.program.weights(), sent=of_these)
+    def with_gradients(self, model: Model) -> Shares:
+        """Of those that backward makes gradients of."""
+        idle = model.program.untrained
+        return self.shares(model, lambda weight: 0 if weight.name in idle else elements_of(weight))
 
 
 def _is_any(_: Weight) -> bool:
