@@ -19,6 +19,7 @@ from memcalc.families.tensor_parallel_plans import PLANS
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
+from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.kernels.ulysses import over_ranks
 from memcalc.megatron.schedules import State, Turn
 from memcalc.ops.ring_attention import Ring
@@ -350,6 +351,8 @@ def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
     if isinstance(shared, context_parallel.ContextParallel):
         return Kernels(context_parallel.replaced(shared.ring), context_parallel.SOURCE)
     kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
+    if setup.attention == "sdpa" and setup.kernels != "megatron":
+        kernels = on_gpu(kernels, fused_kernels(setup.gpu))
     return kernels if setup.cp == 1 else over_ranks(kernels, setup.cp)
 
 

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from memcalc.kernels.attention_on_gpu import Fused
 from memcalc.validate.experts import balanced_routing
 from memcalc.validate.realism import cuda_kernels, not_traced
 
@@ -141,8 +142,10 @@ def training_step(
     auto: str = "",
     patch: Callable[[torch.nn.Module], None] | None = None,
     recompute_layers: int | None = None,
+    fused: Fused | None = None,
 ) -> Step:
-    """The contract's reference step, run twice; the second is reported. `patch` is done to the model before.
+    """The contract's reference step, run twice; the second is reported. `patch` is done to the model before; `fused`: the
+    attention kernels of a GPU.
 
     `recompute`: a key of CHECKPOINTS; True is "full"."""
     mode = LiveBytes()
@@ -151,7 +154,7 @@ def training_step(
     encoder_decoder = AUTO_CLASSES.get(config["model_type"]) == "AutoModelForSeq2SeqLM"
     with (
         contextlib.nullcontext() if real else not_traced(padded=padded, encoder_decoder=encoder_decoder),
-        contextlib.nullcontext() if real else cuda_kernels(),
+        contextlib.nullcontext() if real else cuda_kernels(fused),
         fake,
         lists,
         balanced_routing() if balanced else contextlib.nullcontext(),

@@ -75,7 +75,7 @@ FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
 RANK = {"pp", "peak"}
 ADDED = {
-    "": {"compute"},
+    "": {"compute", "notes"},
     "communication": {"textbook"},
     "memory": {"ranks"},
     "ranks": {

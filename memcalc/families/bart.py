@@ -257,10 +257,16 @@ class Bart(EncoderDecoder):
             p = self.config.attention_dropout
             attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)
         else:
-            attn_output, attn_weights = sdpa_attention(query_states, key_states, value_states, mask)
+            causal = is_causal(m, key_value_states)
+            attn_output, attn_weights = sdpa_attention(query_states, key_states, value_states, mask, causal)
         attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(*head)))
         attn_output = (m / "out_proj").linear(attn_output)
         return attn_output, attn_weights
+
+
+def is_causal(m: Module, key_value_states: Tensor | None) -> bool:
+    """Of an attention: the decoder's own."""
+    return key_value_states is None and ".decoder." in m.path
 
 
 class PreNorm(Bart):

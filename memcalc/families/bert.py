@@ -217,7 +217,9 @@ class Bert(Program):
         if m.run.attention == "eager":
             attn_output, attn_weights = plain_eager_attention(query_layer, key_layer, value_layer, mask, p=p)
         else:
-            attn_output, attn_weights = sdpa_attention(query_layer, key_layer, value_layer, mask)
+            attn_output, attn_weights = sdpa_attention(
+                query_layer, key_layer, value_layer, mask, self.config.is_decoder
+            )
         return reshape(attn_output, *hidden_states.shape), attn_weights
 
     def split_heads(self, m: Module, hidden_states: Tensor) -> Tensor:

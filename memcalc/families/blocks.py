@@ -30,10 +30,10 @@ from memcalc.ops.shape import (
     cat,
     contiguous,
     every_second,
-    expand,
     interleave,
     part,
     repeat_interleave,
+    repeat_kv,
     reshape,
     rotate_half,
     transpose,
@@ -263,15 +263,6 @@ def repeat_pairs(x: Tensor) -> Tensor:
     return repeat_interleave(part(x, divided(x.shape[-1], 2)), x.shape[-1])
 
 
-def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
-    """(batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim); a copy unless nothing is repeated."""
-    batch, kv_heads, seq, width = x.shape
-    if heads.size == kv_heads.size:
-        return x
-    groups = Dim("heads/kv_heads", heads.size // kv_heads.size)
-    return reshape(expand(unsqueeze(x, 2), batch, kv_heads, groups, seq, width), batch, heads, seq, width)
-
-
 def pack_gqa(q: Tensor, kv_heads: Dim) -> Tensor:
     """One token's q, (batch, heads, 1, head_dim) -> (batch, kv_heads, heads/kv_heads, head_dim); a view."""
     batch, heads, _, width = q.shape
@@ -312,21 +303,22 @@ def plain_eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
 
 
 @replaceable
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True) -> Attended:
     """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel.
 
     With a mask or wide heads the kernel takes no grouped k and v: they are repeated, or for a single token q is grouped.
+    `causal` is the module's `is_causal`.
     """
     grouped = q.shape[1].size != k.shape[1].size
     if not grouped or (mask is None and k.shape[3].size == v.shape[3].size <= 256):
-        attn_output = scaled_dot_product_attention(q, k, v, mask)
+        attn_output = scaled_dot_product_attention(q, k, v, mask, causal and q.shape[2].size > 1)
     elif q.shape[2].size == 1:
-        packed = scaled_dot_product_attention(pack_gqa(q, k.shape[1]), k, v, mask)
+        packed = scaled_dot_product_attention(pack_gqa(q, k.shape[1]), k, v, mask, False)
         attn_output = reshape(packed, *q.shape[:3], v.shape[3])
     else:
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
-        attn_output = scaled_dot_product_attention(q, k, v, mask)
+        attn_output = scaled_dot_product_attention(q, k, v, mask, causal)
     return contiguous(transpose(attn_output, 1, 2)), None
 
 

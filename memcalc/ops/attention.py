@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as one kernel.
+"""Scaled dot-product attention as one kernel, or as the products that torch makes of it where it has none.
 
 The fused kernels save q, k, v, their output and one fp32 logsumexp per query and head, and a mask if there is one
 (derivatives.yaml: _scaled_dot_product_flash_attention, _scaled_dot_product_efficient_attention). Grouped k and v stay
@@ -30,8 +30,9 @@ from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import cast, like, recording, scale, softmax
 from memcalc.ops.matmul import matmul
+from memcalc.ops.replaceable import replaceable
 from memcalc.ops.selection import where
-from memcalc.ops.shape import expand, transpose
+from memcalc.ops.shape import expand, repeat_kv, transpose
 from memcalc.ops.work import attends, attends_backward
 from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
@@ -39,6 +40,8 @@ from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 if TYPE_CHECKING:
     from memcalc.dims import Shape
 
+SCORES: Final = "scores of the math kernel"
+"""What the math kernel's product of queries and keys is called."""
 ALIGNED_QUERIES: Final = 32
 """What the memory-efficient kernel pads its logsumexp to."""
 
@@ -49,15 +52,29 @@ def heads_inside(shape: Shape) -> Strides:
     return (batch, seq, heads, width)
 
 
+@replaceable
 @autocast("scaled_dot_product_attention")
-def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim)."""
+def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
+    """q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim).
+
+    `causal`: without a mask, whether queries see what is before them alone. A GPU that is known chooses the kernel itself
+    (memcalc.kernels.attention_on_gpu).
+    """
+    return fused_attention(q, k, v, mask, takes_efficient(q, v, mask))
+
+
+def takes_efficient(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether any CUDA GPU would take the memory-efficient kernel."""
+    return (mask is not None and recording(mask)) or q.shape[3].size != v.shape[3].size
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool) -> Tensor:
+    """One kernel: the memory-efficient one or flash attention."""
     if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
     biased = mask is not None and recording(mask)
     if mask is not None and biased:
         mask = expand(mask, *q.shape[:3], k.shape[2])
-    efficient = biased or q.shape[3].size != v.shape[3].size
     out, *statistics = selected(q.memory, ATTENTION, partial(_efficient if efficient else _flash, q, k, v))
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
@@ -87,19 +104,36 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> Results:
 
 
 @autocast("scaled_dot_product_attention")
-def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
     """The same where no fused kernel takes the operands, as with a mask and fewer heads in k and v than in q.
 
-    Half precision is computed in fp32 (native/transformers/attention.cpp, _scaled_dot_product_attention_math).
+    Half precision is computed in fp32 (native/transformers/attention.cpp, _scaled_dot_product_attention_math). Without a
+    mask, heads that share a key and a value get copies of it (`enable_gqa`; with one, one head is broadcast). `causal`
+    makes a mask of its own.
     """
-    if mask.dtype is boolean:
+    if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
     query, key, value = cast(q, fp32), cast(k, fp32), cast(v, fp32)
+    keys, values = key, value  # names of their own: all of these stay to the end
     scaled_query = scale(query, "mul")
-    attn = matmul(scaled_query, scale(transpose(key, 2, 3), "mul"), "attention scores") + mask
+    if mask is None:
+        mask = _causal_mask(query, key) if causal else None
+        keys, values = repeat_kv(key, query.shape[1]), repeat_kv(value, query.shape[1])
+    attn = matmul(scaled_query, scale(transpose(keys, 2, 3), "mul"), SCORES)
+    if mask is not None:
+        attn = attn + mask
     attn = softmax(attn)
     _weights = cast(attn, q.dtype)  # the op's second output
-    return cast(matmul(attn, value, "attention output"), q.dtype)
+    return cast(matmul(attn, values, "attention output"), q.dtype)
+
+
+def _causal_mask(query: Tensor, key: Tensor) -> Tensor:
+    """ones(queries, keys).tril() as 0 and -inf."""
+    shape = (query.shape[2], key.shape[2])
+    ones = new_tensor(query.memory, shape, boolean, "ones")
+    lower = new_tensor(query.memory, shape, boolean, "causal mask")
+    del ones
+    return where(lower, new_tensor(query.memory, (), query.dtype, "zero"), "additive causal mask")
 
 
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.cost import Cost, Unknown, step_time
 from memcalc.report.all_ranks import rank_document
+from memcalc.report.notes import notes
 from memcalc.rows import COMPONENTS, Item
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def document(report: Report) -> dict[str, Any]:
         "communication": _communication(report),
         "compute": _compute(report),
         "fit": _fit(report),
+        "notes": notes(report),
     }
 
 

@@ -18,6 +18,7 @@ from memcalc.report.all_ranks import all_ranks_table
 from memcalc.report.collectives import Numbers, add_words
 from memcalc.report.compute import compute_lines
 from memcalc.report.consoles import console_for
+from memcalc.report.notes import notes
 from memcalc.report.per_layer import per_layer_table
 from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count, show_seconds
@@ -175,7 +176,8 @@ def _uneven_line(counts: list[int], given: bool, what: str) -> str:
 
 
 def _trace_lines(report: Report) -> list[Text]:
-    return [Text(f"no program of this type: {report.traced}")] if report.traced else []
+    traced = [f"no program of this type: {report.traced}"] if report.traced else []
+    return [Text(line) for line in (*traced, *notes(report))]
 
 
 def _table(title: str) -> Table:

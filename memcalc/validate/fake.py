@@ -21,6 +21,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcalc.errors import InputError, one_line
+from memcalc.kernels.attention_on_gpu import fused_kernels
 from memcalc.tracing.modules import quiet
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized
 from memcalc.validate import deepspeed
@@ -79,8 +80,8 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             stack.enter_context(Untouched())
         masks = not_traced(padded=setup.padded, encoder_decoder=two_stacks)
         for context in (
-            masks if not setup.shares_sequences else not_initialized(), cuda_kernels(), gpu_dropout(), collected_by_hand(),
-            resizing(live), quiet(),
+            masks if not setup.shares_sequences else not_initialized(), cuda_kernels(fused_kernels(setup.gpu)),
+            gpu_dropout(), collected_by_hand(), resizing(live), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
         if not _without_data(setup):

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import _meta_registrations
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from memcalc.dtypes import bf16, fp16, fp32
+from memcalc.kernels.attention_on_gpu import Fused, Operands
 
 
 @contextlib.contextmanager
@@ -49,13 +54,17 @@ def fused_as_on_cuda(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    fused: Fused | None = None,
 ) -> torch.Tensor:
-    """sdpa as CUDA chooses it. The CPU has no fused kernel for values of another width than the keys', nor for a bias that
-    wants a gradient."""
+    """sdpa as CUDA chooses it, or the GPU with these kernels. The CPU has no fused kernel for values of another width than the
+    keys', nor for a bias that wants a gradient."""
     biased = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-    if query.shape[-1] == value.shape[-1] and not biased:
-        return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    assert not enable_gqa
+    kernel = "" if fused is None else fused.kernel(_operands(query, key, value, attn_mask is not None))
+    efficient = kernel == "efficient" and attn_mask is None
+    if kernel == "math" or (query.shape[-1] == value.shape[-1] and not biased and not efficient):
+        with sdpa_kernel(SDPBackend.MATH) if kernel == "math" else contextlib.nullcontext():
+            return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    assert not enable_gqa or query.shape[1] == key.shape[1]
     if torch.is_autocast_enabled("cpu"):  # sdpa is on its list, the kernel that it calls is not
         dtype = torch.get_autocast_dtype("cpu")
         given: Any = (attn_mask, value, key, query)
@@ -68,6 +77,14 @@ def fused_as_on_cuda(
     return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
+def _operands(query: Any, key: Any, value: Any, masked: bool) -> Operands:
+    """What the choice of a kernel looks at."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    name = next(own for own, theirs in _DTYPES.items() if theirs is dtype)
+    return Operands(name, query.shape[1], key.shape[1], query.shape[3], value.shape[3], masked)
+
+
+_DTYPES = {fp32: torch.float32, fp16: torch.float16, bf16: torch.bfloat16}
 _SDPA = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -80,9 +97,9 @@ _GROUPED_MM = _meta_registrations._meta_grouped_mm_common
 
 
 @contextlib.contextmanager
-def cuda_kernels() -> Iterator[None]:
-    """Fake tensors may take kernels that the CPU does not have."""
-    torch.nn.functional.scaled_dot_product_attention = fused_as_on_cuda
+def cuda_kernels(fused: Fused | None = None) -> Iterator[None]:
+    """Fake tensors may take kernels that the CPU does not have; of a GPU that is known, those that it takes."""
+    torch.nn.functional.scaled_dot_product_attention = partial(fused_as_on_cuda, fused=fused)
     _meta_registrations._meta_grouped_mm_common = grouped_mm_of_any_dtype
     try:
         yield

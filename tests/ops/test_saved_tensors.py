@@ -88,10 +88,14 @@ def masked_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.T
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def math_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What F.scaled_dot_product_attention takes where k and v have fewer heads than q and there is a mask."""
-    with sdpa_kernel(SDPBackend.MATH):
-        return masked_sdpa(q, k, v, mask)
+def in_math(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What F.scaled_dot_product_attention takes where no fused kernel takes the operands."""
+
+    def attends(*operands: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend(*operands)
+
+    return attends
 
 
 def torch_div_(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -318,7 +322,19 @@ OPS: dict[str, Op] = {
         masked_sdpa,
         [*[Arg(HEADS, bf16)] * 3, BOOLEAN_MASK],
     ),
-    "sdpa-math": Op(attention.math_attention, math_sdpa, [Arg(HEADS, bf16), *[Arg(ONE_HEAD, bf16)] * 2, BOOLEAN_MASK]),
+    "sdpa-math": Op(
+        attention.math_attention, in_math(masked_sdpa), [Arg(HEADS, bf16), *[Arg(ONE_HEAD, bf16)] * 2, BOOLEAN_MASK]
+    ),
+    "sdpa-math-grouped": Op(
+        lambda q, k, v: attention.math_attention(q, k, v, None, True),
+        in_math(sdpa),
+        [Arg(HEADS, bf16), *[Arg(GROUPED, bf16)] * 2],
+    ),
+    "sdpa-math-uncausal": Op(
+        lambda q, k, v: attention.math_attention(q, k, v, None),
+        in_math(F.scaled_dot_product_attention),
+        [Arg(HEADS)] * 3,
+    ),
     "cross_entropy": Op(loss.cross_entropy, F.cross_entropy, [dense(TOKENS, TEN), dense(TOKENS, dtype=int64)]),
     "cat": Op(
         lambda a, b: shape.cat((a, b), TEN), lambda a, b: torch.cat((a, b), -1), [dense(FOUR, SIX), dense(FOUR, FOUR)]

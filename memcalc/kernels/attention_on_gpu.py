@@ -1,0 +1,107 @@
+"""Which kernel torch's scaled_dot_product_attention takes on a GPU that is known.
+
+Flash attention takes 16 bits on Ampere and later, grouped heads too, and no mask. The memory-efficient kernel takes fp32,
+and masks, but in torch 2.13 no grouped heads, and no bf16 before Ampere. What neither takes goes to the math kernel, which
+makes the scores of all heads and keeps them for backward: Llama 3 or Mistral in fp32 on any NVIDIA GPU, and in 16 bits on a
+V100 or T4.
+
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (can_use_flash_attention, can_use_mem_efficient_attention,
+minimum_gemm_alignment) and sdp_utils_cpp.h (check_batch_size_and_num_heads_dense). cuDNN's kernel, which newer versions
+take first on Hopper, saves what flash attention saves.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.inputs.gpu import load_gpu
+from memcalc.ops.attention import fused_attention, math_attention, scaled_dot_product_attention, takes_efficient
+from memcalc.ops.autocast import autocast
+
+if TYPE_CHECKING:
+    from memcalc.kernels import Kernels
+    from memcalc.tensor import Tensor
+
+_WIDEST: Final = 256
+_TENSOR_CORE_BITS: Final = 128
+_BITS: Final = {fp32: 32, fp16: 16, bf16: 16}
+
+
+class Operands(NamedTuple):
+    """What the choice looks at."""
+
+    dtype: DType
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    masked: bool
+
+
+class Fused(NamedTuple):
+    """The fused kernels of a GPU: what each takes."""
+
+    flash: tuple[DType, ...]
+    efficient: tuple[DType, ...]
+    aligned: tuple[DType, ...]
+    """In which the memory-efficient kernel wants rows of whole 16 bytes."""
+    narrow: bool
+    """Whether flash attention has no backward for heads of 193 to 224."""
+
+    def kernel(self, given: Operands) -> str:
+        """ "flash", "efficient" or "math"."""
+        if self._takes_flash(given):
+            return "flash"
+        return "efficient" if self._takes_efficient(given) else "math"
+
+    def _takes_flash(self, given: Operands) -> bool:
+        if given.masked or given.dtype not in self.flash or given.head_dim != given.value_dim:
+            return False
+        return given.head_dim <= _WIDEST and not (self.narrow and 192 < given.head_dim <= 224)
+
+    def _takes_efficient(self, given: Operands) -> bool:
+        if given.dtype not in self.efficient or given.heads != given.kv_heads:
+            return False
+        rows = _TENSOR_CORE_BITS // _BITS[given.dtype] if given.dtype in self.aligned else 1
+        return given.head_dim % rows == 0 and given.value_dim % rows == 0
+
+
+@cache
+def fused_on(compute_capability: str) -> Fused | None:
+    """The kernels of an NVIDIA GPU, as "8.6"; None for another vendor's, whose kernels are not modelled."""
+    major, point, minor = compute_capability.partition(".")
+    if not point:
+        return None
+    if int(major) < 8:
+        return Fused((), (fp16, fp32), (fp16,) if int(major) == 7 else (), False)
+    generation = (int(major), int(minor))
+    return Fused(
+        (bf16, fp16), (bf16, fp16, fp32), (bf16, fp16, fp32), (8, 6) <= generation <= (8, 9) or generation >= (12, 0)
+    )
+
+
+def fused_kernels(gpu: str | None) -> Fused | None:
+    """Of a GPU by name; None where none is named, or another vendor's."""
+    return None if gpu is None else fused_on(load_gpu(gpu).compute_capability)
+
+
+@cache
+def on_gpu(kernels: Kernels, fused: Fused | None) -> Kernels:
+    """The same kernels, with the attention of a GPU if it is known."""
+    if fused is None:
+        return kernels
+    attend = autocast("scaled_dot_product_attention")(partial(_attend, fused=fused))
+    return kernels._replace(replaced=(*kernels.replaced, (scaled_dot_product_attention, attend)))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True, *, fused: Fused) -> Tensor:
+    """scaled_dot_product_attention. A bias that wants a gradient has one kernel on every GPU."""
+    head_dim, value_dim = q.shape[3].size, v.shape[3].size
+    kernel = fused.kernel(Operands(q.dtype, q.shape[1].size, k.shape[1].size, head_dim, value_dim, mask is not None))
+    if kernel == "math":
+        return math_attention(q, k, v, mask, causal)
+    # a mask leaves the CPU's flash kernel, whose bytes are the same but for rows of padding (memcalc.ops.attention)
+    efficient = takes_efficient(q, v, mask) or (kernel == "efficient" and mask is None)
+    return fused_attention(q, k, v, mask, efficient)

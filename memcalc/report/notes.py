@@ -1,0 +1,34 @@
+"""What a reader should know of a report that no number says: which attention kernel it is of, where that is a surprise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.dtypes import fp32
+from memcalc.kernels.attention_on_gpu import fused_kernels
+from memcalc.ops.attention import SCORES
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+
+
+def notes(report: Report) -> list[str]:
+    """A sentence each; mostly none."""
+    setup = report.setup
+    if setup.attention != "sdpa" or setup.kernels == "megatron":
+        return []
+    if any(work.name == SCORES for profile in report.rank.profiles for work in profile.run.work):
+        where = "torch" if setup.gpu is None else f"torch on {setup.gpu}"
+        return [f"sdpa: {where} has no fused kernel for these operands; its math kernel makes the scores of all heads"]
+    in_fp32 = setup.compute_dtype is fp32 and setup.autocast_dtype is None
+    unmasked = setup.cp == 1 and not setup.padded
+    if in_fp32 and unmasked and _grouped(report.model.program) and fused_kernels(setup.gpu) is None:
+        shown = "with an NVIDIA --gpu they are counted" if setup.gpu is None else f"not modelled for {setup.gpu}"
+        why = "torch has no fused CUDA kernel for fp32 with fewer key/value heads than heads"
+        return [f"sdpa: {why}; a GPU then saves the scores of all heads ({shown})"]
+    return []
+
+
+def _grouped(program: Any) -> bool:
+    heads, kv_heads = getattr(program, "heads", None), getattr(program, "kv_heads", None)
+    return heads is not None and kv_heads is not None and heads.size != kv_heads.size

@@ -1,0 +1,55 @@
+"""What a report says of its attention kernel, and when it says nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.report.notes import notes
+
+GROUPED = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 70,
+           "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+FALCON = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 70, "num_attention_heads": 4}
+
+
+def of(config: dict[str, Any], **options: Any) -> list[str]:
+    report = memcalc.estimate(dict(config), seq_len=16, **options)
+    assert report.to_dict()["notes"] == notes(report)
+    return notes(report)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        (GROUPED, {"precision": "fp32"}, "with an NVIDIA --gpu they are counted"),
+        (GROUPED, {"precision": "fp32", "gpu": "mi300x"}, "not modelled for mi300x"),
+        (GROUPED, {"precision": "fp32", "gpu": "a10"}, "torch on a10 has no fused kernel"),
+        (GROUPED, {"precision": "fp16", "gpu": "t4"}, "torch on t4 has no fused kernel"),
+        (FALCON, {"precision": "bf16", "padded": True}, "torch has no fused kernel"),
+    ],
+)
+def test_a_kernel_that_is_a_surprise_is_named(config: dict[str, Any], options: dict[str, Any], words: str) -> None:
+    (note,) = of(config, **options)
+    assert words in note
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp32", "attention": "eager"},
+        {"precision": "fp32", "attention": "eager", "gpu": "a10"},
+        {"precision": "fp32", "padded": True},
+        {"precision": "bf16-autocast", "gpu": "a10"},
+        {"precision": "bf16-mixed", "engine": "megatron", "gpu": "a10"},
+    ],
+    ids=str,
+)
+def test_else_nothing_is_said(options: dict[str, Any]) -> None:
+    assert of(GROUPED, **options) == []
+
+
+def test_a_bare_number_of_parameters_has_no_attention() -> None:
+    assert notes(memcalc.estimate(params="7B", precision="fp32", gpu="a10")) == []
