@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp16, int64
-from memcalc.families.blocks import Attended, act, plain_eager_attention, position_ids, sdpa_attention
+from memcalc.families.blocks import (
+    Attended,
+    act,
+    bidirectional_sdpa_attention,
+    plain_eager_attention,
+    position_ids,
+    sdpa_attention,
+)
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
 from memcalc.families.gpt2 import norm_weights
@@ -22,7 +29,7 @@ from memcalc.ops.shape import contiguous, expand, reshape, transpose, unsqueeze,
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from memcalc.dtypes import DType
 
@@ -257,16 +264,16 @@ class Bart(EncoderDecoder):
             p = self.config.attention_dropout
             attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)
         else:
-            causal = is_causal(m, key_value_states)
-            attn_output, attn_weights = sdpa_attention(query_states, key_states, value_states, mask, causal)
+            attn_output, attn_weights = sdpa_of(m, key_value_states)(query_states, key_states, value_states, mask)
         attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(*head)))
         attn_output = (m / "out_proj").linear(attn_output)
         return attn_output, attn_weights
 
 
-def is_causal(m: Module, key_value_states: Tensor | None) -> bool:
-    """Of an attention: the decoder's own."""
-    return key_value_states is None and ".decoder." in m.path
+def sdpa_of(m: Module, key_value_states: Tensor | None) -> Callable[..., Attended]:
+    """The decoder's own attention looks back, the others at everything."""
+    causal = key_value_states is None and ".decoder." in m.path
+    return sdpa_attention if causal else bidirectional_sdpa_attention
 
 
 class PreNorm(Bart):

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import int64
-from memcalc.families.blocks import Attended, act, causal_lm_loss, plain_eager_attention, sdpa_attention
+from memcalc.families.blocks import (
+    Attended,
+    act,
+    bidirectional_sdpa_attention,
+    causal_lm_loss,
+    plain_eager_attention,
+    sdpa_attention,
+)
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -217,9 +224,8 @@ class Bert(Program):
         if m.run.attention == "eager":
             attn_output, attn_weights = plain_eager_attention(query_layer, key_layer, value_layer, mask, p=p)
         else:
-            attn_output, attn_weights = sdpa_attention(
-                query_layer, key_layer, value_layer, mask, self.config.is_decoder
-            )
+            attend = sdpa_attention if self.config.is_decoder else bidirectional_sdpa_attention
+            attn_output, attn_weights = attend(query_layer, key_layer, value_layer, mask)
         return reshape(attn_output, *hidden_states.shape), attn_weights
 
     def split_heads(self, m: Module, hidden_states: Tensor) -> Tensor:

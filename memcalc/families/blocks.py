@@ -303,11 +303,20 @@ def plain_eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
 
 
 @replaceable
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True) -> Attended:
-    """sdpa_attention_forward (integrations/sdpa_attention.py). Dropout happens inside the fused kernel.
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+    """sdpa_attention_forward (integrations/sdpa_attention.py) of a module that looks back (`is_causal`)."""
+    return _sdpa_attention(q, k, v, mask, True)
+
+
+def bidirectional_sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+    """The same of one that looks at everything."""
+    return _sdpa_attention(q, k, v, mask, False)
+
+
+def _sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Attended:
+    """Dropout happens inside the fused kernel.
 
     With a mask or wide heads the kernel takes no grouped k and v: they are repeated, or for a single token q is grouped.
-    `causal` is the module's `is_causal`.
     """
     grouped = q.shape[1].size != k.shape[1].size
     if not grouped or (mask is None and k.shape[3].size == v.shape[3].size <= 256):

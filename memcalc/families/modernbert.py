@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, Rotary, act, masked_lm_loss
+from memcalc.families.blocks import (
+    Attended,
+    Rotary,
+    act,
+    bidirectional_sdpa_attention,
+    eager_attention,
+    masked_lm_loss,
+)
 from memcalc.families.config import (
     Activation,
     Count,
@@ -193,6 +200,11 @@ class ModernBert(RotaryByKind):
         attn_output = contiguous(reshape(attn_output, batch, seq, merge(self.heads, self.head_dim)))
         attn_output = dropout((m / "Wo").linear(attn_output), self.config.attention_dropout)
         return attn_output, attn_weights
+
+    def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
+        if m.run.attention == "eager":
+            return eager_attention(q, k, v, mask, p=self.config.attention_dropout)
+        return bidirectional_sdpa_attention(q, k, v, mask)
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """apply_rotary_pos_emb, in fp32."""

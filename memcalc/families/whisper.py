@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import int64
-from memcalc.families.bart import PreNorm, is_causal, split_heads
-from memcalc.families.blocks import Attended, plain_eager_attention, sdpa_attention
+from memcalc.families.bart import PreNorm, sdpa_of, split_heads
+from memcalc.families.blocks import Attended, plain_eager_attention
 from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
 from memcalc.families.gpt2 import norm_weights
@@ -208,9 +208,7 @@ class Whisper(PreNorm):
             p = self.config.attention_dropout
             attn_output, attn_weights = plain_eager_attention(query_states, key_states, value_states, mask, p=p)
         else:
-            attn_output, attn_weights = sdpa_attention(
-                query_states, key_states, value_states, mask, is_causal(m, key_value_states)
-            )
+            attn_output, attn_weights = sdpa_of(m, key_value_states)(query_states, key_states, value_states, mask)
         attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(*head)))
         attn_output = (m / "out_proj").linear(attn_output)
         return attn_output, attn_weights
