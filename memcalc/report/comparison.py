@@ -10,6 +10,7 @@ from rich.table import Table
 from memcalc.report.consoles import console_for
 from memcalc.units import show_bytes
 from memcalc.validate.comparison import rank_of
+from memcalc.validate.versions import others
 
 if TYPE_CHECKING:
     from memcalc.validate.comparison import Compared, Comparison
@@ -43,6 +44,8 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
         key: value for key, value in measured.environment.items() if value and key != "source"
     }  # the versions again
     console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + seconds)
+    if others(measured.environment):
+        console.print(f"note: {others(measured.environment)}")
 
 
 def _title(comparison: Comparison) -> str:

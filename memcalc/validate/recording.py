@@ -16,6 +16,7 @@ from memcalc.units import show_bytes
 from memcalc.validate import run
 from memcalc.validate.server import Server
 from memcalc.validate.suites import Case, cases_of
+from memcalc.validate.versions import others
 
 FINAL: Final = ("measured", "out of memory")
 """Outcomes that another run would not change."""
@@ -98,11 +99,11 @@ def _summed_up(made: Sequence[Mapping[str, Any]]) -> str:
         name_of(one["case"]): row["predicted"] / row["measured"] - 1
         for one in made if one["outcome"] == "measured" for row in one["memory"] if row["name"] == "peak"
     }  # fmt: skip
-    counted = f"{len(made)} case{'s' if len(made) > 1 else ''}: {outcomes}"
-    if not errors:
-        return counted
-    worst = max(errors, key=lambda name: abs(errors[name]))
-    return f"{counted}; largest error of a peak {errors[worst]:+.2%}{f' ({worst})' if errors[worst] else ''}"
+    told = [f"{len(made)} case{'s' if len(made) > 1 else ''}: {outcomes}"]
+    if errors:
+        worst = max(errors, key=lambda name: abs(errors[name]))
+        told.append(f"largest error of a peak {errors[worst]:+.2%}{f' ({worst})' if errors[worst] else ''}")
+    return "; ".join([*told, *dict.fromkeys(filter(None, (others(one.get("environment", {})) for one in made)))])
 
 
 def _key(case: Case, backend: str) -> str:
