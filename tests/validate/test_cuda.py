@@ -227,7 +227,15 @@ def test_what_torch_raises_when_memory_is_out() -> None:
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
     )
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("CUDA driver error: out of memory"))
+    assert is_out_of_memory(
+        torch.distributed.DistBackendError(
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
+        )
+    )
+    assert is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
     assert not is_out_of_memory(ValueError("CUDA error: out of memory"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: unspecified launch failure\nout of memory is another"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,11 @@ def test_nothing_in_a_case_ends_the_suite(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyError("who knows")
 
     monkeypatch.setattr(run, "validate", broken)
-    outcomes = [made["outcome"] for made in run_suite(CASES, "fake", None, lambda _: None)]
-    assert outcomes == ["failed with KeyError"] * 3
+    made = run_suite(CASES, "fake", None, lambda _: None)
+    assert [one["outcome"] for one in made] == ["failed with KeyError"] * 3
+    own, last = made[0]["why"].removeprefix("'who knows' (").removesuffix(")").split(", ")
+    assert re.fullmatch(r"memcalc/validate/run\.py:\d+", own)
+    assert re.fullmatch(r"tests/validate/test_run\.py:\d+", last)
 
 
 def test_a_timeline_is_a_line_of_the_file(tmp_path: Path) -> None:
