@@ -115,19 +115,26 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
 
 
 class Allocator:
-    """The caching allocator's own counts. Requested bytes; besides, the most that was allocated in blocks."""
+    """The caching allocator's own counts. Requested bytes; besides, the most that was allocated in blocks, and the most that
+    was reserved: where memory is short the allocator gives blocks back within a step."""
 
     def __init__(self) -> None:
         self.allocated = 0
+        self.reserved = 0
 
     def begin(self) -> None:
-        self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
+        self._look()
         torch.cuda.reset_peak_memory_stats()
 
     @property
     def highest(self) -> int:
-        self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
+        self._look()
         return torch.cuda.memory_stats()["requested_bytes.all.peak"]
+
+    def _look(self) -> None:
+        """At peaks that the next phase forgets."""
+        self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
+        self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
 
     @property
     def now(self) -> int:
@@ -171,7 +178,7 @@ def _step(setup: Setup, job: Job, weights: Gathered) -> Measured:
         calls=None,  # those of a step of its own
         environment={},
         allocated=allocator.allocated,
-        reserved=torch.cuda.max_memory_reserved(),
+        reserved=allocator.reserved,
     )
 
 

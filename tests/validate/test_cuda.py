@@ -179,6 +179,23 @@ def test_ranks_of_deepspeed_leave_nothing_to_one_another(zero: int) -> None:
     assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
 
 
+def test_blocks_and_segments_are_the_most_of_all_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each phase forgets the peaks of the last one, and the allocator may have given segments back."""
+    peaks = {"memory_allocated": 0, "memory_reserved": 0}
+    for name in peaks:
+        monkeypatch.setattr(torch.cuda, f"max_{name}", lambda name=name: peaks[name])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.peak": 7})
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda: peaks.update(memory_allocated=3, memory_reserved=4)
+    )
+    allocator = cuda.Allocator()
+    allocator.begin()
+    peaks.update(memory_allocated=60, memory_reserved=80)
+    allocator.begin()
+    assert allocator.highest == 7
+    assert (allocator.allocated, allocator.reserved) == (60, 80)
+
+
 def test_ranks_time_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that steps more often than the others would wait for them for ever."""
     steps: list[int] = []
