@@ -43,7 +43,8 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     known = {
         key: value for key, value in measured.environment.items() if value and key != "source"
     }  # the versions again
-    console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + seconds)
+    attention = f" · attention by {', '.join(measured.attention)}" if measured.attention else ""
+    console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + attention + seconds)
     if others(measured.environment):
         console.print(f"note: {others(measured.environment)}")
 

@@ -157,6 +157,9 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     assert "the allocator's history of a step" in text.getvalue()
     assert ("saved_activations" in text.getvalue()) is (report.setup.pp == 1)
     assert ("gradients in step" in text.getvalue()) is (report.setup.engine == "fsdp2")
+    by_kernel = () if report.setup.attention == "eager" else ("flash",)
+    assert measured.attention == tuple(comparison.to_dict()["attention"]) == by_kernel
+    assert ("attention by flash" in text.getvalue()) is bool(by_kernel)
     assert measured.seconds is not None
     assert 0 < measured.seconds < 30
     assert not torch.distributed.is_initialized()
