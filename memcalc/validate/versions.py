@@ -12,7 +12,7 @@ ESTIMATED: Final[Mapping[str, str]] = {"torch": "2.13.0", "transformers": "5.23.
 
 
 def others(environment: Mapping[str, str]) -> str:
-    """What ran where that is not what estimates are for, in a line; nothing otherwise."""
+    """What ran where that is not what estimates are for, in words; nothing otherwise."""
     ran = {name: environment[name].split("+")[0] for name in ESTIMATED if name in environment}
     if all(ran[name] == ESTIMATED[name] for name in ran):
         return ""
