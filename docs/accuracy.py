@@ -15,6 +15,7 @@ import measured
 import memcalc
 from memcalc.families import FAMILIES
 from memcalc.inputs.model import from_config
+from memcalc.validate.versions import ESTIMATED
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from cases import AUTO_CLASSES, Case, parameter_cases, step_cases
@@ -68,16 +69,13 @@ def line(case: Case, first: bool) -> str:
 
 def page() -> str:
     """The text of docs/accuracy.md."""
-    import torch
-    import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     mapped = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     causal = set(FAMILIES) - set(AUTO_CLASSES)
     lines = [
         HEAD.format(
-            transformers=transformers.__version__,
-            torch=torch.__version__.split("+")[0],
+            **ESTIMATED,
             count=len(FAMILIES),
             mapped=len(mapped),
             analytic=len(causal & mapped),

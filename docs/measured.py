@@ -8,6 +8,7 @@ from typing import Any
 
 from memcalc.validate.recording import name_of, read_record
 from memcalc.validate.records import STATED, errors_of, rows_of, verdicts_of
+from memcalc.validate.versions import others
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "measured"
 
@@ -19,7 +20,7 @@ payload of a collective 0%.
 """
 
 OWED = """No run is recorded yet: the rows of a GPU are owed, and the bounds are goals. One command makes them:
-`memcalc validate --backend cuda --suite gpu --record tests/measured/NAME.json`.
+`memcalc validate --backend cuda --suite gpu --record tests/measured/NAME.json` (CONTRIBUTING.md, "Measuring on a GPU").
 """
 
 SHOWN = ("saved_activations", "peak", "allocated", "reserved", "device")
@@ -47,7 +48,10 @@ def records(folder: Path = FOLDER) -> list[Path]:
 def of_record(name: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:
     """A record: where it was made, its errors by kind of row, its verdicts, its cases."""
     where = next((made["environment"] for made in cases if "environment" in made), {})
-    lines = [f"### {name}", "", " · ".join(f"{key} {value}" for key, value in where.items()), ""]
+    kernels = sorted({kernel for made in cases for kernel in made.get("attention", ())})
+    attention = [f"attention by {', '.join(kernels)}"] if kernels else []
+    lines = [f"### {name}", "", " · ".join([*(f"{key} {value}" for key, value in where.items()), *attention]), ""]
+    lines += [f"It {others(where)}.", ""] if others(where) else []
     rows = [row for made in cases for row in rows_of(made)]
     lines += [
         "| row | cases | median error | worst | too high, too low | worst case |",

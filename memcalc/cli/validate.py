@@ -85,7 +85,8 @@ def validate(
             if run.is_out_of_memory(error):
                 raise InputError(f"--backend {backend}: out of memory; allowed: a smaller setup") from None
             why = f"{type(error).__name__}: {one_line(error, 300)}"
-            raise InputError(f"--backend {backend}: the run failed ({why})") from error
+            where = run.place_of(error)
+            raise InputError(f"--backend {backend}: the run failed ({why}) at {where}") from error
         if not json and speaks:
             from memcalc.report.comparison import print_comparison
 

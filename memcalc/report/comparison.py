@@ -10,6 +10,7 @@ from rich.table import Table
 from memcalc.report.consoles import console_for
 from memcalc.units import show_bytes
 from memcalc.validate.comparison import rank_of
+from memcalc.validate.versions import others
 
 if TYPE_CHECKING:
     from memcalc.validate.comparison import Compared, Comparison
@@ -42,7 +43,10 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     known = {
         key: value for key, value in measured.environment.items() if value and key != "source"
     }  # the versions again
-    console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + seconds)
+    attention = f" · attention by {', '.join(measured.attention)}" if measured.attention else ""
+    console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + attention + seconds)
+    if others(measured.environment):
+        console.print(f"note: {others(measured.environment)}")
 
 
 def _title(comparison: Comparison) -> str:

@@ -47,6 +47,8 @@ class Measured(NamedTuple):
     """Those that the optimizer is given, where others come and go in backward."""
     history: dict[str, Any] | None = None
     """What the allocator did in a step, by phase."""
+    attention: tuple[str, ...] = ()
+    """torch's names of the fused kernels that attention took on a GPU."""
 
 
 class Compared(NamedTuple):
@@ -124,6 +126,7 @@ class Comparison(NamedTuple):
             "environment": self.measured.environment,
             "real_ranks": self.measured.real_ranks,
             "seconds": self.measured.seconds,
+            "attention": list(self.measured.attention),
             **{
                 part: [{"name": r.name, "predicted": r.predicted, "measured": r.measured} for r in made]
                 for part, made in rows.items()

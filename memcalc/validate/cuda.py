@@ -6,7 +6,8 @@ are compared with tensors and cuBLAS workspaces. With an engine one GPU is rank 
 size: shards, gathered units and buckets are there, only the transfers do nothing. Under torchrun the ranks are real, and
 what is given is that of the rank that is reported, wherever it runs.
 
-Collectives are counted in a further step, so that no dispatch mode is there in the others.
+Collectives are counted in a further step, as the kernels of attention are noted, so that no dispatch mode is there in the
+others.
 
 What the building of the model has left in the allocator's cache is given back before the first step, so `reserved` is that
 of the steps.
@@ -26,9 +27,10 @@ import torch.distributed as dist
 from memcalc.errors import InputError
 from memcalc.tracing.modules import quiet
 from memcalc.validate import deepspeed
+from memcalc.validate.attention_seen import AttentionSeen
 from memcalc.validate.checks import fields_of
 from memcalc.validate.collectives import Collectives
-from memcalc.validate.comparison import Calls, Measured, rank_of
+from memcalc.validate.comparison import Measured, rank_of
 from memcalc.validate.components import components
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import routing
@@ -115,19 +117,26 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
 
 
 class Allocator:
-    """The caching allocator's own counts. Requested bytes; besides, the most that was allocated in blocks."""
+    """The caching allocator's own counts. Requested bytes; besides, the most that was allocated in blocks, and the most that
+    was reserved: where memory is short the allocator gives blocks back within a step."""
 
     def __init__(self) -> None:
         self.allocated = 0
+        self.reserved = 0
 
     def begin(self) -> None:
-        self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
+        self._look()
         torch.cuda.reset_peak_memory_stats()
 
     @property
     def highest(self) -> int:
-        self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
+        self._look()
         return torch.cuda.memory_stats()["requested_bytes.all.peak"]
+
+    def _look(self) -> None:
+        """At peaks that the next phase forgets."""
+        self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
+        self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
 
     @property
     def now(self) -> int:
@@ -150,8 +159,8 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
         environment=here.environment(),
         history=_history(job),
         saved_by_hooks=_saved_by_hooks(setup, job),
-        calls=_calls(setup, job),
         seconds=_seconds(job),
+        **_called(setup, job),
     )
 
 
@@ -171,7 +180,7 @@ def _step(setup: Setup, job: Job, weights: Gathered) -> Measured:
         calls=None,  # those of a step of its own
         environment={},
         allocated=allocator.allocated,
-        reserved=torch.cuda.max_memory_reserved(),
+        reserved=allocator.reserved,
     )
 
 
@@ -201,13 +210,12 @@ def _history(job: Job) -> dict[str, Any]:
     return {"phases": phases_of(trace, begun, live)}
 
 
-def _calls(setup: Setup, job: Job) -> Calls | None:
-    """Of a further step, which nothing is measured of: what this rank calls, whether the others are there or not."""
-    if setup.engine == "none":
-        return None
-    with Collectives() as sent:
+def _called(setup: Setup, job: Job) -> dict[str, Any]:
+    """Of a further step, which nothing is measured of: the collectives that this rank calls, whether the others are there or
+    not, and the attention's kernels."""
+    with Collectives() as sent, AttentionSeen() as seen:
         job.step(lambda phase: None)
-    return sent.calls
+    return {"calls": None if setup.engine == "none" else sent.calls, "attention": tuple(sorted(seen.kernels))}
 
 
 def _saved_by_hooks(setup: Setup, job: Job) -> int | None:

@@ -17,6 +17,7 @@ from memcalc.validate.experts import share_experts
 from memcalc.validate.optimizers import by_mesh, make, make_optimizer
 from memcalc.validate.plans import sequence_and_loss_parallel, sequence_parallel
 from memcalc.validate.reference import DTYPES, Around, Job, of_rank, plain_step
+from memcalc.validate.versions import refuse_older
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -145,19 +146,24 @@ def _materialize(module: Any, device: torch.device) -> None:
 
 
 def config_of(setup: Setup) -> Any:
-    """transformers' own of the setup's degrees."""
+    """transformers' own of the setup's degrees. InputError where it does not know all of them."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    return DistributedConfig(
-        dp_replicate_size=setup.replicas, fsdp_size=setup.shards, tp_size=setup.tp, ep_size=setup.ep
-    )
+    degrees: dict[str, Any] = {
+        "dp_replicate_size": setup.replicas, "fsdp_size": setup.shards, "tp_size": setup.tp, "ep_size": setup.ep,
+    }  # fmt: skip
+    try:
+        return DistributedConfig(**degrees)
+    except TypeError:
+        refuse_older("tp", setup.tp)
 
 
 def _split(setup: Setup, module: Any, mesh: Any) -> None:
     """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    plan, _, _ = module._resolve_parallel_plans(config_of(setup))
+    config = config_of(setup)
+    plan, _, _ = module._resolve_parallel_plans(config)
     own, tied = dict(module.named_parameters()), dict(module.named_parameters(remove_duplicate=False))
     again = [name for name in plan if name in tied and name not in own]
     apply_tensor_parallelism(module, mesh, {name: style for name, style in plan.items() if name not in again})

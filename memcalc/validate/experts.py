@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.validate import auto_ep
+from memcalc.validate.versions import refuse_older
 
 if TYPE_CHECKING:
     from memcalc.setup import Setup
@@ -66,7 +67,10 @@ def routing(setup: Setup, *, alone: bool) -> Iterator[None]:
             if alone:
                 stack.enter_context(auto_ep.alone())
         elif setup.ep > 1:
-            stack.enter_context(even_routing(alone=alone))
+            try:
+                stack.enter_context(even_routing(alone=alone))
+            except ImportError:
+                refuse_older("ep", setup.ep)
         yield
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining._utils import InferenceMode
 
 from memcalc.pipelining.programs import Span, spans
 from memcalc.validate.context_parallel import ROTATES, shared_tensors, without_masks
@@ -166,6 +165,9 @@ def _loss(function: Any, vocab: int, *, shifted: bool) -> Callable[[torch.Tensor
 
 
 def _agreed(stages: list[Any], *_: Any) -> None:
+    """What stages of torch 2.13 agree upon. Those of older ones take what they were given, and ask nobody."""
+    from torch.distributed.pipelining._utils import InferenceMode
+
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -25,13 +24,14 @@ class Place(NamedTuple):
     uuid: str
     memory: int
     """All that there is."""
+    driver: str
     before: int | None
     context: int | None
     """What the context took."""
 
     def used(self) -> int | None:
         """What is used on the device beyond what was there before this process."""
-        now = of_gpu(used_by_gpu(), self.uuid)
+        now = shown_of(nvidia_smi(), self.uuid).used
         return None if now is None or self.before is None else now - self.before
 
     def environment(self) -> dict[str, str]:
@@ -40,7 +40,7 @@ class Place(NamedTuple):
             "gpu": self.name,
             "compute_capability": self.capability,
             "memory": str(self.memory),
-            "driver": _driver(),
+            "driver": self.driver,
             "cuda": str(torch.version.cuda),
             "allocator": " ".join(
                 f"{name}={os.environ[name]}" for name in _SETTINGS if os.environ.get(name)
@@ -61,7 +61,7 @@ def place() -> Place:
     """This rank's GPU, which it makes a context on. InputError where torch sees none."""
     if not torch.cuda.is_available():
         raise InputError("--backend cuda: torch sees no CUDA device; allowed: fake")
-    before = used_by_gpu()
+    before = nvidia_smi()
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     if rank >= torch.cuda.device_count():
         raise InputError(
@@ -71,46 +71,40 @@ def place() -> Place:
     torch.cuda.synchronize()  # a context, and nothing of the caching allocator
     properties = torch.cuda.get_device_properties(rank)
     uuid = str(properties.uuid)
-    empty, after = of_gpu(before, uuid), of_gpu(used_by_gpu(), uuid)
+    empty, after = shown_of(before, uuid), shown_of(nvidia_smi(), uuid)
     return Place(
         properties.name,
         f"{properties.major}.{properties.minor}",
         uuid,
         properties.total_memory,
-        empty,
-        None if empty is None or after is None else after - empty,
+        after.driver,
+        empty.used,
+        None if empty.used is None or after.used is None else after.used - empty.used,
     )
 
 
-def used_by_gpu() -> dict[str, int]:
-    """Bytes that nvidia-smi counts on each GPU of this machine, by its UUID; nothing where there is no such command."""
-    shown = _nvidia_smi("uuid,memory.used")
-    return {} if shown is None else parse_used(shown)
+class Shown(NamedTuple):
+    """What nvidia-smi says of a GPU."""
+
+    used: int | None
+    """Bytes; None where it does not count them, as with "[N/A]"."""
+    driver: str
 
 
-def parse_used(shown: str) -> dict[str, int]:
-    """Lines of "GPU-<uuid>, <MiB>". What is no number, as with "[N/A]", is left out."""
-    out: dict[str, int] = {}
-    for line in shown.splitlines():
-        uuid, _, mebibytes = line.partition(",")
-        if mebibytes.strip().isdecimal():
-            out[uuid.strip().removeprefix("GPU-")] = int(mebibytes) * MIB
-    return out
+def shown_of(lines: str, uuid: str) -> Shown:
+    """Of lines of "GPU-<uuid>, <MiB>, <driver>" the one of this GPU, if it is there."""
+    for line in lines.splitlines():
+        named, *rest = (field.strip() for field in line.split(","))
+        if named.removeprefix("GPU-") == uuid.removeprefix("GPU-") and len(rest) == 2:
+            used, driver = rest
+            return Shown(int(used) * MIB if used.isdecimal() else None, one_line(driver))
+    return Shown(None, "unknown")
 
 
-def of_gpu(used: Mapping[str, int], uuid: str) -> int | None:
-    """Of this GPU."""
-    return used.get(uuid.removeprefix("GPU-"))
-
-
-def _driver() -> str:
-    shown = _nvidia_smi("driver_version")
-    return "unknown" if not shown else one_line(shown.splitlines()[0])
-
-
-def _nvidia_smi(fields: str) -> str | None:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+def nvidia_smi() -> str:
+    """A line for each GPU; nothing where there is no such command, or where it fails."""
+    command = ["nvidia-smi", "--query-gpu=uuid,memory.used,driver_version", "--format=csv,noheader,nounits"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""

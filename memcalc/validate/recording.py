@@ -16,6 +16,7 @@ from memcalc.units import show_bytes
 from memcalc.validate import run
 from memcalc.validate.server import Server
 from memcalc.validate.suites import Case, cases_of
+from memcalc.validate.versions import others
 
 FINAL: Final = ("measured", "out of memory")
 """Outcomes that another run would not change."""
@@ -24,30 +25,33 @@ FINAL: Final = ("measured", "out of memory")
 def run_suite(
     cases: Sequence[Case], backend: str, record: Path | None, tell: Callable[[str], None], *, speaks: bool = True
 ) -> list[dict[str, Any]]:
-    """Every case's document, in order. What `record` has measured is not run again; it is rewritten after every case.
+    """Every case's document, in order. What `record` has measured is not run again, and what failed only after all others: a
+    run that is ended early has then gone on. The record is rewritten after every case.
 
     Of several ranks all but one do not speak: they run the same cases, and neither tell nor write.
     """
     done = _recorded(record)
+    before = {key for key, made in done.items() if made["outcome"] in FINAL}
+    keys = [_key(case, backend) for case in cases]
     with runner(backend) as ask:
         if record is not None and speaks and not done:
             _write(record, [])
-        out: list[dict[str, Any]] = []
-        for i, case in enumerate(cases):
-            key = _key(case, backend)
-            made = done.get(key)
-            before = made is not None and made["outcome"] in FINAL
-            if made is None or not before:
-                made = {"case": dict(case), "backend": backend, **ask(case)}
-                done[key] = made
+        out: dict[int, dict[str, Any]] = {}
+        for i in sorted(range(len(cases)), key=lambda i: keys[i] in done and keys[i] not in before):
+            key, case = keys[i], cases[i]
+            recorded = key in before
+            if not recorded:
+                done[key] = {"case": dict(case), "backend": backend, **ask(case)}
+                before |= {key} if done[key]["outcome"] in FINAL else set()
                 if record is not None and speaks:
                     _write(record, list(done.values()))
-            out.append(made)
+            out[i] = done[key]
             if speaks:
-                tell(f"{i + 1}/{len(cases)} {name_of(case)}: {_said(made)}{', as recorded' if before else ''}")
+                tell(f"{i + 1}/{len(cases)} {name_of(case)}: {_said(out[i])}{', as recorded' if recorded else ''}")
+        made = [out[i] for i in range(len(cases))]
         if speaks:
-            tell(_summed_up(out))
-        return out
+            tell(_summed_up(made))
+        return made
 
 
 def runner(backend: str) -> Server | InThisProcess:
@@ -98,11 +102,11 @@ def _summed_up(made: Sequence[Mapping[str, Any]]) -> str:
         name_of(one["case"]): row["predicted"] / row["measured"] - 1
         for one in made if one["outcome"] == "measured" for row in one["memory"] if row["name"] == "peak"
     }  # fmt: skip
-    counted = f"{len(made)} case{'s' if len(made) > 1 else ''}: {outcomes}"
-    if not errors:
-        return counted
-    worst = max(errors, key=lambda name: abs(errors[name]))
-    return f"{counted}; largest error of a peak {errors[worst]:+.2%}{f' ({worst})' if errors[worst] else ''}"
+    told = [f"{len(made)} case{'s' if len(made) > 1 else ''}: {outcomes}"]
+    if errors:
+        worst = max(errors, key=lambda name: abs(errors[name]))
+        told.append(f"largest error of a peak {errors[worst]:+.2%}{f' ({worst})' if errors[worst] else ''}")
+    return "; ".join([*told, *dict.fromkeys(filter(None, (others(one.get("environment", {})) for one in made)))])
 
 
 def _key(case: Case, backend: str) -> str:

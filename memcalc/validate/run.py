@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from memcalc.errors import InputError, one_line
@@ -65,7 +69,7 @@ def outcome(case: Case, backend: str) -> dict[str, Any]:
     except Exception as error:
         why = one_line(error, 300)
         if not is_out_of_memory(error):
-            return {"outcome": f"failed with {type(error).__name__}", "why": why}
+            return {"outcome": f"failed with {type(error).__name__}", "why": f"{why} ({place_of(error)})"}
     return {"outcome": "out of memory", "why": why, **_too_large(case)}
 
 
@@ -79,12 +83,26 @@ def _too_large(case: Case) -> dict[str, Any]:
     return {"environment": environment, "predicted": {name: predicted[name] for name in ("peak", "reserved", "device")}}
 
 
+def place_of(error: BaseException) -> str:
+    """Where it was raised: the last line of memcalc on the way there, and the last of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _short(frame.filename).startswith("memcalc/")]
+    last = dict.fromkeys(f"{_short(frame.filename)}:{frame.lineno}" for frame in (*own[-1:], *frames[-1:]))
+    return ", ".join(last)
+
+
+def _short(filename: str) -> str:
+    """From the package on."""
+    here = str(Path(__file__).resolve().parent.parent.parent) + os.sep
+    return filename.removeprefix(here).rpartition("site-packages" + os.sep)[2]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is torch's, which is not imported for it, or that of a library that asks the device itself."""
     if not isinstance(error, RuntimeError):
         return False
-    return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in _OUT_OF_MEMORY)
+    return type(error).__name__ == "OutOfMemoryError" or _OUT_OF_MEMORY.search(str(error)) is not None
 
 
-_OUT_OF_MEMORY: Final = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""What the CUDA runtime, cuBLAS and cuDNN say where the caching allocator was not asked."""
+_OUT_OF_MEMORY: Final = re.compile("(?i:cuda) [^\n]*out of memory|_STATUS_ALLOC_FAILED")
+"""What the CUDA runtime and its driver, NCCL, cuBLAS and cuDNN say where the caching allocator was not asked."""

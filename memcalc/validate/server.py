@@ -2,7 +2,8 @@
 with a device that nothing of an earlier one is on, and one that dies, or does not end, is an outcome like others.
 
 `python -m memcalc.validate.server BACKEND` reads a case per line and writes an outcome per line. It must not touch the GPU
-itself: CUDA does not survive a fork.
+itself: CUDA does not survive a fork. It ends, with the case that it runs, when who asked it is gone, however that ended: a
+case that ran on would be on the device beside those of the next suite.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 from memcalc.errors import InputError
 from memcalc.validate import run
@@ -24,7 +26,17 @@ from memcalc.validate.suites import Case
 LIMIT: Final = 240
 """Seconds that a case may take. Those of the bundled suites take some, and a machine may be lent by the minute."""
 
+_MOMENT: Final = 20  # ms
+
 _PACKAGE: Final = Path(__file__).resolve().parent.parent.parent
+
+
+class Cases(Protocol):
+    """A case per line, through a pipe."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def fileno(self) -> int: ...
 
 
 class Server:
@@ -75,16 +87,17 @@ class Server:
         return json.loads(line) if line.endswith("\n") else {"outcome": "failed", "why": why}
 
 
-def serve(backend: str, limit: int, cases: IO[str], answers: IO[str]) -> None:
+def serve(backend: str, limit: int, cases: Cases, answers: IO[str]) -> None:
     """Answer every line of `cases`; the first answer says whether there is what the backend needs."""
     try:
         import memcalc.validate.cuda  # noqa: F401  # pyright: ignore[reportUnusedImport]  # torch, for every fork
     except ImportError:
         pass  # the first fork says it
-    _forked(lambda: _ready(backend), limit, answers)
+    gone = _gone(cases)
+    _forked(lambda: _ready(backend), limit, answers, gone)
     for line in cases:
         case = json.loads(line)
-        _forked(lambda case=case: run.outcome(case, backend), limit, answers)
+        _forked(lambda case=case: run.outcome(case, backend), limit, answers, gone)
 
 
 def _ready(backend: str) -> dict[str, Any]:
@@ -95,7 +108,14 @@ def _ready(backend: str) -> dict[str, Any]:
     return {"outcome": "ready"}
 
 
-def _forked(work: Callable[[], dict[str, Any]], limit: int, answers: IO[str]) -> None:
+def _gone(cases: Cases) -> Callable[[], bool]:
+    """Waits a moment, and says whether the other end of the pipe that cases come from is closed."""
+    poll = select.poll()
+    poll.register(cases, 0)  # nothing but its end is waited for
+    return lambda: bool(poll.poll(_MOMENT))
+
+
+def _forked(work: Callable[[], dict[str, Any]], limit: int, answers: IO[str], gone: Callable[[], bool]) -> None:
     """A process of its own writes what `work` gives; what has become of a process that wrote nothing is written here."""
     child = os.fork()
     if child == 0:
@@ -107,11 +127,17 @@ def _forked(work: Callable[[], dict[str, Any]], limit: int, answers: IO[str]) ->
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             os._exit(1)
         os._exit(0)
-    _, status = os.waitpid(child, 0)
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended:
+        if gone():
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            sys.exit(1)
+        ended, status = os.waitpid(child, os.WNOHANG)
     if status:
         code = os.waitstatus_to_exitcode(status)
-        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        why = f"did not end within {limit} s" if code == -signal.SIGALRM else f"its process {ended}"
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        why = f"did not end within {limit} s" if code == -signal.SIGALRM else f"its process {how}"
         answers.write(json.dumps({"outcome": "failed", "why": why}) + "\n")
         answers.flush()
 

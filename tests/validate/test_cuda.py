@@ -157,6 +157,9 @@ def test_every_row_is_what_a_gpu_without_rounding_would_show(options: dict[str, 
     assert "the allocator's history of a step" in text.getvalue()
     assert ("saved_activations" in text.getvalue()) is (report.setup.pp == 1)
     assert ("gradients in step" in text.getvalue()) is (report.setup.engine == "fsdp2")
+    by_kernel = () if report.setup.attention == "eager" else ("flash",)
+    assert measured.attention == tuple(comparison.to_dict()["attention"]) == by_kernel
+    assert ("attention by flash" in text.getvalue()) is bool(by_kernel)
     assert measured.seconds is not None
     assert 0 < measured.seconds < 30
     assert not torch.distributed.is_initialized()
@@ -177,6 +180,23 @@ def test_ranks_of_deepspeed_leave_nothing_to_one_another(zero: int) -> None:
     sent = comparison.communication
     assert {row.name for row in sent} >= {"all_reduce over 4: calls", "all_reduce over 4: payload"}
     assert [(row.name, row.predicted) for row in sent] == [(row.name, row.measured) for row in sent]
+
+
+def test_blocks_and_segments_are_the_most_of_all_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each phase forgets the peaks of the last one, and the allocator may have given segments back."""
+    peaks = {"memory_allocated": 0, "memory_reserved": 0}
+    for name in peaks:
+        monkeypatch.setattr(torch.cuda, f"max_{name}", lambda name=name: peaks[name])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.peak": 7})
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda: peaks.update(memory_allocated=3, memory_reserved=4)
+    )
+    allocator = cuda.Allocator()
+    allocator.begin()
+    peaks.update(memory_allocated=60, memory_reserved=80)
+    allocator.begin()
+    assert allocator.highest == 7
+    assert (allocator.allocated, allocator.reserved) == (60, 80)
 
 
 def test_ranks_time_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +247,15 @@ def test_what_torch_raises_when_memory_is_out() -> None:
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
     )
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("CUDA driver error: out of memory"))
+    assert is_out_of_memory(
+        torch.distributed.DistBackendError(
+            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
+        )
+    )
+    assert is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
     assert not is_out_of_memory(ValueError("CUDA error: out of memory"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: unspecified launch failure\nout of memory is another"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 

@@ -140,6 +140,14 @@ def test_the_docs_say_what_is_owed_and_then_what_was_measured(tmp_path: Path) ->
     (tmp_path / "somewhere.json").write_text(json.dumps({"schema_version": 1, "cases": cases}))
     text = section(tmp_path)
     assert "owed" not in text
+    assert "attention by" not in text
+    assert "estimates are for" not in text
+    older = {"torch": "2.11.0+cu130", "transformers": "5.17.0"}
+    cases = [one | {"environment": older | one["environment"], "attention": ["flash"]} for one in cases]
+    cases[0]["attention"] = ["cudnn"]
+    (tmp_path / "somewhere.json").write_text(json.dumps({"schema_version": 1, "cases": cases}))
+    assert "attention by cudnn, flash" in section(tmp_path)
+    assert "It ran with torch 2.11.0, transformers 5.17.0; estimates are for" in section(tmp_path)
     assert "### somewhere" in text
     assert "gpu a GPU" in text
     assert "| peak | 1 | 2.44% | -2.44% | 0, 1 | llama precision=bf16 seq_len=16 |" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,16 +105,21 @@ def test_a_suite_is_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(run, "validate", lambda *args, **options: ran.append(options) or validate(*args, **options))
     second = run_suite(CASES, "fake", record, told.append)
     assert second[:2] == first
-    assert [options["precision"] for options in ran] == ["fp7", "fp32"]  # what was refused may run by now
+    assert [options["precision"] for options in ran] == [
+        "fp32",
+        "fp7",
+    ]  # what was refused may run by now, after the others
     assert json.loads(record.read_text())["cases"] == second
     assert [line.split(":")[0] for line in told] == [
         "1/2 llama precision=bf16 seq_len=16", "2/2 llama precision=fp7", "2 cases",
-        "1/3 llama precision=bf16 seq_len=16", "2/3 llama precision=fp7", "3/3 llama precision=fp32 seq_len=16", "3 cases",
+        "1/3 llama precision=bf16 seq_len=16", "3/3 llama precision=fp32 seq_len=16", "2/3 llama precision=fp7", "3 cases",
     ]  # fmt: skip
     assert told[0].endswith("(+0.00%), all rows agree")
     assert told[3] == told[0].replace("1/2", "1/3") + ", as recorded"
     assert told[-1] == "3 cases: 2 measured, 1 refused; largest error of a peak +0.00%"
     assert list(tmp_path.iterdir()) == [record]
+    run_suite([CASES[2]] * 2, "fake", None, told.append)
+    assert [line.endswith(", as recorded") for line in told[-3:]] == [False, True, False]
 
 
 def test_nothing_in_a_case_ends_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +127,11 @@ def test_nothing_in_a_case_ends_the_suite(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyError("who knows")
 
     monkeypatch.setattr(run, "validate", broken)
-    outcomes = [made["outcome"] for made in run_suite(CASES, "fake", None, lambda _: None)]
-    assert outcomes == ["failed with KeyError"] * 3
+    made = run_suite(CASES, "fake", None, lambda _: None)
+    assert [one["outcome"] for one in made] == ["failed with KeyError"] * 3
+    own, last = made[0]["why"].removeprefix("'who knows' (").removesuffix(")").split(", ")
+    assert re.fullmatch(r"memcalc/validate/run\.py:\d+", own)
+    assert re.fullmatch(r"tests/validate/test_run\.py:\d+", last)
 
 
 def test_a_timeline_is_a_line_of_the_file(tmp_path: Path) -> None:

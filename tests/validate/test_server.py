@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -35,6 +36,17 @@ def test_what_is_not_there_is_said_first(backend: str) -> None:
         raise AssertionError
 
 
+class Lines(list[str]):
+    """What is read from a pipe, a case per line."""
+
+    def __init__(self, cases: list[str], pipe: int) -> None:
+        super().__init__(json.dumps(case) + "\n" for case in cases)
+        self.pipe = pipe
+
+    def fileno(self) -> int:
+        return self.pipe
+
+
 def test_a_case_that_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(case: Any, _: str) -> dict[str, Any]:
         print("a word of some library's")
@@ -52,7 +64,7 @@ def test_a_case_that_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None
     read, write = os.pipe()
     cases = ["fine", "killed", "ends", "waits", "raises", "fine"]
     with os.fdopen(write, "w") as answers, os.fdopen(read) as written:
-        server.serve("fake", 1, io.StringIO("".join(json.dumps(case) + "\n" for case in cases)), answers)
+        server.serve("fake", 1, Lines(cases, read), answers)
         answers.close()
         made = [json.loads(line) for line in written]
     assert [one["outcome"] for one in made] == ["ready", "fine", "failed", "failed", "failed", "failed", "fine"]
@@ -60,6 +72,27 @@ def test_a_case_that_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None
         "its process was ended by SIGKILL", "its process ended with status 3", "did not end within 1 s",
         "its process ended with status 1",
     ]  # fmt: skip
+
+
+def test_a_case_ends_with_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However that ended: a pipe is closed by the system, too."""
+    asks, asked = os.pipe()
+
+    def outcome(*_: Any) -> dict[str, Any]:
+        os.close(asked)  # the fork's own
+        time.sleep(60)
+        return {}
+
+    monkeypatch.setattr(run, "outcome", outcome)
+    began = time.monotonic()
+    closing = threading.Timer(1, os.close, [asked])
+    closing.start()
+    with pytest.raises(SystemExit):
+        server.serve("fake", 60, Lines(["fine"], asks), io.StringIO())
+    assert time.monotonic() - began < 20
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    os.close(asks)
 
 
 def test_an_interrupted_suite_leaves_no_case_behind() -> None:
