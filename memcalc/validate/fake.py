@@ -34,6 +34,7 @@ from memcalc.validate.components import components
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import balanced_routing, routing
 from memcalc.validate.gathered import Gathered
+from memcalc.validate.left import Left
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
@@ -103,10 +104,12 @@ def _measure_rank(report: Report, rank: int) -> Measured:
 
 
 def worst(ranks: Sequence[Measured]) -> Measured:
-    """The one's with the highest peak, with the highest peak of each phase."""
+    """The one's with the highest peak, with every phase's highest, and the gradients of the one with most in the step."""
     phases = ("forward", "backward", "step")
     highest = max(ranks, key=lambda m: max(getattr(m, phase) for phase in phases))
-    return highest._replace(**{phase: max(getattr(m, phase) for m in ranks) for phase in phases})
+    in_step = max(ranks, key=lambda m: m.step).gradients_in_step
+    peaks = {phase: max(getattr(m, phase) for m in ranks) for phase in phases}
+    return highest._replace(**peaks, gradients_in_step=in_step)
 
 
 def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> Job:
@@ -175,11 +178,12 @@ def _steps_before(setup: Setup) -> int:
 def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
     gc.collect()
     counters = nbytes(on_the_cpu(job.optimizer))
-    meter = Meter(live, weights.nbytes)
+    meter, left = Meter(live), Left(live, weights, in_flight=setup.pp > 1)
 
     def enter(phase: str) -> None:
         live.numbers_are_ones = phase == "step"
         meter.enter(phase)
+        left.enter(phase)
 
     with Collectives() as sent:
         gradients = job.step(enter)
@@ -190,7 +194,7 @@ def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
         gradients=found.gradients,
         gradients_in_step=found.gradients_in_step,
         optimizer_states=found.optimizer_states - counters,
-        saved_activations=found.saved_activations,
+        saved_activations=left.most(),
         forward=meter.peaks["forward"] - counters,
         backward=meter.peaks["backward"] - counters,
         step=meter.peaks["step"] - counters,
