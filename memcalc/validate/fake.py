@@ -133,8 +133,6 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
     module = made()
     if setup.engine == "deepspeed":
         batch = make_batch(setup, module.config)
-        for parameter in module.parameters():  # not initialized; a step with gradients that are no numbers is skipped
-            parameter.data.zero_()
         for tensor in (*module.parameters(), *module.buffers(), *batch.values()):
             live.register(tensor)
         with live:

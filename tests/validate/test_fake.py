@@ -226,6 +226,16 @@ def test_a_rank_of_deepspeed(options: dict[str, Any]) -> None:
     assert torch.nn.functional.linear is LINEAR
 
 
+BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 72,
+        "vocab_size": 70, "max_position_embeddings": 40}  # fmt: skip
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_no_gradient_overflows(zero: int) -> None:
+    """A norm's 1e-12 is none in fp16; where weights are zeros, as no real ones are, the gradients would be no numbers."""
+    same(validate(BERT, engine="deepspeed", gpus=4, zero=zero, precision="fp16-mixed", seq_len=16))
+
+
 BUCKET = {"reduce_bucket_size": 100_000}
 GATHERED = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
 
