@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -64,19 +64,27 @@ def measure(report: Report) -> Measured:
         raise InputError(f"--backend fake: {model.name} cannot be run without data ({why})") from error
 
 
-def _without_data(setup: Setup) -> bool:
-    """Whether tensors are fake ones."""
+def _can_be_fake(setup: Setup) -> bool:
+    """Whether tensors may be fake ones."""
     return setup.engine not in ("ddp", "deepspeed") and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
 
 
 def _measure_rank(report: Report, rank: int) -> Measured:
+    """Over fake tensors where they will do; code that looks at values (experts that are run in a loop) wants others."""
+    if _can_be_fake(report.setup):
+        with contextlib.suppress(DataDependentOutputException, DynamicOutputShapeException):
+            return _measure_over(report, rank, fake=True)
+    return _measure_over(report, rank, fake=False)
+
+
+def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
     setup = report.setup
     live = Live()
     two_stacks = report.model.model_type in ("t5", "bart", "whisper")
     with contextlib.ExitStack() as stack:
         if setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, rank))
-        if not _without_data(setup):
+        if not fake:
             stack.enter_context(Untouched())
         masks = not_traced(padded=setup.padded, encoder_decoder=two_stacks)
         for context in (
@@ -84,7 +92,7 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             resizing(live), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
-        if not _without_data(setup):
+        if not fake:
             stack.enter_context(as_on_cuda() if setup.shares_sequences else kernels_of_cuda())
         if setup.autocast_dtype is not None:
             stack.enter_context(cuda_lists_on_the_cpu())
@@ -93,12 +101,12 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
-        if setup.ep == 1 and not _without_data(setup):  # experts that are run in a loop have their rows
+        if setup.ep == 1 and not fake:  # experts that are run in a loop have their rows
             stack.enter_context(balanced_routing())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
         if mesh is not None:
             live.leave_out(mesh._rank_map)
-        if _without_data(setup):
+        if fake:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         return _run(live, setup, _job(live, report, mesh, stack))
 
