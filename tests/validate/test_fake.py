@@ -39,6 +39,8 @@ T5 = {"model_type": "t5", "d_model": 64, "d_kv": 12, "d_ff": 96, "num_layers": 2
 BART = {"model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 96, "vocab_size": 100,
         "decoder_ffn_dim": 80, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
         "max_position_embeddings": 40}  # fmt: skip
+BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 72,
+        "vocab_size": 70, "max_position_embeddings": 40}  # fmt: skip
 RECURRENT_GEMMA = {"model_type": "recurrent_gemma", "vocab_size": 60, "pad_token_id": 0, "hidden_size": 32,
                    "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
                    "lru_width": 40}  # fmt: skip
@@ -77,6 +79,8 @@ def same(comparison: Comparison) -> None:
         (T5, {"precision": "bf16", "attention": "eager"}),
         (T5, {"precision": "bf16", "recompute": "full"}),
         (BART, {"precision": "bf16"}),
+        (BERT | {"architectures": ["BertForMaskedLM"]}, {"precision": "bf16"}),
+        (BERT | {"model_type": "ernie", "architectures": ["ErnieForMaskedLM"]}, {"precision": "bf16-autocast"}),
         (RECURRENT_GEMMA, {"precision": "bf16"}),
         (RECURRENT_GEMMA, {"precision": "bf16", "recompute": "full", "global_batch_size": 4}),
         (RESNET, {"precision": "fp32", "seq_len": None}),
@@ -237,10 +241,6 @@ SMALL = {"param_persistence_threshold": 1000, "max_live_parameters": 40_000, "ma
 def test_a_rank_of_deepspeed(options: dict[str, Any]) -> None:
     same(validate(LLAMA, engine="deepspeed", seq_len=32, **{"gpus": 4} | options))
     assert torch.nn.functional.linear is LINEAR
-
-
-BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 72,
-        "vocab_size": 70, "max_position_embeddings": 40}  # fmt: skip
 
 
 @pytest.mark.parametrize("zero", [0, 2])
