@@ -227,10 +227,10 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
 
 def profile_of_steps(run: Trace) -> Profile:
     """The profile of a run of several micro-batches; saved is what the forward with most of it leaves."""
-    early, copies = run.middle.early, run.copies()
+    early, copies, saved = run.middle.early, run.copies(), _saved(run) - _stays(run)
     sizes = [
         numel(row.shape)[0] * row.dtype.itemsize * run.times(row, early) * (1 + run.repeated.more if i in copies else 1)
-        if row.component == "activation"
+        if row.component == "activation" and i in saved
         else 0
         for i, row in enumerate(run.rows)
     ]
@@ -393,18 +393,29 @@ def _saved(run: Trace) -> set[int]:
     """The blocks that a forward leaves for its backward."""
     if not run.forward_ends:
         return _alive(run, run.forward_end)
-    ends = set(run.forward_ends)
+    ends, phases = set(run.forward_ends), {place: phase for place, phase, _ in run.segments}
     of_this: set[int] = set()
     saved: set[int] = set()
+    phase = ""
     for place, event in enumerate(run.log):
         if place in ends:
             saved |= of_this
             of_this = set()
-        if event >= 0:
-            of_this.add(event)
-        else:
+        phase = phases.get(place, phase)
+        if event < 0:
             of_this.discard(~event)
+        elif phase == "forward":  # not a gradient that waits to be sent
+            of_this.add(event)
     return saved
+
+
+def _stays(run: Trace) -> set[int]:
+    """The blocks that are there when the run is over; of a step of several micro-batches also under the numbers that they
+    had before, as the losses, which the caller gets."""
+    out = _alive(run, len(run.log))
+    if run.forward_ends:
+        out |= {~run.log[place] for place in run.renamed if run.log[place + 1] in out}
+    return out
 
 
 def _census(run: Trace, place: int) -> Counter[_Kind]:
@@ -413,7 +424,7 @@ def _census(run: Trace, place: int) -> Counter[_Kind]:
     What is alive at the end of forward too is a saved activation, what is at the end of backward as good as a buffer.
     """
     saved = _saved(run)
-    left = _alive(run, len(run.log))
+    left = _stays(run)
     away, copies = run.away(place), run.copies()
     out: Counter[_Kind] = Counter()
     for i in _alive(run, place):

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,14 @@ AUTO_CLASSES = {
     "whisper": "AutoModelForSpeechSeq2Seq",
     "resnet": "AutoModelForImageClassification",
 }
-"""transformers' auto class of a model type that is not trained as a causal language model."""
+"""transformers' auto class of a model type that is not trained as a causal language model, whatever `architectures` names."""
+
+
+def auto_class(fields: Mapping[str, Any]) -> str:
+    """transformers' auto class of a config.json."""
+    masked = any(name.endswith("ForMaskedLM") for name in fields.get("architectures") or ())
+    return AUTO_CLASSES.get(fields["model_type"], "AutoModelForMaskedLM" if masked else "AutoModelForCausalLM")
+
 
 FOLDER = Path(__file__).resolve().parent / "families" / "cases"
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from cases import AUTO_CLASSES, DROPOUTS
+from cases import AUTO_CLASSES, DROPOUTS, auto_class
 from cuda_autocast import cuda_lists_on_the_cpu
 from flop_oracle import flops_of
 from per_op import CHECKPOINTS
@@ -105,7 +105,7 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str 
     from transformers import AutoConfig
 
     fields = dict(config)
-    auto = auto or AUTO_CLASSES.get(fields["model_type"], "AutoModelForCausalLM")
+    auto = auto or auto_class(fields)
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     for name in DROPOUTS:
         if hasattr(hf_config, name):

@@ -1,7 +1,8 @@
-"""BERT (models/bert/modeling_bert.py) as AutoModelForCausalLM builds it: BertLMHeadModel, with BertForMaskedLM's parameters.
+"""BERT (models/bert/modeling_bert.py): BertForMaskedLM where `architectures` names it, as most published configurations do,
+else BertLMHeadModel, which AutoModelForCausalLM builds and which has the same parameters.
 
-With `is_decoder` false, which is the default, every position attends to all others and there is no mask; the loss is that
-of a causal model in either case.
+With `is_decoder` false, which is the default, every position attends to all others and there is no mask. The loss of the
+former is of its logits as they are; that of the latter is a causal model's, whatever attends to what.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from memcalc.families.blocks import (
     act,
     bidirectional_sdpa_attention,
     causal_lm_loss,
+    loss_of_logits,
     plain_eager_attention,
     sdpa_attention,
 )
@@ -55,6 +57,7 @@ class BertConfig(FamilyConfig):
     type_vocab_size: Count = 2
     is_decoder: bool = False
     tie_word_embeddings: bool = True
+    architectures: list[str] | None = None
 
     @property
     def width_of_embedding(self) -> int:
@@ -67,9 +70,11 @@ class BertConfig(FamilyConfig):
 
 
 class Bert(Program):
-    """The program of BertLMHeadModel; its relatives override what differs."""
+    """The program of BertLMHeadModel and BertForMaskedLM; its relatives override what differs."""
 
     Config: type[FamilyConfig] = BertConfig
+    prefix = "Bert"
+    """What the names of transformers' classes begin with."""
     base = "bert"
     """The name of the model without its head."""
     decoder = "cls.predictions.decoder"
@@ -91,6 +96,15 @@ class Bert(Program):
         self.max_seq_len = config.max_position_embeddings
         self.positions_limit = config.max_position_embeddings
         self.table = f"{self.base}.embeddings.word_embeddings"
+        self.fills_in = self.trains_filling_in(config)
+        if self.fills_in:
+            self.loss_dtype = None
+
+    def trains_filling_in(self, config: Any) -> bool:
+        """Whether masked tokens are filled in. Where a configuration names both, the causal model is built."""
+        causal = {f"{self.prefix}LMHeadModel", f"{self.prefix}ForCausalLM"}
+        named: Collection[str] = config.architectures or ()
+        return f"{self.prefix}ForMaskedLM" in named and causal.isdisjoint(named)
 
     # --- weights and buffers
 
@@ -139,12 +153,12 @@ class Bert(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """BertLMHeadModel.forward(input_ids=ids, labels=ids).loss"""
+        """BertLMHeadModel.forward(input_ids=ids, labels=ids).loss, or BertForMaskedLM's"""
         root = Module(run, "")
         hidden_states = self.model(root / self.base, ids)
         run.memory.enter(run.memory.phase, None)
         logits = self.head(root, hidden_states)
-        return causal_lm_loss(run, logits, ids)
+        return loss_of_logits(run, logits, ids) if self.fills_in else causal_lm_loss(run, logits, ids)
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         with root / "cls.predictions":

@@ -340,6 +340,12 @@ def masked_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """ForMaskedLMLoss (loss/loss_utils.py): upcast, cross-entropy."""
     run.memory.scope = "loss"
     logits = cast(logits, fp32)
+    return loss_of_logits(run, logits, labels)
+
+
+def loss_of_logits(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
+    """CrossEntropyLoss()(logits.view(-1, vocab), labels.view(-1))"""
+    run.memory.scope = "loss"
     logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
     return cross_entropy(logits, view(labels, merge(*labels.shape)))
 

@@ -29,7 +29,6 @@ from memcalc.families.module import Buffer, Module, Run, Weight, module
 from memcalc.ops.axes import narrow, permute, repeat, squeeze
 from memcalc.ops.convolution import convolution
 from memcalc.ops.elementwise import add_, cast, dropout, like, of_two, over, softmax
-from memcalc.ops.loss import cross_entropy
 from memcalc.ops.matmul import bmm, times
 from memcalc.ops.routing import gather, masked_fill
 from memcalc.ops.selection import masked_fill_
@@ -139,7 +138,6 @@ class DebertaV2(Bert):
     Config = DebertaV2Config
     base = "deberta"
     attention_kinds = ("eager",)
-    loss_dtype = None
 
     @property
     def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
@@ -152,6 +150,10 @@ class DebertaV2(Bert):
             self.positions_limit = None
         self.buckets = Dim("buckets", 2 * config.relative_positions)
         self.conv_kernel = Dim("conv_kernel", config.conv_kernel_size)
+
+    def trains_filling_in(self, config: Any) -> bool:
+        """It has no other model of its language."""
+        return True
 
     def variant(self, i: int) -> Hashable:
         """A convolution follows the first layer."""
@@ -227,16 +229,6 @@ class DebertaV2(Bert):
         yield Buffer(f"{self.base}.embeddings.position_ids", (ONE_DIM, self.positions), int64)
 
     # --- forward
-
-    def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """DebertaV2ForMaskedLM.forward(input_ids=ids, labels=ids).loss"""
-        root = Module(run, "")
-        sequence_output = self.model(root / self.base, ids)
-        run.memory.enter(run.memory.phase, None)
-        logits = self.head(root, sequence_output)
-        run.memory.scope = "loss"
-        flat = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
-        return cross_entropy(flat, view(ids, merge(*ids.shape)))
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         if self.config.legacy:

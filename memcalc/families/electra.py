@@ -33,9 +33,10 @@ class ElectraConfig(BertConfig):
 
 
 class Electra(Bert):
-    """The program of ElectraForCausalLM."""
+    """The program of ElectraForCausalLM and ElectraForMaskedLM."""
 
     Config = ElectraConfig
+    prefix = "Electra"
     base = "electra"
 
     @property

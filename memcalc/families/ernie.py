@@ -26,9 +26,10 @@ class ErnieConfig(BertConfig):
 
 
 class Ernie(Bert):
-    """The program of ErnieForCausalLM."""
+    """The program of ErnieForCausalLM and ErnieForMaskedLM."""
 
     Config = ErnieConfig
+    prefix = "Ernie"
     base = "ernie"
 
     def __init__(self, config: Any) -> None:

@@ -35,9 +35,10 @@ class MegatronBertConfig(BertConfig):
 
 
 class MegatronBert(Bert):
-    """The program of MegatronBertForCausalLM."""
+    """The program of MegatronBertForCausalLM and MegatronBertForMaskedLM."""
 
     Config = MegatronBertConfig
+    prefix = "MegatronBert"
     attention_kinds = ("eager",)
 
     # --- weights and buffers

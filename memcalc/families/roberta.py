@@ -36,9 +36,13 @@ class RobertaConfig(BertConfig):
 
 
 class Roberta(Bert):
-    """The program of RobertaForCausalLM. Positions are counted from the token ids and begin after the padding's."""
+    """The program of RobertaForCausalLM and RobertaForMaskedLM.
+
+    Positions are counted from the token ids and begin after the padding's.
+    """
 
     Config = RobertaConfig
+    prefix = "Roberta"
     base = "roberta"
     decoder = "lm_head.decoder"
 
@@ -83,9 +87,13 @@ class XLMRobertaConfig(RobertaConfig):
 
 
 class XLMRoberta(Roberta):
-    """The program of XLMRobertaForCausalLM. Its head comes first, and with it the name of a tied table."""
+    """The program of XLMRobertaForCausalLM and XLMRobertaForMaskedLM.
+
+    Its head comes first, and with it the name of a tied table.
+    """
 
     Config = XLMRobertaConfig
+    prefix = "XLMRoberta"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -109,9 +117,10 @@ class CamembertConfig(RobertaConfig):
 
 
 class Camembert(XLMRoberta):
-    """The program of CamembertForCausalLM."""
+    """The program of CamembertForCausalLM and CamembertForMaskedLM."""
 
     Config = CamembertConfig
+    prefix = "Camembert"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +131,8 @@ class Data2VecTextConfig(RobertaConfig):
 
 
 class Data2VecText(Roberta):
-    """The program of Data2VecTextForCausalLM."""
+    """The program of Data2VecTextForCausalLM and Data2VecTextForMaskedLM."""
 
     Config = Data2VecTextConfig
+    prefix = "Data2VecText"
     base = "data2vec_text"

@@ -35,9 +35,10 @@ class RoCBertConfig(BertConfig):
 
 
 class RoCBert(Bert):
-    """The program of RoCBertForCausalLM."""
+    """The program of RoCBertForCausalLM and RoCBertForMaskedLM."""
 
     Config = RoCBertConfig
+    prefix = "RoCBert"
     base = "roc_bert"
 
     def __init__(self, config: Any) -> None:

@@ -38,9 +38,6 @@ def check(report: Report, backend: str) -> None:
         refuse(
             "optimizer", given, f"with engine deepspeed to be run {NOT_YET}adamw, adam (both fused, DeepSpeed's own)"
         )
-    if s.optimizer == "adamw-8bit" and backend == "fake" and s.engine != "none":
-        why = "over real tensors on the CPU bitsandbytes has another kernel, which allocates"
-        refuse("optimizer", s.optimizer, f"{why}; allowed: with --engine none, or with --backend cuda")
     if s.expert_imbalance != 1:
         refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
     if s.ep > 1 and s.engine == "fsdp2":

@@ -28,10 +28,11 @@ def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, devi
     """Of a step that has been done; `gradients`: those that the optimizer was given. States elsewhere than on `device` are
     none of its memory."""
     flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
-    if flat is not None:
-        gradients = None if flat.gradients is None else nbytes(flat.gradients)
+    if flat is not None and flat.gradients is not None:
+        gradients = nbytes(flat.gradients)
     flattened = flat is not None and setup.zero in (1, 2)  # into one buffer, whose padding is none of them
-    whole = setup.engine in ("none", "ddp")  # with the others whole gradients come and go
+    # With the others whole gradients come and go.
+    whole = setup.engine in ("none", "ddp") or (setup.engine == "deepspeed" and setup.zero in (0, 1))
     return Components(
         sum(t.nbytes for t in flat.parameters)
         if flat and flattened

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from memcalc.errors import InputError, one_line
-from memcalc.validate.reference import Enter, Job
+from memcalc.validate.reference import Enter, Job, nbytes
 from memcalc.validate.ulysses import shared_loss, shared_sequences
 from memcalc.validate.zero3_order import sets_in_order
 
@@ -77,22 +77,49 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
     )
     stack.callback(engine.destroy)  # its hooks would keep it
     losses: list[Any] = [None]
+    given: Callable[[], int] = (
+        _gradients_of_backward(engine, module) if setup.zero == 1 else lambda: _given(engine, module)
+    )
 
     def loss() -> Any:
         return engine(**batch).loss if mpu is None else shared_loss(engine, batch, setup.cp)
 
     def step(enter: Enter) -> int:
+        gradients = 0
         for micro_batch in range(setup.micro_batches):
             enter("forward")
             losses[0] = loss()
             enter("backward")
             engine.backward(losses[0])
             if micro_batch == setup.micro_batches - 1:
+                gradients = given()
                 enter("step")
             engine.step()
-        return 0
+        return gradients
 
     return Job([module], engine.optimizer, batch, step)
+
+
+def _given(engine: Any, module: Any) -> int:
+    """Bytes of the gradients that the step is given: those of weights, in stage 2 those of the rank's partitions, which
+    are the first of its lists. Behind them is padding."""
+    lists = getattr(engine.optimizer, "averaged_gradients", None)
+    if lists is None or engine.zero_optimization_stage() == 3:
+        return nbytes(p.grad for p in module.parameters())
+    parameters = engine.optimizer.params_in_partition
+    return sum(part.nbytes for i, own in enumerate(parameters) for part in lists[i][: len(own)])
+
+
+def _gradients_of_backward(engine: Any, module: Any) -> Callable[[], int]:
+    """Bytes of those of stage 1, which are all there until they are reduced and then go, those that are not the rank's."""
+    reduce, found = engine.optimizer.reduce_gradients, [0]
+
+    def reduce_gradients(*args: Any, **named: Any) -> None:
+        found[0] = nbytes(p.grad for p in module.parameters())
+        reduce(*args, **named)
+
+    engine.optimizer.reduce_gradients = reduce_gradients
+    return lambda: found[0]
 
 
 class Held(NamedTuple):
@@ -100,7 +127,7 @@ class Held(NamedTuple):
 
     parameters: list[torch.Tensor]
     gradients: list[torch.Tensor] | None
-    """Of stage 3, whose buffer stays; in the others they come and go."""
+    """Of stage 3, whose buffer stays."""
     states: list[torch.Tensor]
     """What the optimizer keeps, fp32 copies of weights included."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -35,6 +35,7 @@ from memcalc.validate.components import components
 from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import balanced_routing, routing
 from memcalc.validate.gathered import Gathered
+from memcalc.validate.left import Left
 from memcalc.validate.live import Live, resizing
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
@@ -64,19 +65,27 @@ def measure(report: Report) -> Measured:
         raise InputError(f"--backend fake: {model.name} cannot be run without data ({why})") from error
 
 
-def _without_data(setup: Setup) -> bool:
-    """Whether tensors are fake ones."""
+def _can_be_fake(setup: Setup) -> bool:
+    """Whether tensors may be fake ones."""
     return setup.engine not in ("ddp", "deepspeed") and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
 
 
 def _measure_rank(report: Report, rank: int) -> Measured:
+    """Over fake tensors where they will do; code that looks at values (experts that are run in a loop) wants others."""
+    if _can_be_fake(report.setup):
+        with contextlib.suppress(DataDependentOutputException, DynamicOutputShapeException):
+            return _measure_over(report, rank, fake=True)
+    return _measure_over(report, rank, fake=False)
+
+
+def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
     setup = report.setup
     live = Live()
     two_stacks = report.model.model_type in ("t5", "bart", "whisper")
     with contextlib.ExitStack() as stack:
         if setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, rank))
-        if not _without_data(setup):
+        if not fake:
             stack.enter_context(Untouched())
         masks = not_traced(padded=setup.padded, encoder_decoder=two_stacks)
         for context in (
@@ -84,7 +93,7 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             gpu_dropout(), collected_by_hand(), resizing(live), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
-        if not _without_data(setup):
+        if not fake:
             stack.enter_context(as_on_cuda() if setup.shares_sequences else kernels_of_cuda())
         if setup.autocast_dtype is not None:
             stack.enter_context(cuda_lists_on_the_cpu())
@@ -93,21 +102,23 @@ def _measure_rank(report: Report, rank: int) -> Measured:
             if setup.ep > 1:
                 stack.enter_context(kernels_of_a_gpu())
         stack.enter_context(routing(setup, alone=True))
-        if setup.ep == 1 and not _without_data(setup):  # experts that are run in a loop have their rows
+        if setup.ep == 1 and not fake:  # experts that are run in a loop have their rows
             stack.enter_context(balanced_routing())
         mesh = mesh_of(setup, "cpu") if setup.engine == "fsdp2" else None
         if mesh is not None:
             live.leave_out(mesh._rank_map)
-        if _without_data(setup):
+        if fake:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         return _run(live, setup, _job(live, report, mesh, stack))
 
 
 def worst(ranks: Sequence[Measured]) -> Measured:
-    """The one's with the highest peak, with the highest peak of each phase."""
+    """The one's with the highest peak, with every phase's highest, and the gradients of the one with most in the step."""
     phases = ("forward", "backward", "step")
     highest = max(ranks, key=lambda m: max(getattr(m, phase) for phase in phases))
-    return highest._replace(**{phase: max(getattr(m, phase) for m in ranks) for phase in phases})
+    in_step = max(ranks, key=lambda m: m.step).gradients_in_step
+    peaks = {phase: max(getattr(m, phase) for m in ranks) for phase in phases}
+    return highest._replace(**peaks, gradients_in_step=in_step)
 
 
 def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> Job:
@@ -131,8 +142,6 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
     module = made()
     if setup.engine == "deepspeed":
         batch = make_batch(setup, module.config)
-        for parameter in module.parameters():  # not initialized; a step with gradients that are no numbers is skipped
-            parameter.data.zero_()
         for tensor in (*module.parameters(), *module.buffers(), *batch.values()):
             live.register(tensor)
         with live:
@@ -176,11 +185,12 @@ def _steps_before(setup: Setup) -> int:
 def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
     gc.collect()
     counters = nbytes(on_the_cpu(job.optimizer))
-    meter = Meter(live, weights.nbytes)
+    meter, left = Meter(live), Left(live, weights, in_flight=setup.pp > 1)
 
     def enter(phase: str) -> None:
         live.numbers_are_ones = phase == "step"
         meter.enter(phase)
+        left.enter(phase)
 
     with Collectives() as sent:
         gradients = job.step(enter)
@@ -191,7 +201,7 @@ def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:
         gradients=found.gradients,
         gradients_in_step=found.gradients_in_step,
         optimizer_states=found.optimizer_states - counters,
-        saved_activations=found.saved_activations,
+        saved_activations=left.most(),
         forward=meter.peaks["forward"] - counters,
         backward=meter.peaks["backward"] - counters,
         step=meter.peaks["step"] - counters,

@@ -25,8 +25,12 @@ class Gathered:
 
     def nbytes(self) -> int:
         """Bytes of whole weights that are there now, and of the buffers that they are gathered in."""
+        return sum(self.storages().values())
+
+    def storages(self) -> dict[int, int]:
+        """Their storages -> bytes of each."""
         now = [t.untyped_storage() for root in self.job.modules for t in (*_of_fsdp2(root), *_of_zero_3(root))]
-        return sum({s._cdata: s.nbytes() for s in (*now, *self._of_modules.values())}.values())
+        return {s._cdata: s.nbytes() for s in (*now, *self._of_modules.values())}
 
     def _note(self, module: torch.nn.Module, _: Any) -> None:
         """ZeRO-3's own hook has just gathered them (runtime/zero/parameter_offload.py). What an op saves of one stays there

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,6 +21,13 @@ STATE: Final = torch.uint64
 """Of the state of dropout's random numbers, of which nothing is counted."""
 
 
+class Made(NamedTuple):
+    """A storage that was made in forward. Another one may have its address later, not its number."""
+
+    number: int
+    nbytes: int
+
+
 class Live(TorchDispatchMode):
     """Counts the bytes of all live storages that an op returned while the mode was on, resized ones included."""
 
@@ -30,6 +38,10 @@ class Live(TorchDispatchMode):
         self.numbers_are_ones = False
         """Whether `item()` of a fake tensor is one: optimizers scale by such numbers."""
         self._seen: set[int] = set()
+        self.in_forward = False
+        self.made: dict[int, Made] = {}
+        """In forward: what is there of it, by the storage's address."""
+        self._numbers = itertools.count()
 
     def begin(self) -> None:
         """A new phase: forget the peak of the last one."""
@@ -44,6 +56,8 @@ class Live(TorchDispatchMode):
         if key in self._seen:
             return
         self._seen.add(key)
+        if self.in_forward:
+            self.made[key] = Made(next(self._numbers), storage.nbytes())
         self._add(storage.nbytes())
         weakref.finalize(storage, self._forget, key, storage.nbytes()).atexit = False
 
@@ -54,6 +68,7 @@ class Live(TorchDispatchMode):
     def _forget(self, key: int, nbytes: int) -> None:
         self.now -= nbytes
         self._seen.discard(key)
+        self.made.pop(key, None)
 
     def _add(self, nbytes: int) -> None:
         self.now += nbytes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import AUTO_CLASSES, step_cases
+from cases import auto_class, step_cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +73,7 @@ def transformers_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int
     import transformers
 
     kept = deepcopy(config)
-    auto = getattr(transformers, AUTO_CLASSES.get(kept["model_type"], "AutoModelForCausalLM"))
+    auto = getattr(transformers, auto_class(kept))
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ import paper
 import pytest
 import torch
 import transformers
-from cases import AUTO_CLASSES, parameter_cases
+from cases import auto_class, parameter_cases
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -41,7 +41,7 @@ def configs() -> list[Any]:
 
 def meta_model(fields: dict[str, Any]) -> torch.nn.Module:
     kept = deepcopy(fields)
-    auto = getattr(transformers, AUTO_CLASSES.get(kept["model_type"], "AutoModelForCausalLM"))
+    auto = getattr(transformers, auto_class(kept))
     with torch.device("meta"):
         return auto.from_config(transformers.AutoConfig.for_model(kept.pop("model_type"), **kept))
 

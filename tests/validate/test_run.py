@@ -32,7 +32,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
         ({"gpus": 8, "engine": "megatron"}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed$"),
         ({"kernels": "fused"}, "--kernels fused: .*allowed: hf"),
         ({"cross_entropy": "chunked"}, "--cross-entropy chunked: .*allowed: eager"),
-        ({"optimizer": "adamw-8bit", "gpus": 2}, "--optimizer adamw-8bit: .*allowed: with --engine none, or"),
         ({"precision": "bf17"}, "--precision bf17"),
     ],
 )
