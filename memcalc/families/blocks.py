@@ -30,10 +30,10 @@ from memcalc.ops.shape import (
     cat,
     contiguous,
     every_second,
+    expand,
     interleave,
     part,
     repeat_interleave,
-    repeat_kv,
     reshape,
     rotate_half,
     transpose,
@@ -261,6 +261,15 @@ def apply_mask_to_padding_states(hidden_states: Tensor, mask: Tensor | None) -> 
 def repeat_pairs(x: Tensor) -> Tensor:
     """x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1)"""
     return repeat_interleave(part(x, divided(x.shape[-1], 2)), x.shape[-1])
+
+
+def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
+    """(batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim); a copy unless nothing is repeated."""
+    batch, kv_heads, seq, width = x.shape
+    if heads.size == kv_heads.size:
+        return x
+    groups = Dim("heads/kv_heads", heads.size // kv_heads.size)
+    return reshape(expand(unsqueeze(x, 2), batch, kv_heads, groups, seq, width), batch, heads, seq, width)
 
 
 def pack_gqa(q: Tensor, kv_heads: Dim) -> Tensor:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.dims import ONE_DIM, Dim
 from memcalc.dtypes import int64
-from memcalc.families.blocks import Attended, causal_lm_loss, masked_lm_loss, sdpa_attention
+from memcalc.families.blocks import Attended, causal_lm_loss, masked_lm_loss, repeat_kv, sdpa_attention
 from memcalc.families.masks import causal_mask, causal_mask_of_one_sequence, packed_causal_mask
 from memcalc.families.module import Input
 from memcalc.ops.ring_attention import Ring, ring_attention
-from memcalc.ops.shape import contiguous, repeat_kv, transpose
+from memcalc.ops.shape import contiguous, transpose
 from memcalc.tensor import Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:

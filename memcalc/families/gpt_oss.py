@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.families.blocks import Attended, rms_norm_in_fp32, rotary_angles
+from memcalc.families.blocks import Attended, repeat_kv, rms_norm_in_fp32, rotary_angles
 from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
 from memcalc.families.experts import REFUSED, Experts, check_experts
 from memcalc.families.llama import Llama
@@ -20,18 +20,7 @@ from memcalc.ops.elementwise import cast, dropout, like, scale, sigmoid, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.routing import maximum, topk
 from memcalc.ops.selection import clamp
-from memcalc.ops.shape import (
-    cat,
-    chunk,
-    contiguous,
-    every_second,
-    expand,
-    part,
-    repeat_kv,
-    reshape,
-    transpose,
-    unsqueeze,
-)
+from memcalc.ops.shape import cat, chunk, contiguous, every_second, expand, part, reshape, transpose, unsqueeze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, act, sdpa_attention
+from memcalc.families.blocks import Attended, act, repeat_kv, sdpa_attention
 from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
 from memcalc.families.config import Activation, Bounds, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.llama import linear_weights
@@ -21,7 +21,7 @@ from memcalc.families.sparse import SparseLayers, gated_mlp_weights
 from memcalc.ops.elementwise import cast, dropout, like, mean, power, rsqrt, scale, sigmoid, softmax
 from memcalc.ops.matmul import bmm, matmul
 from memcalc.ops.routing import add_, repeat_rows, scatter_, sum_first, topk
-from memcalc.ops.shape import chunk, contiguous, expand, repeat_kv, reshape, transpose, unsqueeze, view
+from memcalc.ops.shape import chunk, contiguous, expand, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from memcalc.kernels.liger import alias, packed
 from memcalc.ops import norm
 from memcalc.ops.attention import heads_inside, scaled_dot_product_attention
 from memcalc.ops.elementwise import activation, dropout, like, recording
-from memcalc.ops.shape import clone, contiguous, repeat_kv, transpose
+from memcalc.ops.shape import clone, contiguous, transpose
 from memcalc.ops.work import works, works_backward
 from memcalc.tensor import Tensor, new_tensor
 
@@ -138,7 +138,7 @@ def core_attention(
 
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
-    key, value = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+    key, value = blocks.repeat_kv(k, q.shape[1]), blocks.repeat_kv(v, q.shape[1])
     scores = scaled_product(q, transpose(key, 2, 3), "attention scores")  # a name of the real forward, to its end
     probabilities = dropout(masked_softmax(scores), p)
     return contiguous(transpose(product(probabilities, value, "attention output"), 1, 2))

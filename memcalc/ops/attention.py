@@ -25,14 +25,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from memcalc.autograd import Node
-from memcalc.dims import plus
+from memcalc.dims import Dim, plus
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.autocast import autocast
 from memcalc.ops.elementwise import cast, like, recording, scale, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.replaceable import replaceable
 from memcalc.ops.selection import where
-from memcalc.ops.shape import expand, repeat_kv, transpose
+from memcalc.ops.shape import clone, expand, transpose, unsqueeze, view
 from memcalc.ops.work import attends, attends_backward
 from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
@@ -118,13 +118,23 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     scaled_query = scale(query, "mul")
     if mask is None:
         mask = _causal_mask(query, key) if causal else None
-        keys, values = repeat_kv(key, query.shape[1]), repeat_kv(value, query.shape[1])
+        keys, values = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
     attn = matmul(scaled_query, scale(transpose(keys, 2, 3), "mul"), SCORES)
     if mask is not None:
         attn = attn + mask
     attn = softmax(attn)
     _weights = cast(attn, q.dtype)  # the op's second output
     return cast(matmul(attn, values, "attention output"), q.dtype)
+
+
+def _repeated(x: Tensor, heads: Dim) -> Tensor:
+    """x.repeat_interleave(heads / kv_heads, dim=1): a copy also of a single head."""
+    batch, kv_heads, seq, width = x.shape
+    if heads.size == kv_heads.size:
+        return x
+    groups = Dim("heads/kv_heads", heads.size // kv_heads.size)
+    copied = clone(expand(unsqueeze(x, 2), batch, kv_heads, groups, seq, width))
+    return view(copied, batch, heads, seq, width)
 
 
 def _causal_mask(query: Tensor, key: Tensor) -> Tensor:

@@ -215,15 +215,6 @@ def expand(a: Tensor, *shape: Dim) -> Tensor:
     return _view(a, shape, strides, _expand_backward, a.shape)
 
 
-def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
-    """(batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim); a copy unless nothing is repeated."""
-    batch, kv_heads, seq, width = x.shape
-    if heads.size == kv_heads.size:
-        return x
-    groups = Dim("heads/kv_heads", heads.size // kv_heads.size)
-    return reshape(expand(unsqueeze(x, 2), batch, kv_heads, groups, seq, width), batch, heads, seq, width)
-
-
 def _expand_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     grad = grads[0]
     return [grad if [d.size for d in grad.shape] == [d.size for d in node.context] else sum_to(grad, node.context)]

@@ -101,6 +101,12 @@ def test_a_family(model_type: str, precision: str, gpu: str) -> None:
     check(case.fields | dict.fromkeys(DROPOUTS, 0.0), gpu, precision=precision, b=case.batch, s=case.seq)
 
 
+@pytest.mark.parametrize(("gpu", "precision"), [(AMPERE, "fp32"), (VOLTA, "bf16")])
+def test_one_key_for_all_heads(gpu: str, precision: str) -> None:
+    """It is copied for every head, which a view would do for a product."""
+    check(LLAMA | {"num_key_value_heads": 1}, gpu, precision=precision, b=2, s=24)
+
+
 @pytest.mark.parametrize("gpu", [AMPERE, VOLTA])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mask(precision: str, gpu: str) -> None:
