@@ -30,10 +30,10 @@ SAVED = {
 
 def per_op_contexts() -> Any:
     """The contexts of one block's forward and of its recomputation."""
-    products = count(1)
+    products = {run_again: count(1) for run_again in (False, True)}
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        is_second = op is PRODUCT and next(products) % 2 == 0
+        is_second = op is PRODUCT and next(products[context.is_recompute]) % 2 == 0
         return CheckpointPolicy.MUST_SAVE if op in SAVED and not is_second else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)

@@ -8,11 +8,13 @@ from typing import Any
 
 import oracle
 import paper
+import per_op as per_op_module
 import pytest
 import torch
 from cases import Case, step_cases
 from kernel_bytes import Arg, Kernel, in_torch, on_paper
-from per_op import CHECKPOINTS
+from per_op import CHECKPOINTS, per_op_contexts
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 from traces import traced
 
 import memcalc
@@ -22,6 +24,23 @@ from memcalc.ops.elementwise import activation, neg
 from memcalc.ops.matmul import mm
 from memcalc.selective import PRODUCT, per_op
 from memcalc.tensor import Tensor
+from memcalc.tracing import selective
+from memcalc.tracing.selective import context_fn
+
+
+@pytest.mark.parametrize("contexts", [context_fn(per_op), per_op_contexts])
+def test_the_second_run_is_answered_as_the_first_one(contexts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 asks the policy in both; a layer of Llama has an odd number of products."""
+    asked: list[Any] = []
+    for module in (selective, per_op_module):
+        monkeypatch.setattr(module, "create_selective_checkpoint_contexts", asked.append)
+    contexts()
+    first, second = (
+        [asked[0](SelectiveCheckpointContext(is_recompute=again), torch.ops.aten.mm.default) for _ in range(7)]
+        for again in (False, True)
+    )
+    assert first == second == [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE] * 3 + first[:1]
+
 
 FAMILIES = (
     "qwen2",  # products with biases, which are not kept

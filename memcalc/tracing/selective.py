@@ -32,14 +32,15 @@ def context_fn(policy: Policy) -> Callable[[], Any]:
 
 
 def _contexts(policy: Policy) -> Any:
-    calls: Counter[str] = Counter()
+    calls: Counter[tuple[str, bool]] = Counter()
 
     def chosen(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         name = OPS.get(op)
         if name is None:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        calls[name] += 1
-        kept = policy(name, calls[name] - 1)
+        of = name, context.is_recompute  # torch 2.11 asks in the second run, too
+        calls[of] += 1
+        kept = policy(name, calls[of] - 1)
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(chosen)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 DEVICE = "cuda"
 
-_TIMED_SECONDS: Final = 3.0
+_TIMED_SECONDS: Final = 1.0
 """What the timing of steps may take, if a step is shorter."""
 _TIMED_STEPS: Final = 10
 
@@ -152,12 +152,13 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
     measured = _step(setup, job, weights)
     torch.cuda.synchronize()
     device = here.used()
+    history = _history(job)
     return measured._replace(
         device=device,
-        workspaces=_workspaces(),
+        workspaces=_workspaces(),  # a step after this makes them anew, which is no part of the history
         context=here.context,
         environment=here.environment(),
-        history=_history(job),
+        history=history,
         saved_by_hooks=_saved_by_hooks(setup, job),
         seconds=_seconds(job),
         **_called(setup, job),

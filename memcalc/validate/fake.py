@@ -36,7 +36,7 @@ from memcalc.validate.engines import mesh_of, shard, split, wrapped
 from memcalc.validate.experts import balanced_routing, routing
 from memcalc.validate.gathered import Gathered
 from memcalc.validate.left import Left
-from memcalc.validate.live import Live, resizing
+from memcalc.validate.live import Live, resizing, whole_shapes_uncounted
 from memcalc.validate.meter import Meter
 from memcalc.validate.optimizers import on_the_cpu
 from memcalc.validate.pipeline import pipeline
@@ -90,7 +90,7 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
         masks = not_traced(padded=setup.padded, encoder_decoder=two_stacks)
         for context in (
             masks if not setup.shares_sequences else not_initialized(), cuda_kernels(fused_kernels(setup.gpu)),
-            gpu_dropout(), collected_by_hand(), resizing(live), quiet(),
+            gpu_dropout(), collected_by_hand(), resizing(live), whole_shapes_uncounted(), quiet(),
         ):  # fmt: skip
             stack.enter_context(context)
         if not fake:
@@ -176,10 +176,8 @@ def _run(live: Live, setup: Setup, job: Job) -> Measured:
 
 
 def _steps_before(setup: Setup) -> int:
-    """In its second step DDP tells all ranks its new buckets, ZeRO-3 records what is used in what order, and SGD's momentum
-    is first added to: DTensor then asks what comes of it, over fake tensors as large as the whole."""
-    second = {"ddp": True, "deepspeed": setup.zero == 3, "fsdp2": setup.optimizer == "sgd-momentum"}
-    return 2 if second.get(setup.engine, False) else 1
+    """In its second step DDP tells all ranks its new buckets, and ZeRO-3 records what is used in what order."""
+    return 2 if setup.engine == "ddp" or (setup.engine == "deepspeed" and setup.zero == 3) else 1
 
 
 def _step(live: Live, setup: Setup, job: Job, weights: Gathered) -> Measured:

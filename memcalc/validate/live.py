@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
 from memcalc.validate.collectives import has_local_tensors
@@ -97,6 +97,26 @@ class Live(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self.register(leaf)
         return out
+
+
+@contextmanager
+def whole_shapes_uncounted() -> Iterator[None]:
+    """DTensor looks over fake tensors what an op gives of the whole ones: no memory of anybody's. It remembers an op with its
+    numbers, so it looks again where an optimizer's differ from those of the last step."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    propagator: Any = ShardingPropagator
+    own = propagator._propagate_tensor_meta_non_cached
+
+    def look(self: Any, schema: Any) -> Any:
+        with _disable_current_modes():
+            return own(self, schema)
+
+    propagator._propagate_tensor_meta_non_cached = look
+    try:
+        yield
+    finally:
+        propagator._propagate_tensor_meta_non_cached = own
 
 
 @contextmanager

@@ -48,6 +48,10 @@ class StandIn:
             "requested_bytes.all.peak": self.live.highest + WORKSPACES,
         }
 
+    def begin(self) -> None:
+        self.workspaces = WORKSPACES  # a step has made them anew
+        self.live.begin()
+
     def clear(self) -> None:
         self.workspaces = 0
 
@@ -66,6 +70,7 @@ class StandIn:
 
     def snapshot(self) -> dict[str, Any]:
         assert self.recording
+        assert self.workspaces  # as in any step
         self.trace.append({"action": "alloc", "addr": len(self.trace), "size": 8})
         return {"device_traces": [self.trace]}
 
@@ -103,7 +108,7 @@ def on_the_cpu() -> Iterator[Live]:
     with pytest.MonkeyPatch.context() as patch, resizing(live), collected_by_hand():
         for name in ("memory_stats", "max_memory_allocated", "max_memory_reserved"):
             patch.setattr(torch.cuda, name, getattr(stand_in, name))
-        patch.setattr(torch.cuda, "reset_peak_memory_stats", live.begin)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", stand_in.begin)
         patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", stand_in.clear, raising=False)
         patch.setattr(torch.cuda, "synchronize", lambda: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)

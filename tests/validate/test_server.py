@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -72,6 +73,17 @@ def test_a_case_that_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None
         "its process was ended by SIGKILL", "its process ended with status 3", "did not end within 1 s",
         "its process ended with status 1",
     ]  # fmt: skip
+
+
+def test_a_case_collects_nothing_that_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second with torch and transformers, at every phase of a step."""
+    monkeypatch.setattr(run, "outcome", lambda *_: {"outcome": len(gc.get_objects())})
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as answers, os.fdopen(read) as written:
+        server.serve("fake", 60, Lines(["fine"], read), answers)
+        answers.close()
+        *_, counted = [json.loads(line)["outcome"] for line in written]
+    assert counted < 1000
 
 
 def test_a_case_ends_with_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
