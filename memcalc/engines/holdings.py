@@ -110,10 +110,11 @@ def weight_rows(
     suffix: str = "",
     source: str | None = None,
 ) -> list[Row]:
-    """One row per weight class: parameters, or what there is of those that get a gradient."""
+    """One row per weight class: parameters, copies of them that an optimizer was given, or what there is of those that get a
+    gradient."""
     program = model.program
     read = program.source or source or program.weights_source
-    copies = model.copies if component == "parameters" else model.trained
+    copies = {"parameters": model.copies, "optimizer_states": model.trainable}.get(component, model.trained)
     return [
         Row(component, w.name + suffix, w.shape, dtype, copies(w), life, program.basis, read)  # type: ignore[arg-type]
         for w in model.weight_classes

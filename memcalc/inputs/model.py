@@ -56,8 +56,7 @@ class Model:
     @property
     def trainable_parameters(self) -> int:
         """Parameters that want a gradient."""
-        frozen = (w for w in self.weight_classes if w.name in self.program.frozen)
-        return self._num_parameters - sum(numel(w.shape)[0] * self.copies(w) for w in frozen)
+        return sum(numel(w.shape)[0] * self.trainable(w) for w in self.weight_classes)
 
     @property
     def active_parameters(self) -> int:
@@ -81,6 +80,10 @@ class Model:
     def copies(self, weight: Weight) -> int:
         """How many tensors a weight class stands for."""
         return self._copies[weight.name, weight.shape]
+
+    def trainable(self, weight: Weight) -> int:
+        """How many of them want a gradient."""
+        return 0 if weight.name in self.program.frozen else self.copies(weight)
 
     def trained(self, weight: Weight) -> int:
         """How many of them get a gradient."""

@@ -23,7 +23,8 @@ def check(report: Report, backend: str) -> None:
     if s.seq_len is None:
         raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
     if s.engine not in _ENGINES:
-        refuse("engine", s.engine, f"to be run {NOT_YET}{', '.join(_ENGINES)}{_instead(s)}")
+        kernels = "Transformer Engine has no kernels for tensors without data; " if backend == "fake" else ""
+        refuse("engine", s.engine, f"{kernels}to be run {NOT_YET}{', '.join(_ENGINES)}{_instead(s)}")
     if s.engine == "deepspeed" and max(s.tp, s.pp) > 1:
         axis = next(axis for axis in ("tp", "pp") if getattr(s, axis) > 1)
         refuse(axis, getattr(s, axis), f"with engine deepspeed to be run {NOT_YET}1")
