@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.dtypes import fp32
 from memcalc.kernels.attention_on_gpu import fused_kernels
@@ -11,22 +11,35 @@ from memcalc.ops.attention import SCORES
 if TYPE_CHECKING:
     from memcalc.estimation import Report
 
+_NVIDIA: Final = "a100-80gb"
+
 
 def notes(report: Report) -> list[str]:
     """A sentence each; mostly none."""
     setup = report.setup
     if setup.attention != "sdpa" or setup.kernels == "megatron":
         return []
-    if any(work.name == SCORES for profile in report.rank.profiles for work in profile.run.work):
+    if _makes_scores(report):
         where = "torch" if setup.gpu is None else f"torch on {setup.gpu}"
         return [f"sdpa: {where} has no fused kernel for these operands; its math kernel makes the scores of all heads"]
     in_fp32 = setup.compute_dtype is fp32 and setup.autocast_dtype is None
     unmasked = setup.cp == 1 and not setup.padded
-    if in_fp32 and unmasked and _grouped(report.model.program) and fused_kernels(setup.gpu) is None:
+    grouped = in_fp32 and unmasked and _grouped(report.model.program) and fused_kernels(setup.gpu) is None
+    if grouped and _makes_scores(_on_nvidia(report)):
         shown = "with an NVIDIA --gpu they are counted" if setup.gpu is None else f"not modelled for {setup.gpu}"
         why = "torch has no fused CUDA kernel for fp32 with fewer key/value heads than heads"
         return [f"sdpa: {why}; a GPU then saves the scores of all heads ({shown})"]
     return []
+
+
+def _makes_scores(report: Report) -> bool:
+    return any(work.name == SCORES for profile in report.rank.profiles for work in profile.run.work)
+
+
+def _on_nvidia(report: Report) -> Report:
+    """The same on one of whose kernels all is known: a sliding window's mask, or heads that a family repeats, let it take a
+    fused one."""
+    return type(report)(report.model, report.setup._replace(gpu=_NVIDIA))
 
 
 def _grouped(program: Any) -> bool:

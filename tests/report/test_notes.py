@@ -51,5 +51,14 @@ def test_else_nothing_is_said(options: dict[str, Any]) -> None:
     assert of(GROUPED, **options) == []
 
 
+@pytest.mark.parametrize("gpu", [None, "mi300x"])
+def test_what_an_nvidia_gpu_has_a_fused_kernel_for_is_no_surprise(gpu: str | None) -> None:
+    windowed = GROUPED | {"model_type": "mistral", "sliding_window": 16}  # a mask, for which k and v are repeated
+    repeated = FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
+    for config in (windowed, repeated):
+        assert of(config, precision="fp32", gpu=gpu) == []
+    assert len(of(windowed | {"sliding_window": 17}, precision="fp32", gpu=gpu)) == 1
+
+
 def test_a_bare_number_of_parameters_has_no_attention() -> None:
     assert notes(memcalc.estimate(params="7B", precision="fp32", gpu="a10")) == []
