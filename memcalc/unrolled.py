@@ -36,9 +36,9 @@ class NotPeriodic(Exception):
 
 def unrolled(run: Trace) -> Unrolled:
     """NotPeriodic where a block of one period has no like in another one that does the same to it, and for a pipeline's run
-    that has left layers or micro-batches out."""
-    if run.repeated.more or (run.forward_ends and run.middle.more):
-        raise NotPeriodic("what was left out of a run of several micro-batches is not written out")
+    that has left micro-batches out."""
+    if run.repeated.more:
+        raise NotPeriodic("micro-batches that were left out of a run are not written out")
     if not run.middle.more:
         return _as_it_is(run)
     out = _Unrolling(run)
@@ -120,10 +120,12 @@ _LATE = 1
 
 
 def _pieces(run: Trace) -> Iterator[_Piece]:
-    """The log in the order of the real stack: what the late period does comes once for every one that is added."""
+    """The log in the order of the real stack: what the late period does comes once for every one that is added, the first
+    or the last one first, whichever end of the stack was before."""
     periods = _periods(run)
     cuts = [*run.segments, (len(run.log), "", None)]
     here: list[tuple[int, int]] = []  # the late period's, forward or backward
+    before = _LATE - 1
     if cuts[0][0]:
         yield _Piece(0, cuts[0][0], None, None)
     for (start, phase, layer), (end, following, after) in pairwise(cuts):
@@ -133,10 +135,11 @@ def _pieces(run: Trace) -> Iterator[_Piece]:
             if following == phase and periods.of(after) == _LATE:
                 continue
             reals = range(_LATE, _LATE + periods.more + 1)
-            for real in reals if phase == "forward" else reversed(reals):
+            for real in reals if before < _LATE else reversed(reals):
                 yield from (_Piece(*part, _LATE, real) for part in here)
             here = []
         else:
+            before = before if period is None else period
             shift = periods.more if period is not None and period > _LATE else 0
             yield _Piece(start, end, period, None if period is None else period + shift)
 
@@ -156,8 +159,9 @@ class _Unrolling:
         self.renamed = -1
 
     def play(self, piece: _Piece) -> None:
-        """What is outside the layers and frees a block of the late period does so to all that are like it."""
-        if piece.period is not None:
+        """What is outside the layers, or in one that is no neighbour, and frees a block of the late period does so to all that
+        are like it."""
+        if piece.period is not None and abs(piece.period - _LATE) < 2:
             self._play(piece)
             return
         start = piece.start
@@ -169,7 +173,7 @@ class _Unrolling:
                 for real in range(_LATE, _LATE + self.periods.more + 1):
                     self._play(_Piece(start, end, _LATE, real))
             else:
-                self._play(_Piece(start, end, None, None))
+                self._play(_Piece(start, end, piece.period, piece.real))
             start = end
 
     def _is_late(self, place: int) -> bool:
@@ -212,10 +216,10 @@ class _Unrolling:
         return self.live.pop(key)
 
     def _real(self, period: int | None, piece: _Piece) -> int | None:
-        """The period of the real stack that a block is of: as far from the running one as in the run."""
+        """The period of the real stack that a block is of: of neighbours as far from the running one as in the run."""
         if period is None:
             return None
-        if piece.period is None or piece.real is None:
+        if piece.period is None or piece.real is None or abs(piece.period - period) > 1:
             return period + self.periods.more if period > _LATE else period
         return piece.real + period - piece.period
 
