@@ -26,8 +26,8 @@ class Unrolled(NamedTuple):
     """Of each block, the row of the run that it was allocated as."""
     backward: int
     """Where backward begins."""
-    gradients: frozenset[int]
-    """Blocks that are gradients in the end."""
+    gradients: tuple[int, ...]
+    """Blocks that are gradients in the end, in the order in which they became so."""
 
 
 class NotPeriodic(Exception):
@@ -44,7 +44,7 @@ def unrolled(run: Trace) -> Unrolled:
     out = _Unrolling(run)
     for piece in _pieces(run):
         out.play(piece)
-    return Unrolled(out.log, out.rows, out.backward, frozenset(out.gradients))
+    return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients))
 
 
 def _held(component: str) -> bool:
@@ -56,7 +56,7 @@ def _as_it_is(run: Trace) -> Unrolled:
     log: list[int] = []
     rows: list[int] = []
     number: dict[int, int] = {}
-    gradients: set[int] = set()
+    gradients: dict[int, None] = {}
     backward = renamed = -1
     for place, event in enumerate(run.log):
         if place == run.forward_end:
@@ -66,17 +66,17 @@ def _as_it_is(run: Trace) -> Unrolled:
         elif place - 1 in run.renamed:
             _rename(run, number, event, renamed, log)
             if run.rows[event].component == "gradients":
-                gradients.add(renamed)
+                gradients[renamed] = None
         elif event >= 0:
             if not _held(run.rows[event].component):
                 number[event] = len(rows)
                 log.append(len(rows))
                 rows.append(event)
                 if run.rows[event].component == "gradients":
-                    gradients.add(number[event])
+                    gradients[number[event]] = None
         elif ~event in number:
             log.append(~number.pop(~event))
-    return Unrolled(log, rows, backward, frozenset(gradients))
+    return Unrolled(log, rows, backward, tuple(gradients))
 
 
 def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
@@ -154,7 +154,7 @@ class _Unrolling:
         self.live: dict[Hashable, int] = {}
         self.log: list[int] = []
         self.rows: list[int] = []
-        self.gradients: set[int] = set()
+        self.gradients: dict[int, None] = {}
         self.backward = 0
         self.renamed = -1
 
@@ -205,7 +205,7 @@ class _Unrolling:
             raise NotPeriodic(f"{key} is there twice")
         number = self.live[key] = self.renamed if renamed else len(self.rows)
         if self.run.rows[block].component == "gradients":
-            self.gradients.add(number)
+            self.gradients[number] = None
         if not renamed:
             self.log.append(number)
             self.rows.append(block)
