@@ -28,6 +28,7 @@ from memcalc.unrolled import NotPeriodic, unrolled
 
 MOST_STEPS: Final = 5
 _MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
+_UNTRACED: Final = 2  # micro-batches that ZeRO-3 runs before it knows the order of modules
 _BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
 
 
@@ -109,21 +110,33 @@ def _scripted(
 ) -> Replay:
     """A process of an engine that tells all that it does."""
     actions = _actions(rank, order, setup, scripts.stays)
+    untraced = None if rank.untraced is None else _micro_batch(rank.untraced().run, order, setup, scripts.stays)
     process = _ScriptedProcess(allocator, workspaces, scripts)
     process.hold(_row_sizes(order.before, setup.micro_batch_size, setup.rows))
     roomy = allocator.limit is None or _most_bytes(scripts.made) <= allocator.limit
     process.follow(scripts.made if roomy else scripts.made_outside)
     allocator.most_allocated = allocator.allocated
     left: list[Any] = []
-    while len(left) < MOST_STEPS and (len(left) < 2 or left[-1] not in left[:-1]):
-        process.run(actions, 0)
+    steps = 0
+    while steps < MOST_STEPS and (len(left) < 2 or left[-1] not in left[:-1]):
+        own = _untraced(actions, untraced, steps)
+        process.run(own, 0)
         process.follow(scripts.closing)
         process.backward_is_over()
-        process.follow(scripts.step if left else scripts.first_step)
+        process.follow(scripts.step if steps else scripts.first_step)
         process.update((), ())
-        left.append(allocator.layout())
+        steps += 1
+        left = [*left, allocator.layout()] if own is actions else []
     steady = left[-1] in left[:-1]
-    return Replay(allocator.most_reserved, allocator.most_allocated, allocator.retries, len(left), steady)
+    return Replay(allocator.most_reserved, allocator.most_allocated, allocator.retries, steps, steady)
+
+
+def _untraced(actions: list[_Action], log: _Log | None, step: int) -> list[_Action]:
+    """A step's, of which the first ones of the process have another log."""
+    other = _UNTRACED * len(_BOTH) - step * len(actions)
+    if log is None or other <= 0:
+        return actions
+    return [action._replace(log=log) if k < other else action for k, action in enumerate(actions)]
 
 
 def _most_bytes(events: Sequence[Event]) -> int:

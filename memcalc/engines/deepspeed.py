@@ -32,7 +32,7 @@ from memcalc.engines.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_leaves import leaf_modules
-from memcalc.engines.zero3_step import ZeRO3
+from memcalc.engines.zero3_step import Untraced, ZeRO3
 from memcalc.engines.zero_layout import (
     COORDINATOR,
     ENGINE,
@@ -329,7 +329,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     experts = frozenset(i for group in groups[1:] for i in group.places)
     sent, leaves = sent_dtype(setup), leaf_modules(model)
     hooks = ZeRO3(ranks, dtype, thresholds, size, sent, experts, groups[-1].ranks, leaves)
-    return held._replace(hooks=hooks, order=order_of(model, setup, _around(model, setup)))
+    return held._replace(hooks=hooks, order=order_of(model, setup, _around(model, setup), untraced=Untraced(hooks)))
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:

@@ -47,10 +47,15 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 
 def order_of(
-    model: Model, setup: Setup, before: list[Row], own: Owned = (), first: HooksOf | None = None
+    model: Model,
+    setup: Setup,
+    before: list[Row],
+    own: Owned = (),
+    first: HooksOf | None = None,
+    untraced: HooksOf | None = None,
 ) -> Order | None:
-    """Of a rank that owns this of the flat buffers. `before`: what is there besides weights and states; `first`: the hooks of
-    the first micro-batch, where those of the others differ."""
+    """Of a rank that owns this of the flat buffers. `before`: what is there besides weights and states; `first` and
+    `untraced` as in Order."""
     if not can_be_played(model, setup):
         return None
     if setup.zero == 3:
@@ -60,7 +65,7 @@ def order_of(
     else:
         scripts = partial(scripts_of_stage_0, model, setup)
     streams = STREAMS if setup.zero == 3 else {}
-    return Order(tuple(before), (), (), (), streams, first=first, scripts=scripts)
+    return Order(tuple(before), (), (), (), streams, first=first, untraced=untraced, scripts=scripts)
 
 
 def can_be_played(model: Model, setup: Setup) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.dtypes import fp32, fp64
+from memcalc.dtypes import fp16, fp32, fp64
 from memcalc.engines.script import Event, Script, Scripts
 from memcalc.engines.zero_layout import SubGroup, frozen, groups_of, persistent, sent_dtype, sizes_of, sub_groups_of
 
@@ -38,12 +38,15 @@ def scripts_of_stage_3(model: Model, setup: Setup, backward: list[Event]) -> Scr
     """`backward`: what comes when one begins."""
     kept = [n for sizes in persistent(model, setup).values() for n in sizes] if setup.shards > 1 else []
     groups = sub_groups_of(model, setup)
-    made = _made(model, setup, groups, kept)
+    made = _made(model, setup, groups)
+    closing = Script()
+    if setup.compute_dtype is fp16:
+        closing.passes("whether a gradient overflowed", 1, REDUCES)
     steps = (_step(setup, groups, kept, first=first) for first in (False, True))
-    return Scripts(made, made, backward, [], *steps)
+    return Scripts(made, made, backward, closing.events, *steps)
 
 
-def _made(model: Model, setup: Setup, groups: list[SubGroup], kept: list[int]) -> list[Event]:
+def _made(model: Model, setup: Setup, groups: list[SubGroup]) -> list[Event]:
     script, dtype = Script(), setup.compute_dtype
     for i in sorted(frozen(model)):
         script.comes(("shard", i), -(-sizes_of(model)[i] // setup.shards) * dtype.itemsize)
@@ -60,8 +63,6 @@ def _made(model: Model, setup: Setup, groups: list[SubGroup], kept: list[int]) -
     script.comes("gradients", own * dtype.itemsize)
     for n in _padded(model, setup):
         script.passes("gathered", n * dtype.itemsize)
-    for k, n in enumerate(kept):
-        script.comes(("kept whole", k), n * dtype.itemsize, GATHERS)
     return script.events
 
 
@@ -75,7 +76,8 @@ def _padded(model: Model, setup: Setup) -> list[int]:
 def _step(setup: Setup, groups: list[SubGroup], kept: list[int], *, first: bool) -> list[Event]:
     """Norms shard by shard in fp64, sub-group by sub-group the update, and small weights are whole again."""
     script, dtype = Script(), setup.compute_dtype
-    script.goes(*(("kept whole", k) for k in range(len(kept))))
+    if not first:
+        script.goes(*(("kept whole", k) for k in range(len(kept))))
     for g, group in enumerate(groups):
         for k, n in enumerate(group.parts):
             script.comes("in fp64", n * fp64.itemsize)

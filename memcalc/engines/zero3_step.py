@@ -54,6 +54,19 @@ class ZeRO3(NamedTuple):
         return self._replace(order=tuple(recorder.order))
 
 
+class Untraced(NamedTuple):
+    """The first two micro-batches, while it is not known what comes next: modules gather one by one, and keep nothing."""
+
+    how: ZeRO3
+
+    def start(self, run: Run) -> UntracedStep:
+        thresholds = self.how.thresholds._replace(max_reuse=0, persistence=0, prefetch=0)
+        return UntracedStep(self.how._replace(thresholds=thresholds), run, ())
+
+    def prepared(self, record: object) -> None:
+        """All layers are alike."""
+
+
 class _Hooks:
     """What a run calls: the model is a module too."""
 
@@ -222,8 +235,8 @@ class Step(_Hooks):
         ]
         _copy = self._copied(elements)
         if casts:
-            own = sum(self._padded(i) // self._ranks(i) for i, _ in self.bucket)
-            _parts = self._block("reduced gradients in their own dtype", own)
+            own = [self._padded(i) // self._ranks(i) for i, _ in self.bucket]
+            _parts = [self._block("reduced gradients in their own dtype", n) for n in own]
         if self.bucket[0][0] in self.how.experts:
             ranks = self.how.expert_ranks
             parts = sum(-(-self.sizes[i] // ranks) for i, _ in self.bucket)
@@ -256,3 +269,11 @@ class Step(_Hooks):
             self._flush()
         self.coordinator.release_leftovers()
         self.whole.clear()
+
+
+class UntracedStep(Step):
+    """Without the copies of buckets, which a later step makes all the same: they end in the middle of layers."""
+
+    def _flush(self) -> None:
+        self.bucket.clear()
+        self.in_bucket = 0
