@@ -155,10 +155,11 @@ def reserved_items(allocated: int, played: Played | None, engine: str) -> list[I
     if played is None:
         name = "rounding to 2 MiB segments (fragmentation not known)"
         return [_item("reserved", name, -allocated % ROUNDING, "up to a multiple of 2 MiB", "modelled", source)]
+    more = max(0, allocated - played.allocated) // ROUNDING * ROUNDING  # of another rank than the one that was played
     formula = f"segments of {played.steps} steps, played - {allocated} B"
     if played.retries:
         formula += f"; free segments given back {played.retries} times, as the GPU was full"
-    return [_item("reserved", "fragmentation", played.reserved - allocated, formula, "modelled", source)]
+    return [_item("reserved", "fragmentation", played.reserved + more - allocated, formula, "modelled", source)]
 
 
 def margin(device: int, engine: str, played: Played | None) -> int:

@@ -115,11 +115,12 @@ def _scripted(
     process.hold(_row_sizes(order.before, setup.micro_batch_size, setup.rows))
     roomy = allocator.limit is None or _most_bytes(scripts.made) <= allocator.limit
     process.follow(scripts.made if roomy else scripts.made_outside)
-    allocator.most_allocated = allocator.allocated
     left: list[Any] = []
     steps = 0
-    while steps < MOST_STEPS and (len(left) < 2 or left[-1] not in left[:-1]):
+    while len(left) < MOST_STEPS and (len(left) < 2 or left[-1] not in left[:-1]):
         own = _untraced(actions, untraced, steps)
+        if not left:
+            allocator.most_allocated = allocator.allocated
         process.run(own, 0)
         process.follow(scripts.closing)
         process.backward_is_over()

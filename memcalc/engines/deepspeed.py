@@ -252,7 +252,8 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    reducing = _rows_of(setup, most_while_reducing(model, setup), own_elements(model, setup.shards))
+    own, most = most_while_reducing(model, setup)
+    reducing = _rows_of(setup, most, own_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
     comes_later, how = not earlier and not model.program.source, ZeRO1(setup.compute_dtype, setup.reduce_bucket_size)
     held = (bucket,) if not comes_later else ()
@@ -268,7 +269,7 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
         keeps_gradients=not earlier,
         accumulates=bool(earlier),
         hooks=how if comes_later else None,
-        order=order_of(model, setup, _around(model, setup), max(partitions(model, setup.shards), key=whole_of), how),
+        order=order_of(model, setup, _around(model, setup), own, how),
     )
 
 
