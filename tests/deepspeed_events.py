@@ -32,6 +32,8 @@ class Event(NamedTuple):
 
 
 EMPTY_CACHE = Event(0)
+ELSEWHERE = "nowhere on the device"
+"""The stream of copies on the CPU."""
 
 
 class Recording(Live):
@@ -55,21 +57,22 @@ class Recording(Live):
             self.events.append(Event(key))
 
 
-def recorded(report: memcalc.Report, rank: int, steps: int) -> list[Event]:
-    """The events of a process on one rank of the report's setup."""
+def recorded(report: memcalc.Report, rank: int, steps: int, *, roomy: bool = True) -> list[Event]:
+    """The events of a process on one rank of the report's setup. `roomy`: the device has memory for weights twice."""
+    deepspeed.load()
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero import stage3
+
     live = Recording()
-    job, defragment = fake._job, _defragment()
+    to_the_cpu, cast, defragment = torch.Tensor.cpu, DeepSpeedEngine._cast_module_mixed_precision, stage3.defragment
 
-    def from_the_cast_on(*args: Any) -> Any:
-        made = deepspeed.deepspeed_job
+    def casts(*args: Any) -> Any:
+        live.events.clear()  # weights are cast on the CPU; from here on what is made of each is what is moved to the GPU
+        return cast(*args)
 
-        def initialized(*given: Any) -> Any:
-            if report.setup.precision != "fp32":  # weights that are cast, on the CPU, are moved one by one
-                live.events.clear()
-            return made(*given)
-
-        with patch.object(deepspeed, "deepspeed_job", initialized):
-            return job(*args)
+    def copied_to_the_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        with on_stream(live, ELSEWHERE):
+            return to_the_cpu(tensor).clone()
 
     def through_the_cpu(tensors: Any) -> torch.Tensor:
         with on_stream(live, "CPU"):
@@ -78,9 +81,10 @@ def recorded(report: memcalc.Report, rank: int, steps: int) -> list[Event]:
     with (
         patch.object(fake, "Live", lambda: live),
         patch.object(fake, "_steps_before", lambda _: steps - 1),
-        patch.object(fake, "_job", from_the_cast_on),
-        patch.object(deepspeed, "like_cuda", _with_streams(live, deepspeed.like_cuda)),
-        patch("deepspeed.runtime.zero.stage3.defragment", through_the_cpu),
+        patch.object(DeepSpeedEngine, "_cast_module_mixed_precision", casts),
+        patch.object(deepspeed, "like_cuda", _with_streams(live, deepspeed.like_cuda, 2**60 if roomy else 0)),
+        patch.object(torch.Tensor, "cpu", copied_to_the_cpu),
+        patch.object(stage3, "defragment", through_the_cpu),
     ):
         fake._measure_rank(report, rank)
     return live.events
@@ -95,14 +99,7 @@ def on_stream(live: Recording, name: str) -> Iterator[None]:
         live.stream = before
 
 
-def _defragment() -> Any:
-    deepspeed.load()
-    from deepspeed.runtime.zero import stage3
-
-    return stage3.defragment
-
-
-def _with_streams(live: Recording, like_cuda: Any) -> Any:
+def _with_streams(live: Recording, like_cuda: Any, memory: int) -> Any:
     def accelerator() -> Any:
         own: Any = type(like_cuda())
 
@@ -119,6 +116,9 @@ def _with_streams(live: Recording, like_cuda: Any) -> Any:
 
             def stream(self, stream: Any) -> Any:
                 return on_stream(live, getattr(stream, "name", "default"))
+
+            def available_memory(self, device_index: Any = None) -> int:
+                return memory
 
             def empty_cache(self) -> None:
                 live.events.append(EMPTY_CACHE)
@@ -141,7 +141,7 @@ def played(events: list[Event]) -> CachingAllocator:
             waiting = []
         elif event.nbytes and event.stream == "CPU":
             waiting.append(event)
-        elif event.nbytes:
+        elif event.nbytes and event.stream != ELSEWHERE:
             live[event.storage] = allocator.allocate(event.nbytes, event.stream)
         elif event.storage in live:
             allocator.release(live.pop(event.storage))

@@ -10,9 +10,7 @@ from deepspeed_events import played, recorded
 import memcalc
 from memcalc.allocator import CachingAllocator
 from memcalc.device import Workspaces
-from memcalc.engines.zero_layout import partitions, whole_of
-from memcalc.inputs.model import Model
-from memcalc.ranks import expert_parallel_rank
+from memcalc.engines.zero_layout import partitions
 from memcalc.replay import replayed
 from memcalc.units import MIB
 
@@ -37,7 +35,10 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (LLAMA, {"zero": 2, "gpus": 8, "cp": 2}),
     (LLAMA, {"zero": 3, "gpus": 3, "micro_batch_size": 2, "seq_len": 999}),
     (DEEP, {"zero": 3, "gpus": 64, **SMALL_SETS}),
-    (DEEP, {"zero": 3, "gpus": 8, "recompute": "full", "micro_batch_size": 4, "param_persistence_threshold": 3 * 10**5}),
+    (
+        DEEP,
+        {"zero": 3, "gpus": 8, "recompute": "full", "micro_batch_size": 4, "param_persistence_threshold": 3 * 10**5},
+    ),
     (GPT2, {"zero": 3, "gpus": 8, "precision": "fp16-mixed"}),
     (LLAMA, {"zero": 3, "gpus": 8, "cp": 2}),
 ]
@@ -49,6 +50,17 @@ def test_a_replay_reserves_what_the_engines_own_sequence_does(config: Any, optio
     run = replayed(report.rank, report.setup, CachingAllocator(), Workspaces((), ()))
     assert run is not None and run.steady
     real = played(recorded(report, rank_played(report), run.steps))
+    assert run.reserved == real.most_reserved
+
+
+def test_where_the_flat_buffer_has_no_room_beside_the_weights_it_is_made_on_the_cpu() -> None:
+    report = memcalc.estimate(LLAMA, engine="deepspeed", zero=2, gpus=64, reduce_bucket_size=10**6, seq_len=64)
+    both = 2 * 2 * report.model.num_parameters
+    run = replayed(report.rank, report.setup, CachingAllocator(both - MIB), Workspaces((), ()))
+    assert run is not None and run.steady and not run.retries
+    free = replayed(report.rank, report.setup, CachingAllocator(), Workspaces((), ()))
+    assert free is not None and free.reserved > both
+    real = played(recorded(report, rank_played(report), run.steps, roomy=False))
     assert run.reserved == real.most_reserved
 
 
