@@ -62,7 +62,7 @@ class Rank(NamedTuple):
     first: Callable[[], Profile] | None = None
     """Of the first micro-batch, where those after it differ."""
     untraced: Callable[[], Profile] | None = None
-    """Of the first two micro-batches of a process, where those after them differ."""
+    """Of the very first micro-batch of a process, where those after it differ."""
     in_flight: int | None = None
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
     on_paper: int = 1

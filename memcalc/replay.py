@@ -28,7 +28,6 @@ from memcalc.unrolled import NotPeriodic, unrolled
 
 MOST_STEPS: Final = 5
 _MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
-_UNTRACED: Final = 2  # micro-batches that ZeRO-3 runs before it knows the order of modules
 _BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
 
 
@@ -133,11 +132,10 @@ def _scripted(
 
 
 def _untraced(actions: list[_Action], log: _Log | None, step: int) -> list[_Action]:
-    """A step's, of which the first ones of the process have another log."""
-    other = _UNTRACED * len(_BOTH) - step * len(actions)
-    if log is None or other <= 0:
+    """A step's, of which the very first micro-batch has another log."""
+    if log is None or step:
         return actions
-    return [action._replace(log=log) if k < other else action for k, action in enumerate(actions)]
+    return [action._replace(log=log) if k < len(_BOTH) else action for k, action in enumerate(actions)]
 
 
 def _most_bytes(events: Sequence[Event]) -> int:

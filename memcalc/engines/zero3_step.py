@@ -55,7 +55,8 @@ class ZeRO3(NamedTuple):
 
 
 class Untraced(NamedTuple):
-    """The first two micro-batches, while it is not known what comes next: modules gather one by one, and keep nothing."""
+    """The very first micro-batch, while it is not known what comes next: modules gather one by one, and keep nothing
+    (reset_step and release_sub_module in partitioned_param_coordinator.py)."""
 
     how: ZeRO3
 
