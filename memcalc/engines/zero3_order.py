@@ -61,16 +61,16 @@ def _made(model: Model, setup: Setup, groups: list[SubGroup]) -> list[Event]:
     assert setup.reduce_bucket_size is not None
     script.comes("reduce bucket", setup.reduce_bucket_size * sent_dtype(setup).itemsize)
     script.comes("gradients", own * dtype.itemsize)
-    for n in _padded(model, setup):
+    for n in _padded(model, setup):  # all are gathered once, one by one
         script.passes("gathered", n * dtype.itemsize)
     return script.events
 
 
 def _padded(model: Model, setup: Setup) -> list[int]:
-    """Elements of each weight as it is gathered."""
+    """Elements of each weight as it is gathered, in definition order."""
     sizes = sizes_of(model)
     ranks = {i: group.ranks for group in groups_of(model, setup.shards) for i in group.places}
-    return [-(-n // ranks.get(i, setup.shards)) * ranks.get(i, setup.shards) for i, n in enumerate(sizes)]
+    return [-(-sizes[i] // n) * n for i, n in sorted(ranks.items())]
 
 
 def _step(setup: Setup, groups: list[SubGroup], kept: list[int], *, first: bool) -> list[Event]:
