@@ -15,6 +15,7 @@ from memcalc.dims import numel
 from memcalc.dtypes import bf16, fp32
 from memcalc.engines import fsdp2_pipeline
 from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding
+from memcalc.engines.script import Scripts
 from memcalc.megatron.schedules import turns
 from memcalc.profile import Choices, trace
 from memcalc.replay import MOST_STEPS, replayed
@@ -213,6 +214,18 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     ),
     (DEEP, {**FSDP, "pp": 2, "zero": 2, "schedule": "zero-bubble", "virtual_stages": 2, "global_batch_size": 64}),
     (SPARSE, {**FSDP, "pp": 2, "global_batch_size": 16, "pp_rank": 0}),
+    ("gpt2-large", {"engine": "deepspeed", "gpus": 8, "zero": 0, "precision": "fp32"}),
+    ("llama-3.2-1b", {"gpus": 8, "engine": "deepspeed", "zero": 0, "global_batch_size": 16}),
+    ("llama-3.2-1b", {"gpus": 8, "engine": "deepspeed", "zero": 1, "recompute": "full", "micro_batch_size": 4}),
+    ("gpt2-large", {"gpus": 6, "engine": "deepspeed", "zero": 1, "global_batch_size": 12, "precision": "fp16-mixed"}),
+    ("llama-3.2-1b", {"gpus": 8, "zero": 2, "padded": True}),
+    (
+        "llama-3.2-1b",
+        {"gpus": 64, "engine": "deepspeed", "zero": 2, "cp": 2, "recompute": "full", "global_batch_size": 64},
+    ),
+    ("bert-base", {"gpus": 8, "zero": 3}),
+    ("mixtral-8x7b", {"gpus": 8, "engine": "deepspeed", "zero": 3, "ep": 8, "global_batch_size": 32}),
+    ("whisper-small", {"gpus": 4, "engine": "deepspeed", "zero": 3}),
     ("llama-3-8b", {"gpus": 8, "tp": 2, "zero": 1, "global_batch_size": 16}),
     ("llama-3-8b", {"gpus": 8, "tp": 2, "zero": 0, "recompute": "full"}),
     ("llama-3-8b", {"gpus": 8, "pp": 4, "zero": 1, "global_batch_size": 16, "pp_rank": 1}),
@@ -232,7 +245,7 @@ def test_a_replay_has_the_peak_of_the_estimate(name: Any, options: dict[str, Any
     assert run is not None
     assert allocator.most == report.peak
     assert run.steady
-    assert run.steps <= MOST_STEPS
+    assert run.steps <= MOST_STEPS + (report.rank.untraced is not None)
     assert report.peak <= report.allocated <= report.reserved <= report.device
     assert {item.name for item in report.overheads} >= {"blocks that are not split", "fragmentation"}
     assert all(item.nbytes >= 0 for item in report.overheads)
@@ -247,7 +260,19 @@ def test_what_is_held_is_allocated_once(name: Any, options: dict[str, Any]) -> N
     def total(rows: tuple[Row, ...]) -> int:
         return sum(row.bytes_at(report.setup.micro_batch_size, report.setup.rows) for row in rows)
 
-    assert total((*order.flat, *order.before, *order.states)) == total(held.always)
+    scripted = 0 if order.scripts is None else left_by(order.scripts())
+    assert total((*order.flat, *order.before, *order.states)) + scripted == total(held.always)
+
+
+def left_by(scripts: Scripts) -> int:
+    """Bytes that are there between two steps; small weights that ZeRO-3 keeps whole are no part of what is there always."""
+    there: dict[Any, int] = {}
+    for block, nbytes, _ in (*scripts.made, *scripts.closing, *scripts.first_step):
+        if nbytes is None:
+            there.pop(block, None)
+        else:
+            there[block] = nbytes
+    return sum(nbytes for block, nbytes in there.items() if block[0] != "kept whole")
 
 
 @pytest.mark.parametrize(
@@ -329,11 +354,15 @@ def test_expandable_segments_need_less() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"gpus": 8, "zero": 2}, {"gpus": 8, "zero": 3}, {**FSDP, "pp": 2, "schedule": "gpipe", "global_batch_size": 24}],
+    [
+        {"gpus": 8, "zero": 2, "optimizer": "lion"},
+        {"gpus": 8, "zero": 1, "tp": 2, "engine": "deepspeed"},
+        {**FSDP, "pp": 2, "schedule": "gpipe", "global_batch_size": 24},
+    ],
     ids=str,
 )
 def test_where_the_order_is_not_known_the_row_says_so(options: dict[str, Any]) -> None:
-    """DeepSpeed's, and that of gpipe whose micro-batches are left out of the run."""
+    """DeepSpeed's with other optimizers or slices, and that of gpipe whose micro-batches are left out of the run."""
     report = memcalc.estimate("llama-3-8b", **options, gpu="h100-80gb")
     assert report.played is None
     assert report.device_if_expandable is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Final, NamedTuple
 
 DEFAULT: Final = "default"
@@ -56,14 +56,3 @@ class Scripts(NamedTuple):
     """Blocks of a run, by their names in it, that are still there when it has ended; those of the first micro-batch."""
     gradients: tuple[Hashable, ...] = ()
     """What the gradients that a run leaves are called here, in their order."""
-
-
-def names_of(events: Iterable[Event]) -> set[Hashable]:
-    """What is there in the end."""
-    there: set[Hashable] = set()
-    for event in events:
-        if event.nbytes is not None:
-            there.add(event.block)
-        elif event.block is not None:
-            there.discard(event.block)
-    return there

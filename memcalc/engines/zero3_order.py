@@ -42,8 +42,8 @@ def scripts_of_stage_3(model: Model, setup: Setup, backward: list[Event]) -> Scr
     closing = Script()
     if setup.compute_dtype is fp16:
         closing.passes("whether a gradient overflowed", 1, REDUCES)
-    steps = (_step(setup, groups, kept, first=first) for first in (False, True))
-    return Scripts(made, made, backward, closing.events, *steps)
+    step, first = (_step(setup, groups, kept, first=first) for first in (False, True))
+    return Scripts(made, made, backward, closing.events, step, first)
 
 
 def _made(model: Model, setup: Setup, groups: list[SubGroup]) -> list[Event]:
