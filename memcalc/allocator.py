@@ -133,6 +133,10 @@ class CachingAllocator:
         insort(free, (block.size, block.address, block))
         return block
 
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache: what is free as a whole goes back to the device."""
+        self.reserved -= self._give_back()
+
     def layout(self) -> list[tuple[str, list[tuple[int, int, bool]]]]:
         """Of every free block its size, which in the order of addresses it is, and whether it is a whole segment.
 

@@ -30,7 +30,8 @@ MEGATRON_ERROR: Final = 5
 too low: what NCCL's streams hold until a collective is done depends on time."""
 PLAYED_ERROR: Final = 2
 """The same of FSDP2's, and as much again for the context and NCCL, figures of other GPUs. `none` and `ddp` have no record;
-they use fewer streams."""
+they use fewer streams. DeepSpeed has none either, and ZeRO-3's streams let go of blocks when the GPU is done: it has
+Megatron's."""
 RATIO_ERROR: Final = 10
 """The same where fragmentation is not known. Of 152 ranks of Megatron on B200s none reserved more than 9.3 % beyond what it
 had allocated (SimuMax, docs/b200/b200_release_v1.2_summary.json)."""
@@ -155,10 +156,11 @@ def reserved_items(allocated: int, played: Played | None, engine: str) -> list[I
     if played is None:
         name = "rounding to 2 MiB segments (fragmentation not known)"
         return [_item("reserved", name, -allocated % ROUNDING, "up to a multiple of 2 MiB", "modelled", source)]
+    more = max(0, allocated - played.allocated) // ROUNDING * ROUNDING  # of another rank than the one that was played
     formula = f"segments of {played.steps} steps, played - {allocated} B"
     if played.retries:
         formula += f"; free segments given back {played.retries} times, as the GPU was full"
-    return [_item("reserved", "fragmentation", played.reserved - allocated, formula, "modelled", source)]
+    return [_item("reserved", "fragmentation", played.reserved + more - allocated, formula, "modelled", source)]
 
 
 def margin(device: int, engine: str, played: Played | None) -> int:
@@ -173,7 +175,7 @@ def _error(engine: str, *, played: bool = True) -> int:
         return recorded.percent
     if not played:
         return RATIO_ERROR
-    return MEGATRON_ERROR if engine == "megatron" else PLAYED_ERROR
+    return MEGATRON_ERROR if engine in ("megatron", "deepspeed") else PLAYED_ERROR
 
 
 def room_to_reserve(gpu: GPU, gpus: int, engine: str) -> int:

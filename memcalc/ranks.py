@@ -62,6 +62,8 @@ class Rank(NamedTuple):
     """What a state and a turn have `between` stages, one of it."""
     first: Callable[[], Profile] | None = None
     """Of the first micro-batch, where those after it differ."""
+    untraced: Callable[[], Profile] | None = None
+    """Of the very first micro-batch of a process, where those after it differ."""
     in_flight: int | None = None
     """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
     on_paper: int = 1
@@ -113,7 +115,9 @@ def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
     engine = load_engine(setup.engine)
     sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
     first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
-    return Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, first=first)
+    hooks = None if held.order is None else held.order.untraced
+    untraced = None if hooks is None else partial(_profile, model, setup, held._replace(hooks=hooks))
+    return Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, first=first, untraced=untraced)
 
 
 def _of_the_first(held: Holdings) -> Holdings:

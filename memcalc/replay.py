@@ -7,7 +7,7 @@ free blocks are those that a step before has left: from there on everything repe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ from memcalc.allocator import Block, CachingAllocator, ExpandableAllocator, OutO
 from memcalc.device import Workspaces
 from memcalc.dims import evaluate, numel
 from memcalc.engines.holdings import Order, Update
+from memcalc.engines.script import DEFAULT, Event, Scripts
 from memcalc.megatron.between_stages import Kind
 from memcalc.megatron.between_stages import left as left_between
 from memcalc.optimizers import Parameter, load_optimizer
@@ -25,7 +26,6 @@ from memcalc.setup import Setup
 from memcalc.tensor import Memory, StorageRow
 from memcalc.unrolled import NotPeriodic, unrolled
 
-DEFAULT: Final = "default"
 MOST_STEPS: Final = 5
 _MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
 _BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
@@ -77,6 +77,8 @@ def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: 
     if order is None:
         return None
     batch, seq = setup.micro_batch_size, setup.rows
+    if order.scripts is not None:
+        return _scripted(rank, order, order.scripts(), setup, allocator, workspaces)
     actions = _actions(rank, order, setup)
     states, casts = _row_sizes(order.states, batch, seq), _row_sizes(order.casts, batch, seq)
     clipping = _row_sizes(order.clipping, batch, seq)
@@ -102,6 +104,54 @@ def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: 
     return Replay(allocator.most_reserved, allocator.most_allocated, allocator.retries, len(left), steady)
 
 
+def _scripted(
+    rank: Rank, order: Order, scripts: Scripts, setup: Setup, allocator: CachingAllocator, workspaces: Workspaces
+) -> Replay:
+    """A process of an engine that tells all that it does."""
+    actions = _actions(rank, order, setup, scripts.stays)
+    untraced = None if rank.untraced is None else _micro_batch(rank.untraced().run, order, setup, scripts.stays)
+    process = _ScriptedProcess(allocator, workspaces, scripts)
+    process.hold(_row_sizes(order.before, setup.micro_batch_size, setup.rows))
+    roomy = allocator.limit is None or _most_bytes(scripts.made) <= allocator.limit
+    process.follow(scripts.made if roomy else scripts.made_outside)
+    left: list[Any] = []
+    steps = 0
+    while len(left) < MOST_STEPS and (len(left) < 2 or left[-1] not in left[:-1]):
+        own = _untraced(actions, untraced, steps)
+        if not left:
+            allocator.most_allocated = allocator.allocated
+        process.run(own, 0)
+        process.follow(scripts.closing)
+        process.backward_is_over()
+        process.follow(scripts.step if steps else scripts.first_step)
+        process.update((), ())
+        steps += 1
+        left = [*left, allocator.layout()] if own is actions else []
+    steady = left[-1] in left[:-1]
+    return Replay(allocator.most_reserved, allocator.most_allocated, allocator.retries, steps, steady)
+
+
+def _untraced(actions: list[_Action], log: _Log | None, step: int) -> list[_Action]:
+    """A step's, of which the very first micro-batch has another log."""
+    if log is None or step:
+        return actions
+    return [action._replace(log=log) if k < len(_BOTH) else action for k, action in enumerate(actions)]
+
+
+def _most_bytes(events: Sequence[Event]) -> int:
+    """That are there at once."""
+    there: dict[Any, int] = {}
+    now = most = 0
+    for block, nbytes, _ in events:
+        if nbytes is not None:
+            there[block] = nbytes
+            now += nbytes
+            most = max(most, now)
+        elif block is not None:
+            now -= there.pop(block)
+    return most
+
+
 # --- a process
 
 
@@ -112,7 +162,9 @@ class _Log(NamedTuple):
     sizes: Sequence[int]
     streams: Sequence[str]
     backward: int = 0
-    gradients: frozenset[int] = frozenset()
+    gradients: tuple[int, ...] = ()
+    stays: Mapping[int, str] = {}
+    """Blocks that backward leaves behind, and what they are called then."""
 
 
 class _Action(NamedTuple):
@@ -154,12 +206,22 @@ class _Process:
             forwards = waiting.setdefault(chunk, [])
             if kind == "forward":
                 self.free(self.left.pop(chunk, ()))
+                self.backward_is_over()
                 forwards.append(self._play(log, 0, log.backward, {}))
                 continue
+            self.backward_begins()
             live = self._play(log, log.backward, len(log.events), forwards.pop(0))
-            self.gradients += [live.pop(i) for i in log.gradients & live.keys()]
+            self.take_over(log, live)
             self.free(self.left.pop(chunk, ()))
             self.left[chunk] = list(live.values())
+
+    def backward_begins(self) -> None: ...
+
+    def backward_is_over(self) -> None: ...
+
+    def take_over(self, log: _Log, live: dict[int, Block]) -> None:
+        """What a backward leaves behind."""
+        self.gradients += [live.pop(i) for i in log.gradients if i in live]
 
     def update(self, casts: Sequence[int], updates: Sequence[_Log]) -> None:
         """The optimizer's step, after which all gradients go."""
@@ -186,26 +248,61 @@ class _Process:
         return live
 
 
+class _ScriptedProcess(_Process):
+    """One whose engine tells by name what it allocates and frees."""
+
+    def __init__(self, allocator: CachingAllocator, workspaces: Workspaces, scripts: Scripts) -> None:
+        super().__init__(allocator, workspaces)
+        self.scripts = scripts
+        self.named: dict[Hashable, Block] = {}
+
+    def follow(self, events: Iterable[Event]) -> None:
+        for block, nbytes, stream in events:
+            if nbytes is not None:
+                self.named[block] = self.allocator.allocate(nbytes, stream)
+            elif block is not None:
+                self.allocator.release(self.named.pop(block))
+            else:
+                self.allocator.empty_cache()
+
+    def backward_begins(self) -> None:
+        self.follow(self.scripts.backward)
+
+    def backward_is_over(self) -> None:
+        self.follow(Event(event.block) for event in self.scripts.backward if event.block in self.named)
+
+    def take_over(self, log: _Log, live: dict[int, Block]) -> None:
+        gradients = [live.pop(i) for i in log.gradients if i in live]
+        self.named |= dict(zip(self.scripts.gradients, gradients, strict=bool(gradients)))
+        for i, name in log.stays.items():
+            if name in self.named:
+                self.allocator.release(live.pop(i))
+            else:
+                self.named[name] = live.pop(i)
+
+
 # --- what it does
 
 
-def _actions(rank: Rank, order: Order, setup: Setup) -> list[_Action]:
+def _actions(rank: Rank, order: Order, setup: Setup, stays: frozenset[str] = frozenset()) -> list[_Action]:
     """Forwards and backwards in their order."""
-    chunks = [_micro_batch(profile.run, order, setup) for profile in rank.profiles]
+    chunks = [_micro_batch(profile.run, order, setup, stays) for profile in rank.profiles]
     if rank.turns:
         return [_Action(turn.kind, turn.chunk, chunks[turn.chunk], turn.between) for turn in rank.turns]
     micro_batches = chunks * min(setup.micro_batches, _MOST_MICRO_BATCHES)
     if rank.first is not None:
-        micro_batches[0] = _micro_batch(rank.first().run, order, setup)
+        micro_batches[0] = _micro_batch(rank.first().run, order, setup, stays)
     return [_Action(kind, 0, log) for log in micro_batches for kind in _BOTH]
 
 
-def _micro_batch(run: Trace, order: Order, setup: Setup) -> _Log:
+def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) -> _Log:
     whole = unrolled(run)
     sizes = [_nbytes(row, setup.micro_batch_size, setup.rows) for row in run.rows]
     streams = [order.streams.get(row.name, DEFAULT) for row in run.rows]
     of_blocks = [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows]
-    return _Log(whole.log, *of_blocks, whole.backward, whole.gradients)
+    kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}
+    events = [event for event in whole.log if event >= 0 or ~event not in kept] if kept else whole.log
+    return _Log(events, *of_blocks, whole.backward, whole.gradients, kept)
 
 
 def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:

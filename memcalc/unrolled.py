@@ -26,8 +26,8 @@ class Unrolled(NamedTuple):
     """Of each block, the row of the run that it was allocated as."""
     backward: int
     """Where backward begins."""
-    gradients: frozenset[int]
-    """Blocks that are gradients in the end."""
+    gradients: tuple[int, ...]
+    """Blocks that are gradients in the end, in the order in which they became so."""
 
 
 class NotPeriodic(Exception):
@@ -36,15 +36,15 @@ class NotPeriodic(Exception):
 
 def unrolled(run: Trace) -> Unrolled:
     """NotPeriodic where a block of one period has no like in another one that does the same to it, and for a pipeline's run
-    that has left layers or micro-batches out."""
-    if run.repeated.more or (run.forward_ends and run.middle.more):
-        raise NotPeriodic("what was left out of a run of several micro-batches is not written out")
+    that has left micro-batches out."""
+    if run.repeated.more:
+        raise NotPeriodic("micro-batches that were left out of a run are not written out")
     if not run.middle.more:
         return _as_it_is(run)
     out = _Unrolling(run)
     for piece in _pieces(run):
         out.play(piece)
-    return Unrolled(out.log, out.rows, out.backward, frozenset(out.gradients))
+    return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients))
 
 
 def _held(component: str) -> bool:
@@ -56,7 +56,7 @@ def _as_it_is(run: Trace) -> Unrolled:
     log: list[int] = []
     rows: list[int] = []
     number: dict[int, int] = {}
-    gradients: set[int] = set()
+    gradients: dict[int, None] = {}
     backward = renamed = -1
     for place, event in enumerate(run.log):
         if place == run.forward_end:
@@ -66,17 +66,17 @@ def _as_it_is(run: Trace) -> Unrolled:
         elif place - 1 in run.renamed:
             _rename(run, number, event, renamed, log)
             if run.rows[event].component == "gradients":
-                gradients.add(renamed)
+                gradients[renamed] = None
         elif event >= 0:
             if not _held(run.rows[event].component):
                 number[event] = len(rows)
                 log.append(len(rows))
                 rows.append(event)
                 if run.rows[event].component == "gradients":
-                    gradients.add(number[event])
+                    gradients[number[event]] = None
         elif ~event in number:
             log.append(~number.pop(~event))
-    return Unrolled(log, rows, backward, frozenset(gradients))
+    return Unrolled(log, rows, backward, tuple(gradients))
 
 
 def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
@@ -120,10 +120,12 @@ _LATE = 1
 
 
 def _pieces(run: Trace) -> Iterator[_Piece]:
-    """The log in the order of the real stack: what the late period does comes once for every one that is added."""
+    """The log in the order of the real stack: what the late period does comes once for every one that is added, the first
+    or the last one first, whichever end of the stack was before."""
     periods = _periods(run)
     cuts = [*run.segments, (len(run.log), "", None)]
     here: list[tuple[int, int]] = []  # the late period's, forward or backward
+    before = _LATE - 1
     if cuts[0][0]:
         yield _Piece(0, cuts[0][0], None, None)
     for (start, phase, layer), (end, following, after) in pairwise(cuts):
@@ -133,10 +135,11 @@ def _pieces(run: Trace) -> Iterator[_Piece]:
             if following == phase and periods.of(after) == _LATE:
                 continue
             reals = range(_LATE, _LATE + periods.more + 1)
-            for real in reals if phase == "forward" else reversed(reals):
+            for real in reals if before < _LATE else reversed(reals):
                 yield from (_Piece(*part, _LATE, real) for part in here)
             here = []
         else:
+            before = before if period is None else period
             shift = periods.more if period is not None and period > _LATE else 0
             yield _Piece(start, end, period, None if period is None else period + shift)
 
@@ -151,13 +154,14 @@ class _Unrolling:
         self.live: dict[Hashable, int] = {}
         self.log: list[int] = []
         self.rows: list[int] = []
-        self.gradients: set[int] = set()
+        self.gradients: dict[int, None] = {}
         self.backward = 0
         self.renamed = -1
 
     def play(self, piece: _Piece) -> None:
-        """What is outside the layers and frees a block of the late period does so to all that are like it."""
-        if piece.period is not None:
+        """What is outside the layers, or in one that is no neighbour, and frees a block of the late period does so to all that
+        are like it."""
+        if piece.period is not None and abs(piece.period - _LATE) < 2:
             self._play(piece)
             return
         start = piece.start
@@ -169,7 +173,7 @@ class _Unrolling:
                 for real in range(_LATE, _LATE + self.periods.more + 1):
                     self._play(_Piece(start, end, _LATE, real))
             else:
-                self._play(_Piece(start, end, None, None))
+                self._play(_Piece(start, end, piece.period, piece.real))
             start = end
 
     def _is_late(self, place: int) -> bool:
@@ -201,7 +205,7 @@ class _Unrolling:
             raise NotPeriodic(f"{key} is there twice")
         number = self.live[key] = self.renamed if renamed else len(self.rows)
         if self.run.rows[block].component == "gradients":
-            self.gradients.add(number)
+            self.gradients[number] = None
         if not renamed:
             self.log.append(number)
             self.rows.append(block)
@@ -212,10 +216,10 @@ class _Unrolling:
         return self.live.pop(key)
 
     def _real(self, period: int | None, piece: _Piece) -> int | None:
-        """The period of the real stack that a block is of: as far from the running one as in the run."""
+        """The period of the real stack that a block is of: of neighbours as far from the running one as in the run."""
         if period is None:
             return None
-        if piece.period is None or piece.real is None:
+        if piece.period is None or piece.real is None or abs(piece.period - period) > 1:
             return period + self.periods.more if period > _LATE else period
         return piece.real + period - piece.period
 

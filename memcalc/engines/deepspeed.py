@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType, boolean, fp32, fp64
 from memcalc.engines.deepspeed_collectives import collectives, textbook
+from memcalc.engines.deepspeed_order import order_of
 from memcalc.engines.holdings import (
     Flush,
     Holdings,
@@ -31,7 +32,7 @@ from memcalc.engines.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_leaves import leaf_modules
-from memcalc.engines.zero3_step import ZeRO3
+from memcalc.engines.zero3_step import Untraced, ZeRO3
 from memcalc.engines.zero_layout import (
     COORDINATOR,
     ENGINE,
@@ -109,7 +110,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
         step += step_temporaries(setup, parameters, dtype, dtype)
-    always += [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
+    always += _around(model, setup)
     accumulated = autograds if setup.micro_batches > 1 else ()
     reduced = max(n for kind in kinds_of(model, setup.averaging) for n in joined_after_exceeding(kind.sizes))
     copy = block(
@@ -129,6 +130,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     return Holdings(
         tuple(always), accumulated, (*accumulated, scaled), tuple(step),
         after_backward=((*gradients, *copies, scaled),), keeps_gradients=not accumulated, accumulates=bool(accumulated),
+        order=order_of(model, setup, _around(model, setup)),
     )  # fmt: skip
 
 
@@ -159,6 +161,11 @@ def _numbers(count: int, what: str, life: str, source: str) -> Row:
     return block("buffers", what, "numbers", count, fp32, life, source)
 
 
+def _around(model: Model, setup: Setup) -> list[Row]:
+    """What is there besides weights and states."""
+    return [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
+
+
 def _kept_numbers(setup: Setup) -> list[Row]:
     """FusedAdam's overflow flag (ops/adam/fused_adam.py); ZeRO keeps the norm of the last step."""
     out: list[Row] = []
@@ -178,8 +185,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
     padding = flat_elements(model, ranks) - sum(group.starts[-1] for group in groups_of(model, ranks))
     if padding:
         always.append(block("buffers", "padding of the flat weights", "padding", padding, dtype, "always", STAGE_12))
-    always += [*partitioned_states(setup, model, ranks), *_kept_numbers(setup)]
-    always += input_rows(model, fp32, setup.compute_dtype)
+    always += [*partitioned_states(setup, model, ranks), *_around(model, setup)]
     size = setup.reduce_bucket_size
     assert size is not None
     bucket = block("buffers", "reduce bucket", "reduce_bucket_size", size, dtype, "backward", STAGE_12)
@@ -204,7 +210,8 @@ def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdi
     assert size is not None
     accumulated = _accumulated_2(setup, own)
     hooks = ZeRO2(setup.compute_dtype, size, flat(model, setup.shards), own, sent_dtype(setup))
-    return held._replace(backward=(*accumulated, _scaled_loss(model, setup, 2)), hooks=hooks)
+    order = order_of(model, setup, _around(model, setup), own)
+    return held._replace(backward=(*accumulated, _scaled_loss(model, setup, 2)), hooks=hooks, order=order)
 
 
 def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
@@ -245,9 +252,10 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
-    reducing = _rows_of(setup, most_while_reducing(model, setup), own_elements(model, setup.shards))
+    own, most = most_while_reducing(model, setup)
+    reducing = _rows_of(setup, most, own_elements(model, setup.shards))
     assert setup.reduce_bucket_size is not None
-    comes_later = not earlier and not model.program.source
+    comes_later, how = not earlier and not model.program.source, ZeRO1(setup.compute_dtype, setup.reduce_bucket_size)
     held = (bucket,) if not comes_later else ()
     return Holdings(
         always=tuple(always),
@@ -260,7 +268,8 @@ def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: l
         ),
         keeps_gradients=not earlier,
         accumulates=bool(earlier),
-        hooks=ZeRO1(setup.compute_dtype, setup.reduce_bucket_size) if comes_later else None,
+        hooks=how if comes_later else None,
+        order=order_of(model, setup, _around(model, setup), own, how),
     )
 
 
@@ -302,8 +311,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
         *gradients,
         *flat_states(setup, partition, STAGE_3),
         block("buffers", "reduce bucket", "reduce_bucket_size", size, sent_dtype(setup), "always", STAGE_3),
-        *_kept_numbers(setup),
-        *input_rows(model, fp32, setup.compute_dtype),
+        *_around(model, setup),
     ]
     thresholds = thresholds_of(setup)
     small = sum(sum(padded) for of, padded in persistent(model, setup).items() if of > 1)
@@ -321,7 +329,8 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     groups = groups_of(model, ranks)
     experts = frozenset(i for group in groups[1:] for i in group.places)
     sent, leaves = sent_dtype(setup), leaf_modules(model)
-    return held._replace(hooks=ZeRO3(ranks, dtype, thresholds, size, sent, experts, groups[-1].ranks, leaves))
+    hooks = ZeRO3(ranks, dtype, thresholds, size, sent, experts, groups[-1].ranks, leaves)
+    return held._replace(hooks=hooks, order=order_of(model, setup, _around(model, setup), untraced=Untraced(hooks)))
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:

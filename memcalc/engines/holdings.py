@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
@@ -13,6 +13,7 @@ from memcalc.rows import Row
 from memcalc.tensor import Memory, StorageRow
 
 if TYPE_CHECKING:
+    from memcalc.engines.script import Scripts
     from memcalc.inputs.model import Model
     from memcalc.profile import HooksOf
     from memcalc.setup import Setup
@@ -57,6 +58,11 @@ class Order(NamedTuple):
     """The engine's hooks while the first micro-batch runs, where those of the later ones differ."""
     clipping: tuple[Row, ...] = ()
     """In each step before `casts`, and gone when they come."""
+    untraced: HooksOf | None = None
+    """The engine's hooks while the very first micro-batch of a process runs, where those of the later ones differ."""
+    scripts: Callable[[], Scripts] | None = None
+    """What happens around the runs, block by block, for an engine that is not told well enough by rows: of these there are
+    then those of `before` alone, which come first."""
 
 
 class Holdings(NamedTuple):

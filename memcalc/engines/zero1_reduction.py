@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.engines.zero_layout import (
     Copies,
+    Owned,
     buckets_before_exceeding,
     copied,
     flat,
@@ -43,7 +44,7 @@ class Reducing(NamedTuple):
         return (self.waiting + self.owned + self.zeros) * dtype.itemsize + self.copies.nbytes(dtype, sent)
 
 
-def _reducing(model: Model, setup: Setup) -> Iterator[Reducing]:
+def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
     """While a bucket is reduced, and right after, on every rank.
 
     A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
@@ -63,16 +64,16 @@ def _reducing(model: Model, setup: Setup) -> Iterator[Reducing]:
         owned, waiting = 0, sum(sizes[i] for i in order)
         for i, places in enumerate(ordered):
             waiting -= small[i]
-            yield Reducing(waiting, owned, copies[i])
+            yield own, Reducing(waiting, owned, copies[i])
             if any(part.touches(places) for part in own):
                 owned = whole_of(own)
-                yield Reducing(waiting, owned)
+                yield own, Reducing(waiting, owned)
                 waiting -= large[i]
         if zeros := unreached_of(own):
-            yield Reducing(waiting, owned, zeros=zeros)
+            yield own, Reducing(waiting, owned, zeros=zeros)
 
 
-def most_while_reducing(model: Model, setup: Setup) -> Reducing:
-    """The moment with most bytes, of all ranks and buckets."""
+def most_while_reducing(model: Model, setup: Setup) -> tuple[Owned, Reducing]:
+    """The moment with most bytes, of all ranks and buckets, and what that rank owns."""
     dtype, sent = setup.compute_dtype, sent_dtype(setup)
-    return max(_reducing(model, setup), key=lambda one: one.nbytes(dtype, sent))
+    return max(_reducing(model, setup), key=lambda one: one[1].nbytes(dtype, sent))

@@ -54,6 +54,20 @@ class ZeRO3(NamedTuple):
         return self._replace(order=tuple(recorder.order))
 
 
+class Untraced(NamedTuple):
+    """The very first micro-batch, while it is not known what comes next: modules gather one by one, and keep nothing
+    (reset_step and release_sub_module in partitioned_param_coordinator.py)."""
+
+    how: ZeRO3
+
+    def start(self, run: Run) -> UntracedStep:
+        thresholds = self.how.thresholds._replace(max_reuse=0, persistence=0, prefetch=0)
+        return UntracedStep(self.how._replace(thresholds=thresholds), run)
+
+    def prepared(self, record: object) -> None:
+        """All layers are alike."""
+
+
 class _Hooks:
     """What a run calls: the model is a module too."""
 
@@ -116,7 +130,7 @@ class Step(_Hooks):
         self.in_bucket = 0
         self.waiting: dict[int, Leaf] = {}
         """Whose gradients wait for the rest of a leaf module."""
-        late = frozenset[int]().union(*(self.visits.within[where] for where in how.leaves))
+        late = frozenset[int]().union(*(self.visits.within[where] for where in how.leaves & self.visits.within.keys()))
         for i, weight in enumerate(run.weights.values()):
             if isinstance(weight.node, Leaf):
                 self._hook(i, weight.node, late=i in late)
@@ -148,10 +162,11 @@ class Step(_Hooks):
             return
         if len(parameters) == 1:
             (i,) = parameters
-            self.whole[i] = self._block("gathered parameters", elements)
+            self.whole[i] = self._block("gathered parameters", elements, layer=self._layer_of(i))
         else:
+            name = "all-gather buffer of several parameters"
             handle.parameters += parameters
-            handle.buffers.append(self._block("all-gather buffer of several parameters", elements))
+            handle.buffers.append(self._block(name, elements, layer=self._layer_of(parameters[0])))
 
     def _arrive(self, handle: Handle | None) -> None:
         """AllGatherCoalescedHandle.wait: the first that waits copies all of them out of the buffer."""
@@ -159,7 +174,7 @@ class Step(_Hooks):
             return
         handle.arrived = True
         for i in handle.parameters:
-            self.whole[i] = self._block("gathered parameters", self.sizes[i])
+            self.whole[i] = self._block("gathered parameters", self.sizes[i], layer=self._layer_of(i))
 
     def _free(self, i: int) -> None:
         self.whole.pop(i, None)
@@ -222,8 +237,8 @@ class Step(_Hooks):
         ]
         _copy = self._copied(elements)
         if casts:
-            own = sum(self._padded(i) // self._ranks(i) for i, _ in self.bucket)
-            _parts = self._block("reduced gradients in their own dtype", own)
+            own = [self._padded(i) // self._ranks(i) for i, _ in self.bucket]
+            _parts = [self._block("reduced gradients in their own dtype", n) for n in own]
         if self.bucket[0][0] in self.how.experts:
             ranks = self.how.expert_ranks
             parts = sum(-(-self.sizes[i] // ranks) for i, _ in self.bucket)
@@ -242,17 +257,35 @@ class Step(_Hooks):
     def _of_sent(self, name: str, elements: int) -> Tensor:
         return self._block(name, elements, self.how.sent)
 
-    def _block(self, name: str, elements: int, dtype: DType | None = None) -> Tensor:
+    def _block(self, name: str, elements: int, dtype: DType | None = None, layer: int | None = None) -> Tensor:
         memory = self.run.memory
-        layer, scope = memory.layer, memory.scope
-        memory.layer, memory.scope = None, ""
+        before = memory.layer, memory.scope
+        memory.layer, memory.scope = layer, ""
         try:
             return new_tensor(memory, (Dim("elements", elements),), dtype or self.how.dtype, name, component="gathered")
         finally:
-            memory.layer, memory.scope = layer, scope
+            memory.layer, memory.scope = before
+
+    def _layer_of(self, i: int) -> int | None:
+        """The layer that a gathered parameter counts as: none, as no two of them need have the same around them."""
+        return None
 
     def backward_is_over(self) -> None:
         if self.bucket:
             self._flush()
         self.coordinator.release_leftovers()
         self.whole.clear()
+
+
+class UntracedStep(Step):
+    """Without buckets, whose copies a later step makes all the same: they end in the middle of layers."""
+
+    def __init__(self, how: ZeRO3, run: Run) -> None:
+        self.layers = [layer for _, layer in run.weights]
+        super().__init__(how, run, ())
+
+    def _layer_of(self, i: int) -> int | None:
+        return self.layers[i]
+
+    def _reduce(self, i: int, gradient: Tensor) -> None:
+        """It is copied into the bucket."""
