@@ -108,7 +108,7 @@ def pipeline(
     optimizer = make(setup, by_mesh(p for stage in stages for p in stage.submod.parameters()))
     first, last = own[0].first, own[-1].last
     shape = setup.micro_batches * setup.micro_batch_size, whole_sequence
-    ids = torch.zeros(shape, dtype=torch.int64, device=device)
+    ids = torch.zeros(shape if first or last else (0,), dtype=torch.int64, device=device)  # no tokens in between
     batch = {"input_ids": ids} if first or last else {}
     batch |= {} if positions is None else {"position_ids": positions}
     losses: list[torch.Tensor] = []
