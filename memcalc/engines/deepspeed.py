@@ -45,6 +45,7 @@ from memcalc.engines.zero_layout import (
     flat,
     flat_elements,
     groups_of,
+    inside_of,
     left_by,
     over,
     own_elements,
@@ -218,7 +219,7 @@ def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
     """Gradients that earlier micro-batches have left on a rank that owns this."""
     if setup.micro_batches == 1:
         return []
-    gradients = owned_gradients(setup, whole_of(own), sum(part.size for part in own))
+    gradients = owned_gradients(setup, whole_of(own), inside_of(own))
     return [*gradients, *zeros_of(own, setup.compute_dtype)]
 
 

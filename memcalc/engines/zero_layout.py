@@ -162,6 +162,11 @@ def whole_of(owned: Owned) -> int:
     return sum(part.whole for part in owned)
 
 
+def inside_of(owned: Owned) -> int:
+    """Elements of its partitions that are parameters'."""
+    return sum(part.size - part.padding for part in owned)
+
+
 def unreached_of(owned: Owned) -> int:
     """Elements of those of them that get no gradient."""
     return sum(part.unreached for part in owned)

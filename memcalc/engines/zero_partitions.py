@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32, fp64
 from memcalc.engines.holdings import state_rows
-from memcalc.engines.zero_layout import STAGE_12, Owned, groups_of, over, unreached_of, whole_of
+from memcalc.engines.zero_layout import STAGE_12, Owned, groups_of, inside_of, over, unreached_of, whole_of
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 
@@ -83,7 +83,7 @@ class _Moment(NamedTuple):
 def step_of(owned: Owned, setup: Setup) -> list[Row]:
     """The largest of the peaks of one rank's step(): a slice in fp64 for a group's norm; a partition joined, and in fp32."""
     whole, dtype = whole_of(owned), setup.compute_dtype
-    gradients = owned_gradients(setup, whole, sum(part.size for part in owned)) if whole else []
+    gradients = owned_gradients(setup, whole, inside_of(owned)) if whole else []
     left = [*accumulate((part.padding for part in reversed(owned)), initial=0)][::-1]
     norms = [(left[0], _norm(part.largest, part.before_largest, i)) for i, part in enumerate(owned)]
     updates = [
@@ -100,9 +100,9 @@ def zeros_of(owned: Owned, dtype: DType) -> list[Row]:
 
 
 def zeros(elements: int, dtype: DType) -> list[Row]:
-    """The same of so many elements."""
+    """The same of so many elements. The gradients of the partition have their places, too."""
     life, name = "the end of backward to the step", "zeros for what gets no gradient"
-    return [block("gradients", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
+    return [block("buffers", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
 
 
 def _padding(elements: int, dtype: DType) -> list[Row]:

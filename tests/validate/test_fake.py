@@ -253,6 +253,12 @@ def test_no_gradient_overflows(zero: int) -> None:
     same(validate(BERT, engine="deepspeed", gpus=4, zero=zero, precision="fp16-mixed", seq_len=16))
 
 
+@pytest.mark.parametrize("gpus", [6, 11])
+def test_gradients_of_a_partition(gpus: int) -> None:
+    """Of its weights, once each: not of the padding behind the last ones, nor twice of a bias that gets none."""
+    same(validate(BERT | {"tie_word_embeddings": gpus == 6}, engine="deepspeed", gpus=gpus, zero=2, seq_len=13))
+
+
 BUCKET = {"reduce_bucket_size": 100_000}
 GATHERED = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
 
