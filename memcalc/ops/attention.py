@@ -32,13 +32,13 @@ from memcalc.ops.elementwise import cast, like, recording, scale, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.replaceable import replaceable
 from memcalc.ops.selection import where
-from memcalc.ops.shape import expand, repeat_kv, transpose
+from memcalc.ops.shape import contiguous, expand, repeat_kv, transpose
 from memcalc.ops.work import attends, attends_backward
 from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.dims import Shape
+    from memcalc.dims import Dim, Shape
 
 SCORES: Final = "scores of the math kernel"
 """What the math kernel's product of queries and keys is called."""
@@ -108,7 +108,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     """The same where no fused kernel takes the operands, as with a mask and fewer heads in k and v than in q.
 
     Half precision is computed in fp32 (native/transformers/attention.cpp, _scaled_dot_product_attention_math). Without a
-    mask, heads that share a key and a value get copies of it (`enable_gqa`; with one, one head is broadcast). `causal`
+    mask, heads that share a key and a value get copies of it (`enable_gqa`; with a mask one head is broadcast). `causal`
     makes a mask of its own.
     """
     if mask is not None and mask.dtype is boolean:
@@ -118,13 +118,19 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     scaled_query = scale(query, "mul")
     if mask is None:
         mask = _causal_mask(query, key) if causal else None
-        keys, values = repeat_kv(key, query.shape[1]), repeat_kv(value, query.shape[1])
+        keys, values = _interleaved(key, query.shape[1]), _interleaved(value, query.shape[1])
     attn = matmul(scaled_query, scale(transpose(keys, 2, 3), "mul"), SCORES)
     if mask is not None:
         attn = attn + mask
     attn = softmax(attn)
     _weights = cast(attn, q.dtype)  # the op's second output
     return cast(matmul(attn, values, "attention output"), q.dtype)
+
+
+def _interleaved(x: Tensor, heads: Dim) -> Tensor:
+    """repeat_interleave: a copy, also of a single head of a single sequence, which `repeat_kv` can view as many."""
+    repeated = repeat_kv(x, heads)
+    return repeated if repeated is x else contiguous(repeated)
 
 
 def _causal_mask(query: Tensor, key: Tensor) -> Tensor:
