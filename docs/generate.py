@@ -19,7 +19,7 @@ import measured
 
 from memcalc.cli.main import COMMANDS, build, main
 from memcalc.families import FAMILIES
-from memcalc.figures import FILE, document_of
+from memcalc.figures import FILE, document_of, parsed, using
 from memcalc.inputs.model import model_names
 from memcalc.validate.figures import figures_of
 from memcalc.validate.recording import read_record
@@ -73,12 +73,14 @@ def figures() -> str:
 def run(check: bool) -> int:
     """Write the documents, or say which are stale."""
     stale = 0
-    documents = (
-        (FILE, figures()),  # first: the tables of the others are estimates
-        (ROOT / "README.md", readme()),
-        (ROOT / "docs" / "options.md", options()),
-        (ROOT / "docs" / "accuracy.md", accuracy.page()),
-    )
+    made = figures()
+    with using(parsed(json.loads(made))):  # the tables of the others are estimates
+        documents = (
+            (FILE, made),
+            (ROOT / "README.md", readme()),
+            (ROOT / "docs" / "options.md", options()),
+            (ROOT / "docs" / "accuracy.md", accuracy.page()),
+        )
     for path, fresh in documents:
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         if old == fresh:

@@ -47,11 +47,12 @@ def records(folder: Path = FOLDER) -> list[Path]:
 
 def of_record(name: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:
     """A record: where it was made, its errors by kind of row, its verdicts, its cases."""
-    where = next((made["environment"] for made in cases if "environment" in made), {})
     kernels = sorted({kernel for made in cases for kernel in made.get("attention", ())})
     attention = [f"attention by {', '.join(kernels)}"] if kernels else []
-    lines = [f"### {name}", "", " · ".join([*(f"{key} {value}" for key, value in where.items()), *attention]), ""]
-    lines += [f"It {others(where)}.", ""] if others(where) else []
+    lines = [f"### {name}", ""]
+    places = [made["environment"] for made in cases if "environment" in made]
+    for where, note in {_shown(place): others(place) for place in places}.items():
+        lines += [" · ".join([*where, *attention]), "", *([f"It {note}.", ""] if note else [])]
     rows = [row for made in cases for row in rows_of(made)]
     lines += [
         "| row | cases | median error | worst | too high, too low | worst case |",
@@ -67,6 +68,11 @@ def of_record(name: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---" * (len(SHOWN) + 2) + "|",
     ]
     return [*lines, *(_case(made) for made in cases)]
+
+
+def _shown(place: Mapping[str, str]) -> tuple[str, ...]:
+    """Where a case ran: a record that went on elsewhere has several. `source` says the versions again."""
+    return tuple(f"{key} {value}" for key, value in place.items() if key != "source")
 
 
 def _verdicts(cases: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -38,7 +38,7 @@ from memcalc.selective import ATTENTION, Results, selected
 from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.dims import Shape
+    from memcalc.dims import Dim, Shape
 
 SCORES: Final = "scores of the math kernel"
 """What the math kernel's product of queries and keys is called."""
@@ -108,7 +108,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     """The same where no fused kernel takes the operands, as with a mask and fewer heads in k and v than in q.
 
     Half precision is computed in fp32 (native/transformers/attention.cpp, _scaled_dot_product_attention_math). Without a
-    mask, heads that share a key and a value get copies of it (`enable_gqa`; with one, one head is broadcast). `causal`
+    mask, heads that share a key and a value get copies of it (`enable_gqa`; with a mask one head is broadcast). `causal`
     makes a mask of its own.
     """
     if mask is not None and mask.dtype is boolean:

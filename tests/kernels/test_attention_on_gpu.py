@@ -90,6 +90,20 @@ def test_grouped_heads(gpu: str, precision: str, recompute: str) -> None:
     check(LLAMA, gpu, precision=precision, b=2, s=40, recompute=recompute)
 
 
+@pytest.mark.parametrize(("gpu", "precision"), [(AMPERE, "fp32"), (VOLTA, "bf16")])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        LLAMA | {"num_key_value_heads": 1},
+        {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 5, "n_positions": 40, "vocab_size": 70},
+        {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 70},
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_one_head_of_keys_of_one_sequence(fields: dict[str, Any], gpu: str, precision: str) -> None:
+    check(fields | dict.fromkeys(DROPOUTS, 0.0), gpu, precision=precision, b=1, s=40)
+
+
 @pytest.mark.parametrize("gpu", [AMPERE, VOLTA])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(

@@ -154,3 +154,13 @@ def test_the_docs_say_what_is_owed_and_then_what_was_measured(tmp_path: Path) ->
     assert "Verdicts: 1 right; 1 said to fit and out of memory; 0 said not to fit and ran." in text
     assert "| 0.250 |" in text
     assert "| out of memory |" in text
+
+
+def test_a_record_that_went_on_elsewhere_names_both_places(tmp_path: Path) -> None:
+    cases = [of_a_gpu(LLAMA, 10**12), of_a_gpu(LLAMA, 10**12), of_a_gpu(LLAMA, 10**11)]
+    cases[2]["environment"] |= {"gpu": "another", "torch": "2.11.0", "source": "torch 2.11.0"}
+    (tmp_path / "two.json").write_text(json.dumps({"schema_version": 1, "cases": cases}))
+    text = section(tmp_path)
+    assert text.count("gpu a GPU") == text.count("gpu another") == 1
+    assert text.index("gpu another") < text.index("It ran with torch 2.11.0")
+    assert "source" not in text
