@@ -25,6 +25,11 @@ def of(config: dict[str, Any], **options: Any) -> list[str]:
     ("config", "options", "words"),
     [
         (GROUPED, {"precision": "fp32"}, "with an NVIDIA --gpu they are counted"),
+        (
+            GROUPED | {"num_attention_heads": 8, "num_key_value_heads": 4},
+            {"precision": "fp32", "engine": "deepspeed", "zero": 1, "gpus": 2, "cp": 2},
+            "with an NVIDIA --gpu they are counted",
+        ),
         (GROUPED, {"precision": "fp32", "gpu": "mi300x"}, "not modelled for mi300x"),
         (GROUPED, {"precision": "fp32", "gpu": "a10"}, "torch on a10 has no fused kernel"),
         (GROUPED, {"precision": "fp16", "gpu": "t4"}, "torch on t4 has no fused kernel"),
