@@ -22,9 +22,13 @@ def notes(report: Report) -> list[str]:
     if _makes_scores(report):
         where = "torch" if setup.gpu is None else f"torch on {setup.gpu}"
         return [f"sdpa: {where} has no fused kernel for these operands; its math kernel makes the scores of all heads"]
+    fused = fused_kernels(setup.gpu)
+    if report.traced and fused is not None and setup.compute_dtype not in fused.flash:
+        which = "for fewer key/value heads than heads " if setup.compute_dtype in fused.efficient else ""
+        lacks = f"where torch on {setup.gpu} has none ({which}in {setup.compute_dtype.name})"
+        return [f"sdpa: a trace has a fused kernel for all operands; {lacks} it saves the scores of all heads"]
     in_fp32 = setup.compute_dtype is fp32 and setup.autocast_dtype is None
-    unmasked = setup.cp == 1 and not setup.padded
-    grouped = in_fp32 and unmasked and _grouped(report.model.program) and fused_kernels(setup.gpu) is None
+    grouped = in_fp32 and _grouped(report.model.program) and fused is None
     if grouped and _makes_scores(_on_nvidia(report)):
         shown = "with an NVIDIA --gpu they are counted" if setup.gpu is None else f"not modelled for {setup.gpu}"
         why = "torch has no fused CUDA kernel for fp32 with fewer key/value heads than heads"

@@ -11,6 +11,7 @@ from memcalc.report.notes import notes
 
 GROUPED = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 70,
            "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+TRACED = GROUPED | {"model_type": "mellum", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
 FALCON = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 70, "num_attention_heads": 4}
 
 
@@ -24,10 +25,21 @@ def of(config: dict[str, Any], **options: Any) -> list[str]:
     ("config", "options", "words"),
     [
         (GROUPED, {"precision": "fp32"}, "with an NVIDIA --gpu they are counted"),
+        (
+            GROUPED | {"num_attention_heads": 8, "num_key_value_heads": 4},
+            {"precision": "fp32", "engine": "deepspeed", "zero": 1, "gpus": 2, "cp": 2},
+            "with an NVIDIA --gpu they are counted",
+        ),
         (GROUPED, {"precision": "fp32", "gpu": "mi300x"}, "not modelled for mi300x"),
         (GROUPED, {"precision": "fp32", "gpu": "a10"}, "torch on a10 has no fused kernel"),
         (GROUPED, {"precision": "fp16", "gpu": "t4"}, "torch on t4 has no fused kernel"),
         (FALCON, {"precision": "bf16", "padded": True}, "torch has no fused kernel"),
+        (
+            TRACED,
+            {"precision": "fp32", "gpu": "a10"},
+            "torch on a10 has none (for fewer key/value heads than heads in fp32)",
+        ),
+        (TRACED, {"precision": "bf16", "gpu": "t4"}, "torch on t4 has none (in bf16)"),
     ],
 )
 def test_a_kernel_that_is_a_surprise_is_named(config: dict[str, Any], options: dict[str, Any], words: str) -> None:
@@ -58,6 +70,13 @@ def test_what_an_nvidia_gpu_has_a_fused_kernel_for_is_no_surprise(gpu: str | Non
     for config in (windowed, repeated):
         assert of(config, precision="fp32", gpu=gpu) == []
     assert len(of(windowed | {"sliding_window": 17}, precision="fp32", gpu=gpu)) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "bf16", "gpu": "a10"}, {"precision": "fp32", "gpu": "mi300x"}], ids=str
+)
+def test_of_a_trace_nothing_is_said_where_the_kernels_are_fused_or_not_known(options: dict[str, Any]) -> None:
+    assert of(TRACED, **options) == []
 
 
 def test_a_bare_number_of_parameters_has_no_attention() -> None:
