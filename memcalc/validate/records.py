@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from memcalc.device import margin
 from memcalc.errors import InputError
-from memcalc.estimation import estimate
+from memcalc.estimation import Report, estimate
 from memcalc.validate.comparison import Compared, predicted_communication, predicted_memory
 from memcalc.validate.recording import name_of
 from memcalc.validate.run import on_gpu
 from memcalc.validate.suites import model_of, options_of
 
 STATED: Final[Mapping[str, float]] = {
-    "parameters": 0.0, "gradients": 0.0, "optimizer_states": 0.0,
+    "parameters": 0.0, "gradients": 0.0, "gradients in step": 0.0, "optimizer_states": 0.0,
     "saved_activations": 0.01, "saved_activations by hooks": 0.01,
     "peak in forward": 0.015, "peak in backward": 0.015, "peak in step": 0.015, "peak": 0.015, "allocated": 0.015,
     "reserved": 0.05, "device": 0.05,
@@ -45,24 +46,25 @@ def rows_of(made: Mapping[str, Any]) -> list[Row]:
     """Of one case of a record; none if it was not measured. InputError where it cannot be estimated any more."""
     if made["outcome"] != "measured":
         return []
-    predicted = _predicted(made)
+    report = _report(made)
+    sent = predicted_communication(report)
+    predicted = _memory(report, made) | sent
+    measured = {row["name"]: row["measured"] for part in ("memory", "communication") for row in made[part]}
     return [
-        Row(
-            name_of(made["case"]),
-            made["backend"],
-            Compared(row["name"], predicted.get(row["name"], 0), row["measured"]),
-        )
-        for part in ("memory", "communication")
-        for row in made[part]
+        Row(name_of(made["case"]), made["backend"], Compared(name, predicted.get(name, 0), measured.get(name, 0)))
+        for name in dict.fromkeys([*measured, *sent])
     ]
 
 
-def _predicted(made: Mapping[str, Any]) -> dict[str, int]:
-    case, backend, environment = made["case"], made["backend"], made["environment"]
-    model, options = model_of(case), options_of(case)
-    report = estimate(model, **options) if backend == "fake" else on_gpu(model, options, environment["gpu"])
-    memory = predicted_memory(report, backend, environment, real_ranks=made.get("real_ranks", False))
-    return memory | predicted_communication(report)
+def _report(made: Mapping[str, Any]) -> Report:
+    model, options = model_of(made["case"]), options_of(made["case"])
+    return (
+        estimate(model, **options) if made["backend"] == "fake" else on_gpu(model, options, made["environment"]["gpu"])
+    )
+
+
+def _memory(report: Report, made: Mapping[str, Any]) -> dict[str, int]:
+    return predicted_memory(report, made["backend"], made["environment"], real_ranks=made.get("real_ranks", False))
 
 
 def drifted(cases: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -126,12 +128,16 @@ class Verdicts(NamedTuple):
 
 
 def verdicts_of(cases: Iterable[Mapping[str, Any]]) -> Verdicts:
-    """Of the cases on a GPU that ran or were out of memory. The capacity is what torch saw of the GPU."""
+    """Of the cases on a GPU that ran or were out of memory: whether `device` and its margin, as `fits` takes them, are within
+    what torch saw of the GPU."""
     right, fits, does_not = 0, list[str](), list[str]()
     for made in cases:
         if made["backend"] != "cuda" or made["outcome"] not in ("measured", "out of memory"):
             continue
-        ran, said = made["outcome"] == "measured", _predicted(made)["device"] <= int(made["environment"]["memory"])
+        report = _report(made)
+        device = _memory(report, made)["device"]
+        ran = made["outcome"] == "measured"
+        said = device + margin(device, report.setup.engine, report.played) <= int(made["environment"]["memory"])
         if ran == said:
             right += 1
         else:

@@ -29,6 +29,7 @@ def test_every_recorded_row_is_within_its_stated_error(record: Path) -> None:
     cases = read_record(record)
     assert {made["backend"] for made in cases} == {"cuda"}
     assert drifted(cases) == []
+    assert verdicts_of(cases).wrongly_fits == []
 
 
 def test_the_folder_holds_records_and_says_so() -> None:
@@ -68,6 +69,13 @@ def test_a_collective_that_is_not_predicted_any_more(record: Path) -> None:
     cases[1]["communication"].append({"name": "all_to_all over 8: calls", "predicted": 1, "measured": 1})
     (line,) = drifted(cases)
     assert "all_to_all over 8: calls predicted 0, measured 1" in line
+
+
+def test_a_collective_that_was_never_measured(record: Path) -> None:
+    cases = read_record(record)
+    gone = cases[1]["communication"].pop()
+    (line,) = drifted(cases)
+    assert f"{gone['name']} predicted {gone['predicted']}, measured 0" in line
 
 
 def test_a_case_that_is_refused_by_now(record: Path) -> None:
@@ -115,6 +123,9 @@ def test_errors_and_verdicts() -> None:
         of_a_gpu(models[0], room), of_a_gpu(models[1], 10**12, factor=1.1), of_a_gpu(models[2], 1000, factor=0.8),
         of_a_gpu(models[3], 10**12, outcome="out of memory"), of_a_gpu(models[3], 1000, outcome="out of memory"),
     ]  # fmt: skip
+    assert verdicts_of([of_a_gpu(models[0], room + room // 50 + 1)]).right == 1  # with the margin of two percent
+    assert len(verdicts_of([of_a_gpu(models[0], room)]).wrongly_does_not_fit) == 1
+    cases[0]["environment"]["memory"] = str(room + room // 50 + 1)
     errors = errors_of([row for made in cases for row in rows_of(made)])
     assert (errors["peak"].cases, errors["peak"].over, errors["peak"].under) == (3, 1, 1)
     assert errors["peak"].worst == pytest.approx(0.25, abs=1e-4)
