@@ -10,6 +10,7 @@ from rich.table import Table
 from memcalc.report.consoles import console_for
 from memcalc.units import show_bytes
 from memcalc.validate.comparison import rank_of
+from memcalc.validate.gpus import another_gpu
 from memcalc.validate.versions import others
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     }  # the versions again
     attention = f" · attention by {', '.join(measured.attention)}" if measured.attention else ""
     console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + attention + seconds)
-    if others(measured.environment):
-        console.print(f"note: {others(measured.environment)}")
+    for note in (others(measured.environment), another_gpu(comparison.report, measured.environment)):
+        if note:
+            console.print(f"note: {note}")
 
 
 def _title(comparison: Comparison) -> str:

@@ -112,14 +112,21 @@ def _fragmentation(cases: Sequence[Case]) -> list[Fragmentation]:
 
 
 def _errors(cases: Sequence[Case]) -> list[Error]:
-    """What a verdict has to be on the safe side by."""
+    """What a verdict has to be on the safe side by: the largest shortfall, as a share of what is used or of a quarter of the
+    GPU, whichever is more. Verdicts are asked of runs that fill a GPU, of which a small run's fixed bytes are no such share.
+    """
     out: list[Error] = []
     for engine in dict.fromkeys(case.report.setup.engine for case in cases):
         own = [case for case in cases if case.report.setup.engine == engine and "device" in case.measured]
         if own:
-            low = max(case.measured["device"] / _device(case) - 1 for case in own)
+            low = max(_shortfall(case) for case in own)
             out.append(Error(engine, max(0, ceil(100 * low)), _where(own)))
     return out
+
+
+def _shortfall(case: Case) -> float:
+    predicted = _device(case)
+    return (case.measured["device"] - predicted) / max(predicted, int(case.environment["memory"]) // 4)
 
 
 def _device(case: Case) -> int:

@@ -22,6 +22,9 @@ FINAL: Final = ("measured", "out of memory")
 """Outcomes that another run would not change."""
 
 
+_ROW: Final = {"name", "predicted", "measured"}
+
+
 def run_suite(
     cases: Sequence[Case], backend: str, record: Path | None, tell: Callable[[str], None], *, speaks: bool = True
 ) -> list[dict[str, Any]]:
@@ -121,9 +124,21 @@ def read_record(record: Path) -> list[dict[str, Any]]:
     if not document["cases"]:
         return []
     cases = cases_of(record, "--record")
-    if not all({"case", "backend", "outcome", "why"} & made.keys() >= {"case", "backend", "outcome"} for made in cases):
+    if not all(map(_is_recorded, cases)):
         raise InputError(f"--record {one_line(record)}: holds cases that no suite has recorded; allowed: a new file")
     return cases
+
+
+def _is_recorded(made: Mapping[str, Any]) -> bool:
+    """Whether this is what a suite writes of a case."""
+    if not isinstance(made.get("case"), dict) or "model" not in made["case"] or "backend" not in made:
+        return False
+    if made.get("outcome") != "measured":
+        return isinstance(made.get("outcome"), str) and isinstance(made.get("why"), str)
+    return isinstance(made.get("environment"), dict) and all(
+        isinstance(made.get(part), list) and all(isinstance(row, dict) and row.keys() >= _ROW for row in made[part])
+        for part in ("memory", "communication")
+    )
 
 
 def _recorded(record: Path | None) -> dict[str, dict[str, Any]]:

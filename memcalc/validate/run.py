@@ -13,6 +13,7 @@ from memcalc.errors import InputError, one_line
 from memcalc.estimation import Report, estimate
 from memcalc.validate.checks import BACKENDS, INSTALL, check
 from memcalc.validate.comparison import Comparison, Measured, predicted_memory
+from memcalc.validate.gpus import known
 from memcalc.validate.suites import Case, model_of, options_of
 
 
@@ -50,14 +51,7 @@ def measurer(backend: str) -> Callable[[Report], Measured]:
 
 def on_gpu(model: Any, options: dict[str, Any], name: str) -> Report:
     """The estimate for the GPU that is there, where memcalc knows it and none was named."""
-    if options.get("gpu") is not None:
-        return estimate(model, **options)
-    for gpu in (name, name.removeprefix("NVIDIA ").replace(" ", "-")):  # torch's name of it, and the short one
-        try:
-            return estimate(model, **options, gpu=gpu)
-        except InputError:
-            continue
-    return estimate(model, **options)
+    return estimate(model, **(options if options.get("gpu") is not None else {**options, "gpu": known(name)}))
 
 
 def outcome(case: Case, backend: str) -> dict[str, Any]:

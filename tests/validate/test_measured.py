@@ -175,3 +175,23 @@ def test_a_record_that_went_on_elsewhere_names_both_places(tmp_path: Path) -> No
     assert text.count("gpu a GPU") == text.count("gpu another") == 1
     assert text.index("gpu another") < text.index("It ran with torch 2.11.0")
     assert "source" not in text
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"case": 3, "backend": "fake", "outcome": "measured"},
+        {"case": {"model": "gpt2"}, "backend": "fake", "outcome": "measured"},
+        {"case": {"model": "gpt2"}, "backend": "fake", "outcome": "measured", "environment": {}, "memory": [3],
+         "communication": []},
+        {"case": {"model": "gpt2"}, "backend": "fake", "outcome": "refused"},
+        {"case": {"seq_len": 3}, "backend": "fake", "outcome": "refused", "why": "x"},
+        {"outcome": "measured"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_suite_has_recorded_is_refused(made: dict[str, Any], tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"schema_version": 1, "cases": [made]}))
+    with pytest.raises(memcalc.InputError, match="holds cases that no suite has recorded"):
+        read_record(record)
