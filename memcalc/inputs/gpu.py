@@ -44,7 +44,7 @@ class GPU(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Bytes of device memory that software sees."""
+        """Bytes of device memory that a process can see, as cudaMemGetInfo's total: without what the driver reserves."""
         return self.memory.nbytes
 
 

@@ -32,14 +32,14 @@ def test_one_gpu_by_name_or_alias(name: str, capsys: pytest.CaptureFixture[str])
     assert ran.status == 0
     shown = json.loads(ran.stdout)
     assert shown["name"] == "h100-80gb"
-    assert shown["memory"]["value"] == 81559
+    assert shown["memory"]["value"] == 81008
     assert shown["memory"]["source"]
 
 
 def test_one_gpu_as_a_table_has_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
     ran = here(capsys, "gpus", "h100-80gb")
     assert ran.status == 0
-    assert "81559 MiB" in ran.stdout
+    assert "81008 MiB" in ran.stdout
     assert "nvidia-smi" in ran.stdout
 
 

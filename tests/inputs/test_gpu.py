@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from memcalc.errors import InputError
 from memcalc.inputs.files import hardware_folder
-from memcalc.inputs.gpu import all_gpus, from_file, load_gpu
+from memcalc.inputs.gpu import GPU, all_gpus, from_file, load_gpu
 
 FILES = sorted(hardware_folder().glob("*.json"))
 KEYS = {
@@ -76,6 +77,30 @@ def test_capacity_is_near_the_nominal_one(path: Path) -> None:
     assert gpu.capacity <= nominal * 2**30
 
 
+@pytest.mark.parametrize("gpu", [gpu for gpu in all_gpus() if gpu.vendor == "nvidia"], ids=lambda gpu: gpu.name)
+def test_capacity_leaves_out_what_the_driver_reserves(gpu: GPU) -> None:
+    """Drivers from R510 print it in their total; a process cannot allocate it. A source says which of the two it has."""
+    source = gpu.memory.source
+    if "drivers before R510 leave out the memory the driver reserves" in source:
+        return
+    printed = re.search(r"nvidia-smi's memory\.total, (\d+) MiB, has what the driver reserves in it$", source)
+    assert printed, "say what total nvidia-smi prints, and take the one without what is reserved"
+    reserved = int(printed[1]) * 2**20 - gpu.capacity
+    assert 200 * 2**20 < reserved < 0.05 * gpu.capacity
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"), ("NVIDIA L40", "l40"), ("NVIDIA L40S", "l40s"), ("NVIDIA A10", "a10"), ("NVIDIA A10G", "a10g"),
+    ],
+)  # fmt: skip
+def test_names_that_torch_prints(printed: str, name: str) -> None:
+    """What `torch.cuda.get_device_name` returns."""
+    assert load_gpu(printed).name == name
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_narrower_types_are_no_slower(path: Path) -> None:
     """Dense numbers among themselves: a sparse one put in by mistake is twice its wider neighbour's double."""
@@ -107,7 +132,7 @@ def test_names_that_the_contract_promises(name: str) -> None:
 
 
 def test_h100_capacity() -> None:
-    assert load_gpu("h100-80gb").capacity == 81559 * 2**20
+    assert load_gpu("h100-80gb").capacity == 81008 * 2**20
 
 
 @pytest.mark.parametrize("name", ["h1000", "", "  ", "a\nb", "🦙", "x" * 10_000, "../hardware/t4"])
