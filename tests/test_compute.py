@@ -320,7 +320,7 @@ def test_the_time_at_the_data_sheets_rate() -> None:
     assert report.seconds_at_peak == pytest.approx(report.flops["total"] / (rate["fp32"].value * 1e12), rel=1e-12)
     autocast = memcalc.estimate(LLAMA, **SIZES, gpu="a100-80gb", precision="bf16-autocast")
     assert {item.dtype for item in autocast.computed} == {"bf16"}
-    assert autocast.seconds_at_peak == pytest.approx(report.flops["total"] / (rate["bf16"].value * 1e12), rel=1e-12)
+    assert autocast.seconds_at_peak == pytest.approx(autocast.flops["total"] / (rate["bf16"].value * 1e12), rel=1e-12)
 
 
 def test_no_rate_is_no_time() -> None:
