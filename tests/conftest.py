@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import sys
 from typing import Any
@@ -12,6 +14,14 @@ import pytest
 # does not expect, for lack of its compiled parts.
 modules: dict[str, Any] = sys.modules  # type: ignore[assignment]
 modules["transformer_engine"] = None
+
+
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
+
+# Blocks of a MiB and more are mappings of their own, which go when they are freed. glibc would raise that to 32 MiB by itself,
+# and a heap that held a whole model once stays as large: one mapping of more than the machine's memory cannot be forked.
+with contextlib.suppress(AttributeError, OSError):
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
 
 
 @pytest.fixture(autouse=True)
