@@ -30,7 +30,7 @@ MEGATRON_ERROR: Final = 5
 too low: what NCCL's streams hold until a collective is done depends on time."""
 PLAYED_ERROR: Final = 2
 """The same of FSDP2's, and as much again for the context and NCCL, figures of other GPUs. `none` and `ddp` have no record;
-they use fewer streams. DeepSpeed has none either, and ZeRO-3's streams let go of blocks when the GPU is done: it has
+they use fewer streams. DeepSpeed has none either, and several streams: it has the largest error of any run that was played,
 Megatron's."""
 RATIO_ERROR: Final = 10
 """The same where fragmentation is not known. Of 152 ranks of Megatron on B200s none reserved more than 9.3 % beyond what it

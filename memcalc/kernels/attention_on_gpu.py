@@ -7,7 +7,8 @@ V100 or T4.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (can_use_flash_attention, can_use_mem_efficient_attention,
 minimum_gemm_alignment) and sdp_utils_cpp.h (check_batch_size_and_num_heads_dense). cuDNN's kernel, which newer versions
-take first on Hopper, saves what flash attention saves.
+take first on Hopper, saves what flash attention saves, and the state of
+its dropout, some bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def fused_on(compute_capability: str) -> Fused | None:
     if not point:
         return None
     if int(major) < 8:
-        return Fused((), (fp16, fp32), (fp16,) if int(major) == 7 else (), False)
+        return Fused((), (fp16, fp32), (fp16,), False)  # Volta and Turing; older ones are not in the list of GPUs
     generation = (int(major), int(minor))
     return Fused(
         (bf16, fp16), (bf16, fp16, fp32), (bf16, fp16, fp32), (8, 6) <= generation <= (8, 9) or generation >= (12, 0)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from memcalc.estimation import Report
 
 _NVIDIA: Final = "a100-80gb"
+"""Ampere and all later GPUs take the same kernels in fp32."""
 
 
 def notes(report: Report) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from memcalc.estimation import Report
 from memcalc.figures import CONTEXT, NCCL, WORKSPACES, Error, Figures, Fragmentation, Size, using
@@ -124,9 +124,13 @@ def _errors(cases: Sequence[Case]) -> list[Error]:
     return out
 
 
+_PART: Final = 4
+"""A run that uses less than one part in so many of a GPU counts as if it used that: a choice, as nothing is recorded yet."""
+
+
 def _shortfall(case: Case) -> float:
     predicted = _device(case)
-    return (case.measured["device"] - predicted) / max(predicted, int(case.environment["memory"]) // 4)
+    return (case.measured["device"] - predicted) / max(predicted, int(case.environment["memory"]) // _PART)
 
 
 def _device(case: Case) -> int:

@@ -21,8 +21,8 @@ from memcalc.validate.versions import others
 FINAL: Final = ("measured", "out of memory")
 """Outcomes that another run would not change."""
 
-
 _ROW: Final = {"name", "predicted", "measured"}
+"""What a row of a measured case has at least."""
 
 
 def run_suite(

@@ -33,8 +33,8 @@ def operands(
         ("9.0", operands(bf16, kv_heads=2), "flash"),
         ("8.0", operands(fp16), "flash"),
         ("8.0", operands(bf16, masked=True), "efficient"),
-        ("8.0", operands(bf16, width=257 + 7), "efficient"),  # flash has no heads wider than 256
-        ("8.0", operands(bf16, width=257 + 7, kv_heads=2), "math"),
+        ("8.0", operands(bf16, width=264), "efficient"),  # flash has no heads wider than 256
+        ("8.0", operands(bf16, width=264, kv_heads=2), "math"),
         ("8.0", operands(bf16, width=100, masked=True), "math"),  # rows of 200 bytes
         ("8.0", operands(fp32), "efficient"),
         ("8.0", operands(fp32, width=100), "efficient"),
