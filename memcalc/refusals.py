@@ -89,6 +89,9 @@ def _with_ddp(name: str, degree: int) -> None:
 _MEETS_FP32: Final = ("minimax", "openai-gpt", "xglm")
 """Their hidden states or attention become fp32 by a floating-point buffer (engine.py, _cast_module_mixed_precision)."""
 
+_ATTENDS_IN_FP32: Final = ("minimax", "openai-gpt")
+"""Within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
+
 
 def runs_gpt_model(options: Options, engine: str) -> bool:
     """Whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
@@ -251,6 +254,9 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         refuse(
             "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
         )
+    if model is not None and model.model_type in _ATTENDS_IN_FP32 and str(options.precision).endswith("-mixed"):
+        why = f"MixedPrecisionPolicy casts no buffers, and a {model.model_type}'s attention meets them in fp32"
+        refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, bf16, fp16")
     if model is not None and options.tp > 1:
         _check_tensor_parallel(options, model)
         if options.ep == 1:

@@ -297,9 +297,11 @@ PLANS |= {
 
 
 def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Some types have no GradientCheckpointingLayer, but one list of layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    marked = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return marked or list(next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList)))
 
 
 def _step(

@@ -64,7 +64,7 @@ class CodeGen(GPTJ):
 
     def sincos(self, m: Module, positions: Tensor, dtype: DType) -> tuple[Tensor, object]:
         shape = (*positions.shape, self.rotary_dim)
-        return new_tensor(m.run.memory, shape, m.run.dtype, "sines and cosines"), None
+        return new_tensor(m.run.memory, shape, m.buffer("embed_positions").dtype, "sines and cosines"), None
 
     def scores(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         attn_weights = matmul(query, transpose(key, 2, 3), "attention scores")

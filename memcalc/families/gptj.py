@@ -164,10 +164,10 @@ class GPTJ(GPT2):
 
     def sincos(self, m: Module, positions: Tensor, dtype: DType) -> tuple[Tensor, object]:
         """The sines and cosines of the positions, looked up in each layer; and what else the frame holds."""
-        embed_positions = like(m.run.buffers[f"transformer.h.{m.layer}.attn.embed_positions"], "repeated positions")
+        embed_positions = like(m.buffer("embed_positions"), "repeated positions")
         shape = (*positions.shape, self.rotary_dim)
         repeated_position_ids = new_tensor(m.run.memory, shape, int64, "repeated position ids")
-        sincos = new_tensor(m.run.memory, shape, m.run.dtype, "sines and cosines")
+        sincos = new_tensor(m.run.memory, shape, embed_positions.dtype, "sines and cosines")
         return cast(sincos, dtype), (embed_positions, repeated_position_ids)
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,10 +67,12 @@ class MegatronBert(Bert):
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
         run = m.run
-        if run.attention_mask is None:
-            _attention_mask = new_tensor(run.memory, ids.shape, fp32, "positions that count")
+        attention_mask = run.attention_mask
+        if attention_mask is None:
+            attention_mask = new_tensor(run.memory, ids.shape, fp32, "positions that count")
         embedding_output = self.embeddings(m / "embeddings", ids)
         mask = causal_mask(run) if self.config.is_decoder else bidirectional_mask(run)
+        del attention_mask  # its name is the mask's now
         hidden_states = embedding_output
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.dtypes import boolean, fp32
-from memcalc.families.blocks import QKV, act, position_ids, rotary_buffers, rotary_embedding
+from memcalc.families.blocks import Attended, act, position_ids, rotary_buffers, rotary_embedding
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.families.llama import Llama, linear_weights
@@ -223,20 +223,26 @@ class RecurrentGemma(Llama):
         if self.blocks[m.layer] == "recurrent":
             hidden_states = self.recurrent_block(m / "temporal_block", inputs_normalized, positions)
         else:
-            hidden_states, _weights = self.attention(m / "temporal_block", inputs_normalized, positions, mask)  # pyright: ignore[reportArgumentType]
+            hidden_states, _weights = self.attention(m / "temporal_block", inputs_normalized, positions, mask)
         residual = hidden_states + raw_activations
         hidden_states = self.norm(m / "channel_pre_norm", residual)
         hidden_states = self.mlp(m / "mlp_block", hidden_states)
         return hidden_states + residual
 
-    def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Any) -> QKV:
-        """Each layer makes cos and sin of the positions itself."""
+    @module
+    def attention(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, m: Module, hidden_states: Tensor, positions: Tensor, mask: Tensor | None
+    ) -> Attended:
+        """Each layer makes cos and sin of the positions itself, and has them to its end."""
         query_states, key_states, value_states = self.qkv(m, hidden_states)
         with m:
             dtype = value_states.dtype
-            cos, sin = rotary_embedding(m / "rotary_emb", rotary, self.rotary_dim, self.rope_type, dtype=dtype)
+            cos, sin = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type, dtype=dtype)
         query_states, key_states = rotate_first_dims(query_states, key_states, cos, sin)
-        return query_states, key_states, value_states
+        attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
+        attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
+        attn_output = (m / "o_proj").linear(attn_output)
+        return attn_output, attn_weights
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:

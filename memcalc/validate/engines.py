@@ -85,15 +85,22 @@ def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
         "mesh": joined(whole) if setup.shares_sequences else mesh, "mp_policy": policy,
         "reshard_after_forward": None if setup.zero == 3 else False,
     }  # fmt: skip
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
     if setup.ep > 1:
         share_experts(module, device.type, config_of(setup), whole["tp"] if setup.tp > 1 else None, **how)
-    for layer in [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]:
+    for layer in _layers(module):
         fully_shard(layer, **how)
     fully_shard(module, **how)
     if next(module.parameters()).is_meta:
         _materialize(module, device)
+
+
+def _layers(module: Any) -> list[Any]:
+    """Those of its stacks: what transformers can checkpoint, or, in a type that it cannot checkpoint, what is listed."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    found = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    lists = [m for m in module.modules() if isinstance(m, torch.nn.ModuleList)]
+    return found or [layer for stack in lists for layer in stack]
 
 
 def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Job:

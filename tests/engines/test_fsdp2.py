@@ -152,6 +152,9 @@ OTHERS = (
     "olmo2",
     "deepseek_v3",
     "deberta-v2",  # its loss is 16 bits
+    "codegen",  # its sines are in fp32, as buffers are
+    "ctrl",  # has layers that transformers does not mark
+    "gpt_neox_japanese",
 )
 
 
@@ -249,6 +252,19 @@ def test_what_is_refused() -> None:
     fused = {"zero": 3, "optimizer": "sgd-momentum", "optimizer_implementation": "fused"}
     assert "fused: torch has no fused sgd-momentum over FSDP2's shards" in refused(**fused)
     assert "--grad-dtype fp16: fsdp2 reduces gradients in fp32 or bf16" in refused(zero=3, grad_dtype="fp16")
+
+
+@pytest.mark.parametrize("model_type", ["minimax", "openai-gpt"])
+def test_an_attention_that_meets_fp32_buffers_is_refused(model_type: str) -> None:
+    case = step_cases(model_type)[0]
+    workload = {"micro_batch_size": case.batch, "seq_len": case.seq, "attention": "eager"}
+    with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+        sharded_step(dict(case.fields), **SEVEN | workload)
+    options = {"gpus": 7, "zero": 3, "engine": "fsdp2", **workload}
+    line = f"--precision bf16-mixed: MixedPrecisionPolicy casts no buffers, and a {model_type}'s attention"
+    with pytest.raises(memcalc.InputError, match=line):
+        memcalc.estimate(case.fields, **options)
+    assert memcalc.estimate(case.fields, precision="bf16", **options).peak
 
 
 def test_model_states_of_a_size_are_16_bytes_over_the_ranks() -> None:
