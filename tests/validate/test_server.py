@@ -89,22 +89,30 @@ def test_a_case_collects_nothing_that_was_imported(monkeypatch: pytest.MonkeyPat
 def test_a_case_ends_with_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """However that ended: a pipe is closed by the system, too."""
     asks, asked = os.pipe()
+    read, write = os.pipe()
 
     def outcome(*_: Any) -> dict[str, Any]:
         os.close(asked)  # the fork's own
+        os.write(write, str(os.getpid()).encode())
         time.sleep(60)
         return {}
 
     monkeypatch.setattr(run, "outcome", outcome)
     began = time.monotonic()
-    closing = threading.Timer(1, os.close, [asked])
-    closing.start()
+    cases: list[int] = []
+
+    def leave() -> None:
+        cases.append(int(os.read(read, 20)))
+        os.close(asked)
+
+    threading.Thread(target=leave, daemon=True).start()
     with pytest.raises(SystemExit):
         server.serve("fake", 60, Lines(["fine"], asks), io.StringIO())
     assert time.monotonic() - began < 20
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-    os.close(asks)
+    with pytest.raises(ProcessLookupError):
+        os.kill(cases[0], 0)
+    for end in (asks, read, write):
+        os.close(end)
 
 
 def test_an_interrupted_suite_leaves_no_case_behind() -> None:
