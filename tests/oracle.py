@@ -20,6 +20,7 @@ from cases import AUTO_CLASSES, DROPOUTS, auto_class
 from cuda_autocast import cuda_lists_on_the_cpu
 from flop_oracle import flops_of
 from per_op import CHECKPOINTS
+from timeline import Made
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -47,6 +48,7 @@ class LiveBytes(TorchDispatchMode):
         self.log: list[tuple[str, int, tuple[int, ...]]] | None = None
         self.phase = ""
         self.flops: Counter[str] = Counter()
+        self.made: dict[str, list[Made]] = {}
 
     def begin(self) -> None:
         """A new phase: forget the peak of the last one."""
@@ -71,6 +73,7 @@ class LiveBytes(TorchDispatchMode):
         nbytes = storage.nbytes()
         self.now += nbytes
         self.highest = max(self.highest, self.now)
+        self.made.setdefault(self.phase, []).append(Made(nbytes, self.now))
         weakref.finalize(storage, self._forget, key, nbytes)
         return nbytes
 
@@ -97,6 +100,8 @@ class Step:
     step: int
     flops: dict[str, int] = field(default_factory=dict)
     log: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    made: dict[str, list[Made]] = field(default_factory=dict)
+    """Every allocation, by phase."""
 
 
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:
@@ -183,6 +188,7 @@ def training_step(
                     mode.log = []
                 start = mode.now
                 mode.flops.clear()
+                mode.made.clear()
                 saved = forward = backward = 0
                 for micro in range(micro_batches):
                     before = mode.now
@@ -204,7 +210,7 @@ def training_step(
                 mode.begin()
                 opt.step()
                 opt.zero_grad(set_to_none=True)
-                result = Step(start, saved, forward, backward, mode.highest, flops, mode.log or [])
+                result = Step(start, saved, forward, backward, mode.highest, flops, mode.log or [], dict(mode.made))
     assert result is not None
     return result
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cases import DROPOUTS
+from timeline import Made
 
 from memcalc.autograd import backward
 from memcalc.dims import fixed_size, numel, workload_size
@@ -32,6 +33,10 @@ class PaperStep(NamedTuple):
     backward: int
     flops: dict[str, int]
     """By phase, where there are any."""
+    made: dict[str, list[Made]]
+    """Every allocation, by phase."""
+    rows: dict[str, list[StorageRow]]
+    """What these were made for."""
 
 
 def _field_names(config: type[Any]) -> set[str]:
@@ -104,7 +109,26 @@ class PaperRun:
         for work in self.memory.work:
             flops[work.phase] += 2 * work.products * numel(work.factors)[0]
         saved = end_of_forward - start - loss_bytes
-        return PaperStep(start, saved, forward, backward_peak - loss_bytes, dict(flops))
+        phases = {
+            "forward": self._made(marks[0], marks[1], start),
+            "backward": self._made(marks[1], marks[2], end_of_forward),
+        }
+        made = {phase: [one for one, _ in found] for phase, found in phases.items()}
+        rows = {phase: [row for _, row in found] for phase, found in phases.items()}
+        return PaperStep(start, saved, forward, backward_peak - loss_bytes, dict(flops), made, rows)
+
+    def _made(self, first: int, last: int, now: int) -> list[tuple[Made, StorageRow]]:
+        """What is allocated between two places of the log; a storage that goes on under another name is not."""
+        found: list[tuple[Made, StorageRow]] = []
+        for place in range(first, last):
+            event = self.memory.log[place]
+            if event < 0:
+                now -= self.bytes_of(~event)
+                continue
+            now += self.bytes_of(event)
+            if place - 1 not in self.memory.renamed:
+                found.append((Made(self.bytes_of(event), now), self.memory.rows[event]))
+        return found
 
     def _replay(self, first: int, last: int, now: int) -> tuple[int, int]:
         highest = now

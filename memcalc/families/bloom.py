@@ -200,8 +200,7 @@ def bloom_gelu(x: Tensor) -> Tensor:
 def _bloom_gelu_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     (x,) = node.unpack()
     tanh_out = tanh((0.79788 * x) * (1.0 + (0.044715 * x) * x))
-    square = _one_minus(tanh_out * tanh_out)
-    ff = (0.5 * x) * (square * (0.79788 + (0.10703 * x) * x)) + 0.5 * (1.0 + tanh_out)
+    ff = (0.5 * x) * (_one_minus(tanh_out * tanh_out) * (0.79788 + (0.10703 * x) * x)) + 0.5 * (1.0 + tanh_out)
     return [ff * grads[0]]
 
 

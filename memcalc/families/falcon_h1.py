@@ -102,10 +102,10 @@ class FalconH1Mixer(StateSpace):
     def buffers(self, path: str) -> Iterator[Buffer]:
         yield Buffer(f"{path}.mup_vector", (ONE_DIM, ONE_DIM, self.projection))
 
-    def project(self, m: Module, hidden_states: Tensor) -> Tensor:
+    def project(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         hidden_states = hidden_states * 1.0
         projected_states = (m / "in_proj").linear(hidden_states)
-        return projected_states * m.buffer("mup_vector")
+        return hidden_states, projected_states * m.buffer("mup_vector")
 
     def norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:
         if not self.normalised:
@@ -170,12 +170,14 @@ class FalconH1(Hybrid):
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
         return super().head(root, hidden_states) * 1.0
 
-    def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, None]:
+    def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+        """The layer's frame keeps both parts of the sum, and the attention's weights."""
         mamba_hidden_states = self.mixer.forward(m / "mamba", x, recurrent_mask(m.run))
         mamba_hidden_states = mamba_hidden_states * 1.0
-        attention_hidden_states, _weights = self.attention(m / "self_attn", x * 1.0, rotary, mask)
+        attention_hidden_states, weights = self.attention(m / "self_attn", x * 1.0, rotary, mask)
         attention_hidden_states = attention_hidden_states * 1.0
-        return mamba_hidden_states + attention_hidden_states, None
+        kept = (mamba_hidden_states, attention_hidden_states, weights)
+        return mamba_hidden_states + attention_hidden_states, kept
 
     def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, seq, _ = hidden_states.shape

@@ -119,17 +119,18 @@ class Hybrid(Llama):
         """The output, and the attention weights where the layer hands them to the model, whose frame keeps them."""
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
-        hidden_states, weights = self.mix(m, hidden_states, rotary, mask)
+        hidden_states, kept = self.mix(m, hidden_states, rotary, mask)
         hidden_states = residual + hidden_states
         residual = hidden_states
         hidden_states = self.norm(m / "pre_ff_layernorm", hidden_states)
         hidden_states = self.mlp(m / "feed_forward", hidden_states)
         hidden_states = residual + hidden_states
-        return hidden_states, weights if self.hands_weights_on else None
+        return hidden_states, kept if self.hands_weights_on else None
 
     hands_weights_on = False
 
-    def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+        """The sequence mixer's output, and what else of it the layer's frame keeps: the attention's weights."""
         assert m.layer is not None
         if self.mixes(m.layer):
             return self.mixer.forward(m / "mamba", x, mask), None

@@ -107,7 +107,7 @@ class StateSpace:
     def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         batch, seq, _ = hidden_states.shape
         hidden_states = apply_mask_to_padding_states(hidden_states, mask)
-        projected_states = self.project(m, hidden_states)
+        hidden_states, projected_states = self.project(m, hidden_states)
         a = -exp(cast(m.weight("A_log"), fp32))
         gate, hidden_states_b_c, dt = split(projected_states, self.inner, self.conv_dim, self.heads)
         hidden_states_b_c = transpose(hidden_states_b_c, 1, 2)
@@ -128,8 +128,9 @@ class StateSpace:
         scan_output = self.norm(m / "norm", scan_output, gate)
         return (m / "out_proj").linear(cast(scan_output, m.run.dtype))
 
-    def project(self, m: Module, hidden_states: Tensor) -> Tensor:
-        return (m / "in_proj").linear(hidden_states)
+    def project(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """What is projected, and what it becomes."""
+        return hidden_states, (m / "in_proj").linear(hidden_states)
 
     @module
     def norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:

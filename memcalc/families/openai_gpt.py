@@ -125,8 +125,8 @@ class OpenAIGPT(GPT2):
         query = transpose(view(query, batch, seq, self.heads, self.head_dim), 1, 2)
         key = transpose(view(key, batch, seq, self.heads, self.head_dim), 1, 2)
         value = transpose(view(value, batch, seq, self.heads, self.head_dim), 1, 2)
-        a = self.weigh(m, query, key, value)
-        a = reshape(contiguous(transpose(a, 1, 2)), batch, seq, hidden)
+        attn_outputs = self.weigh(m, query, key, value)
+        a = reshape(contiguous(transpose(attn_outputs, 1, 2)), batch, seq, hidden)
         a = (m / "c_proj").conv1d(a)
         return dropout(a, self.config.resid_pdrop)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import QKV, Attended, Rotary, apply_partial_rotary_pos_emb
+from memcalc.families.blocks import Attended, Rotary, apply_partial_rotary_pos_emb
 from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
 from memcalc.families.delta import GatedDeltaNet
 from memcalc.families.experts import REFUSED, check_experts
@@ -143,7 +143,8 @@ class DeltaLayers(LinearOrFullLayers):
         query_states, gate = chunk(projected, 2)
         del projected
         gate = reshape(gate, batch, seq, width)
-        query_states, key_states, value_states = self.normed_qkv(m, hidden_states, query_states)
+        query_states = transpose(self.norm(m / "q_norm", query_states), 1, 2)
+        key_states, value_states = self.normed_kv(m, hidden_states)
         cos, sin = rotary
         query_states, key_states = apply_partial_rotary_pos_emb(query_states, key_states, cos, sin)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
@@ -152,14 +153,13 @@ class DeltaLayers(LinearOrFullLayers):
         attn_output = (m / "o_proj").linear(attn_output)
         return attn_output, attn_weights
 
-    def normed_qkv(self, m: Module, hidden_states: Tensor, query_states: Tensor) -> QKV:
-        """q and k with a norm over each head."""
+    def normed_kv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """k, with a norm over each head, and v."""
         batch, seq, _ = hidden_states.shape
-        query_states = transpose(self.norm(m / "q_norm", query_states), 1, 2)
         key_states = view((m / "k_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
         key_states = transpose(self.norm(m / "k_norm", key_states), 1, 2)
         value_states = view((m / "v_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
-        return query_states, key_states, transpose(value_states, 1, 2)
+        return key_states, transpose(value_states, 1, 2)
 
 
 class Qwen3Next(DeltaLayers, GatedSharedExpert):

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.dtypes import boolean, fp32
-from memcalc.families.blocks import Attended, act, position_ids, rotary_buffers, rotary_embedding
+from memcalc.families.blocks import (
+    Attended,
+    act,
+    apply_partial_rotary_pos_emb,
+    position_ids,
+    rotary_buffers,
+    rotary_embedding,
+)
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.families.llama import Llama, linear_weights
@@ -26,7 +33,7 @@ from memcalc.ops.elementwise import bounded_sqrt, cast, like, one_minus, scale, 
 from memcalc.ops.exponential import exp, softplus
 from memcalc.ops.matmul import biased_baddbmm
 from memcalc.ops.scan import Block, earlier_steps
-from memcalc.ops.shape import cat, part, reshape, rotate_half, transpose, unsqueeze
+from memcalc.ops.shape import reshape, transpose, unsqueeze
 from memcalc.tensor import Autocast, Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -238,7 +245,7 @@ class RecurrentGemma(Llama):
         with m:
             dtype = value_states.dtype
             cos, sin = rotary_embedding(m / "rotary_emb", positions, self.rotary_dim, self.rope_type, dtype=dtype)
-        query_states, key_states = rotate_first_dims(query_states, key_states, cos, sin)
+        query_states, key_states = apply_partial_rotary_pos_emb(query_states, key_states, cos, sin)
         attn_output, attn_weights = self.attend(m, query_states, key_states, value_states, mask)
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)
@@ -294,21 +301,6 @@ class RecurrentGemma(Llama):
 
 def _the_layer_before(node: Node, grads: list[Tensor]) -> list[Tensor]:
     raise AssertionError("nobody goes backward through what is left behind")
-
-
-def rotate_first_dims(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """apply_rotary_pos_emb of GPT-NeoX (models/gpt_neox/modeling_gpt_neox.py): both are rotated before they are joined with
-    what is not."""
-    cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
-    head_dim, rotary_dim = q.shape[3], cos.shape[3]
-    rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
-    q_rot, q_pass = part(q, rotary_dim), part(q, rest)
-    k_rot, k_pass = part(k, rotary_dim), part(k, rest)
-    q_embed = (q_rot * cos) + (rotate_half(q_rot) * sin)
-    k_embed = (k_rot * cos) + (rotate_half(k_rot) * sin)
-    q_embed = cat((q_embed, q_pass), head_dim)
-    k_embed = cat((k_embed, k_pass), head_dim)
-    return q_embed, k_embed
 
 
 def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:

@@ -391,9 +391,12 @@ def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool)
     else:
         relative_position = like(of_two(relative_position, positions("zeros"), "distances"), "distances")
     is_small = like(relative_position, "small", boolean)
-    logarithm = like(like(cast(relative_position, fp32), "div"), "log")
-    relative_position_if_large = like(cast(like(like(logarithm, "div"), "mul"), int64), "large distances")
-    del logarithm
+    relative = like(like(cast(relative_position, fp32), "div"), "log")
+    relative = like(relative, "div")
+    relative = like(relative, "mul")
+    relative = cast(relative, int64)
+    relative_position_if_large = like(relative, "large distances")
+    del relative
     relative_position_if_large = of_two(relative_position_if_large, positions("last bucket"), "large distances")
     chosen = of_two(relative_position, relative_position_if_large, "buckets")
     if relative_buckets is None:

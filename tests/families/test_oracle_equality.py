@@ -10,6 +10,7 @@ import paper
 import pytest
 import torch
 from cases import Case, step_cases
+from timeline import differences
 
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families import FAMILIES
@@ -91,6 +92,12 @@ def check(case: Case, precision: str, attention: str, recompute: bool) -> None:
     declared = case.differs.get(f"{precision}-{attention}-{RECOMPUTES[recompute]}", {})
     assert {q: pair for q, pair in ours_and_theirs.items() if pair[0] != pair[1]} == declared
     assert on_paper.flops == oracle_step.flops
+    lasting = {
+        f"{phase}: {on_paper.rows[phase][place].label}": more
+        for phase in ("forward", "backward")
+        for place, more in differences(on_paper.made[phase], oracle_step.made[phase])
+    }
+    assert lasting == {}
 
 
 @pytest.mark.parametrize(("case", "precision", "attention", "recompute"), RUNS)
