@@ -45,6 +45,8 @@ def _alike(ours: Sequence[Made], theirs: Sequence[Made]) -> Iterator[tuple[int, 
 
 def differences(ours: Sequence[Made], theirs: Sequence[Made]) -> list[tuple[int, int]]:
     """(place among our allocations, bytes that they have more alive there) wherever that changes and lasts."""
+    numbers = [number for number, made in enumerate(ours) if made.nbytes]
+    ours, theirs = [ours[number] for number in numbers], [made for made in theirs if made.nbytes]
     places = list(_in_step(ours, theirs))
     if 2 * len(places) < len(ours):
         places = list(_alike(ours, theirs))
@@ -58,6 +60,6 @@ def differences(ours: Sequence[Made], theirs: Sequence[Made]) -> list[tuple[int,
         first = our if since == 1 else first
         before = more
         if since == LASTS and more != level:
-            found.append((first, more - level))
+            found.append((numbers[first], more - level))
             level = more
     return found
