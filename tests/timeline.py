@@ -14,6 +14,9 @@ from typing import Final, NamedTuple
 LASTS: Final = 3
 """Allocations in a row: what is freed and made in another order within one op of torch's is not looked at."""
 
+LONG: Final = 8
+"""Allocations of the same sizes in a row: fewer may be alike by chance."""
+
 
 class Made(NamedTuple):
     """An allocation: its bytes, and all that is alive with it."""
@@ -39,7 +42,7 @@ def _alike(ours: Sequence[Made], theirs: Sequence[Made]) -> Iterator[tuple[int, 
     """The same for runs that do not make the same blocks throughout: what a scan is made of, say."""
     matcher = SequenceMatcher(None, [m.nbytes for m in ours], [m.nbytes for m in theirs], autojunk=False)
     for block in matcher.get_matching_blocks():
-        if block.size > LASTS:
+        if block.size > LONG:
             yield from ((block.a + i, block.b + i) for i in range(1, block.size))
 
 

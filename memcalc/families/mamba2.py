@@ -114,7 +114,7 @@ class StateSpace:
         hidden_states_b_c = causal_conv1d(m / "conv1d", hidden_states_b_c, self.activation)
         hidden_states_b_c = apply_mask_to_padding_states(transpose(hidden_states_b_c, 1, 2), mask)
         hidden_states, b, c = split(hidden_states_b_c, self.inner, self.group_states, self.group_states)
-        scan_output = chunk_scan(
+        scan_result = chunk_scan(
             view(hidden_states, batch, seq, self.heads, self.head_dim),
             dt,
             a,
@@ -124,7 +124,7 @@ class StateSpace:
             m.weight("D"),
             m.weight("dt_bias"),
         )
-        scan_output = reshape(scan_output, batch, seq, self.inner)
+        scan_output = reshape(scan_result, batch, seq, self.inner)
         scan_output = self.norm(m / "norm", scan_output, gate)
         return (m / "out_proj").linear(cast(scan_output, m.run.dtype))
 

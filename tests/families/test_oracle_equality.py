@@ -63,13 +63,24 @@ RUNS = [
 
 ANOTHER_TIMELINE: Mapping[str, str] = {
     "biogpt": "numbers of positions, before the layers",
+    "camembert": "as roberta",
+    "data2vec-text": "as roberta",
     "ernie": "the embeddings of tasks, until all embeddings are added up",
+    "falcon": "the order in which alibi is divided, before the layers",
+    "falcon_mamba": "as mamba",
+    "gpt_neo": "a zero",
+    "hunyuan_v1_moe": "the router's probabilities, in a recomputed layer's forward",
     "mamba": "64 bytes of a recomputed layer",
+    "megatron-bert": "a decoder's positions that count, as booleans, before the layers",
     "olmo": "clamps in place with a bias, over a view: autograd copies the whole gradient (CopySlices)",
     "olmoe": "as olmo",
+    "olmo_hybrid": "layers of blocks that are too much alike to be told apart",
     "phimoe": "its router's masks",
+    "recurrent_gemma": "as rwkv",
+    "roberta": "numbers of positions under autocast, before the layers",
     "rwkv": "a scan, of which several steps are one block on paper",
-    "t5": "layers of blocks that are too much alike to be told apart",
+    "t5": "as olmo_hybrid",
+    "xlm-roberta": "as roberta",
 }
 """Types that have something alive a moment longer or shorter than the real ones, and what. The peaks are held all the same."""
 
