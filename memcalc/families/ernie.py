@@ -45,5 +45,4 @@ class Ernie(Bert):
         if not self.config.use_task_id:
             return embeddings
         task_type_ids = new_tensor(m.run.memory, (m.run.batch, m.run.seq), int64, "task type ids")
-        task_type_embeddings = (m / "task_type_embeddings").embedding(task_type_ids)
-        return add_(embeddings, task_type_embeddings)
+        return add_(embeddings, (m / "task_type_embeddings").embedding(task_type_ids))
