@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import rms_norm
+from memcalc.families.blocks import rms_norm, rotate_first_dims
 from memcalc.families.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.variations import JoinedMLP
 from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import cat, part, rotate_half, transpose, unsqueeze, view
+from memcalc.ops.shape import part, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,15 +103,3 @@ class Phi3(JoinedMLP):
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotate_first_dims(q, k, cos, sin)
-
-
-def rotate_first_dims(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """apply_rotary_pos_emb of Phi-3: each is rotated and joined at once with what is not."""
-    cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
-    head_dim, rotary_dim = q.shape[3], cos.shape[3]
-    rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
-    q_rot, q_pass = part(q, rotary_dim), part(q, rest)
-    k_rot, k_pass = part(k, rotary_dim), part(k, rest)
-    q_embed = cat(((q_rot * cos) + (rotate_half(q_rot) * sin), q_pass), head_dim)
-    k_embed = cat(((k_rot * cos) + (rotate_half(k_rot) * sin), k_pass), head_dim)
-    return q_embed, k_embed

@@ -182,7 +182,7 @@ def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tens
 
 _ROPE: Final[Replacements] = {
     blocks.apply_rotary_pos_emb: apply_rotary_pos_emb,
-    blocks.apply_partial_rotary_pos_emb: apply_rotary_pos_emb,
+    blocks.rotate_first_dims: apply_rotary_pos_emb,
 }
 _LLAMA: Final[Replacements] = {
     **_ROPE,
