@@ -100,8 +100,8 @@ class Step:
     step: int
     flops: dict[str, int] = field(default_factory=dict)
     log: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
-    made: dict[str, list[Made]] = field(default_factory=dict)
-    """Every allocation, by phase."""
+    made: dict[str, list[Made]] = field(default_factory=dict, compare=False)
+    """Every allocation, by phase. Ops on real tensors make some that fake ones do not."""
 
 
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:
