@@ -101,7 +101,7 @@ class Step:
     flops: dict[str, int] = field(default_factory=dict)
     log: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     made: dict[str, list[Made]] = field(default_factory=dict, compare=False)
-    """Every allocation, by phase. Ops on real tensors make some that fake ones do not."""
+    """Every allocation, by phase; not what two steps are compared by, as real and fake tensors differ in it."""
 
 
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str = "") -> torch.nn.Module:
