@@ -51,7 +51,7 @@ def differences(ours: Sequence[Made], theirs: Sequence[Made]) -> list[tuple[int,
     numbers = [number for number, made in enumerate(ours) if made.nbytes]
     ours, theirs = [ours[number] for number in numbers], [made for made in theirs if made.nbytes]
     places = list(_in_step(ours, theirs))
-    if 2 * len(places) < len(ours):
+    if 2 * len(places) < len(ours):  # most of it went by unseen
         places = list(_alike(ours, theirs))
     found: list[tuple[int, int]] = []
     level: int | None = None

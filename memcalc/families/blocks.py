@@ -231,7 +231,9 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     return q_embed, k_embed
 
 
-def apply_partial_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def apply_partial_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Callable[[Tensor], Tensor] = rotate_half
+) -> tuple[Tensor, Tensor]:
     """The same for the first dims of each head; the others pass. Both are rotated before they are joined with what is not
     (models/gpt_neox/modeling_gpt_neox.py)."""
     cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
@@ -239,23 +241,10 @@ def apply_partial_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor)
     rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
     q_rot, q_pass = part(q, rotary_dim), part(q, rest)
     k_rot, k_pass = part(k, rotary_dim), part(k, rest)
-    q_embed = (q_rot * cos) + (rotate_half(q_rot) * sin)
-    k_embed = (k_rot * cos) + (rotate_half(k_rot) * sin)
+    q_embed = (q_rot * cos) + (turned(q_rot) * sin)
+    k_embed = (k_rot * cos) + (turned(k_rot) * sin)
     q_embed = cat((q_embed, q_pass), head_dim)
     k_embed = cat((k_embed, k_pass), head_dim)
-    return q_embed, k_embed
-
-
-@replaceable
-def rotate_first_dims(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, but each is joined as soon as it is rotated (models/phi3/modeling_phi3.py). Liger replaces it."""
-    cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
-    head_dim, rotary_dim = q.shape[3], cos.shape[3]
-    rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
-    q_rot, q_pass = part(q, rotary_dim), part(q, rest)
-    k_rot, k_pass = part(k, rotary_dim), part(k, rest)
-    q_embed = cat(((q_rot * cos) + (rotate_half(q_rot) * sin), q_pass), head_dim)
-    k_embed = cat(((k_rot * cos) + (rotate_half(k_rot) * sin), k_pass), head_dim)
     return q_embed, k_embed
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import repeat_pairs, rotate_pairs
+from memcalc.dims import merge
+from memcalc.families.blocks import apply_partial_rotary_pos_emb, repeat_pairs, rotate_pairs
 from memcalc.families.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.llama import linear_weights
 from memcalc.families.variations import JoinedMLP
-from memcalc.ops.shape import cat, part, unsqueeze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,14 +55,4 @@ class Glm(JoinedMLP):
         yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
-        cos, sin = repeat_pairs(cos), repeat_pairs(sin)
-        head_dim, rotary_dim = q.shape[3], cos.shape[3]
-        rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
-        q_rot, q_pass = part(q, rotary_dim), part(q, rest)
-        k_rot, k_pass = part(k, rotary_dim), part(k, rest)
-        q_embed = (q_rot * cos) + (rotate_pairs(q_rot) * sin)
-        k_embed = (k_rot * cos) + (rotate_pairs(k_rot) * sin)
-        q_embed = cat((q_embed, q_pass), head_dim)
-        k_embed = cat((k_embed, k_pass), head_dim)
-        return q_embed, k_embed
+        return apply_partial_rotary_pos_emb(q, k, repeat_pairs(cos), repeat_pairs(sin), rotate_pairs)

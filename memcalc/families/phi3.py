@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.blocks import rms_norm, rotate_first_dims
+from memcalc.families.blocks import rms_norm
 from memcalc.families.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.variations import JoinedMLP
 from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import part, transpose, view
+from memcalc.ops.replaceable import replaceable
+from memcalc.ops.shape import cat, part, rotate_half, transpose, unsqueeze, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,4 +103,17 @@ class Phi3(JoinedMLP):
         return q, k, v
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate_first_dims(q, k, cos, sin)
+        return apply_rotary_pos_emb(q, k, cos, sin)
+
+
+@replaceable
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """For the first dims of each head; q is joined with what is not rotated before k is rotated."""
+    cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    head_dim, rotary_dim = x.shape[3], cos.shape[3]
+    x_rot, x_pass = part(x, rotary_dim), part(x, Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size))
+    return cat(((x_rot * cos) + (rotate_half(x_rot) * sin), x_pass), head_dim)

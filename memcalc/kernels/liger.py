@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.autograd import Node
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families import blocks
+from memcalc.families import blocks, phi3
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.ops.elementwise import like, recording
 from memcalc.ops.shape import view
@@ -182,7 +182,7 @@ def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tens
 
 _ROPE: Final[Replacements] = {
     blocks.apply_rotary_pos_emb: apply_rotary_pos_emb,
-    blocks.rotate_first_dims: apply_rotary_pos_emb,
+    phi3.apply_rotary_pos_emb: apply_rotary_pos_emb,
 }
 _LLAMA: Final[Replacements] = {
     **_ROPE,
