@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import sys
 from typing import Any
 
@@ -15,6 +16,10 @@ import pytest
 modules: dict[str, Any] = sys.modules  # type: ignore[assignment]
 modules["transformer_engine"] = None
 
+
+# One thread of torch's a process: there is a worker for each core, the tensors are small, and threads that wait for each other
+# wait in a loop. Two of them a worker take four times as long on a machine with two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
