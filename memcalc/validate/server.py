@@ -120,7 +120,8 @@ def _forked(work: Callable[[], dict[str, Any]], limit: int, answers: IO[str], go
     """A process of its own writes what `work` gives; what has become of a process that wrote nothing is written here."""
     child = os.fork()
     if child == 0:
-        signal.alarm(limit)  # nobody handles it: it ends the process
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process
+        signal.alarm(limit)
         gc.freeze()  # what was imported: every phase of a step is measured after a collection, which would look at all of it
         try:
             answers.write(json.dumps(work()) + "\n")
