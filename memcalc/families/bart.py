@@ -60,6 +60,7 @@ class BartConfig(FamilyConfig):
     decoder_attention_heads: Count = 16
     activation_function: Activation = "gelu"
     d_model: Count = 1024
+    scale_embedding: bool | None = False
     dropout: Probability = 0.1
     attention_dropout: Probability = 0.0
     activation_dropout: Probability = 0.0

@@ -42,6 +42,7 @@ class BioGptConfig(FamilyConfig):
     attention_probs_dropout_prob: Probability = 0.1
     max_position_embeddings: Count = 1024
     activation_dropout: Probability = 0.0
+    scale_embedding: bool = True
     tie_word_embeddings: bool = True
 
     def check(self) -> None:

@@ -188,6 +188,9 @@ def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name), dict | None):
             raise ValueError(f"field `{name}` is {quoted(config[name])}; it should be an object or null")
+    tied = config.get("tie_word_embeddings", False)
+    if type(tied) is not bool and all(field.name != "tie_word_embeddings" for field in fields(made)):
+        raise ValueError(f"field `tie_word_embeddings` is {quoted(tied)}; it should be a valid boolean")
     _check_head_dim(made, config)
     kinds = config.get("layer_types")
     if kinds is None or hasattr(made, "layer_types"):

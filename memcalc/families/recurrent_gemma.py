@@ -22,7 +22,7 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.masks import causal_mask
@@ -63,7 +63,7 @@ class RecurrentGemmaConfig(RotaryConfig):
     lru_width: Count | None = None
     attention_window_size: Count = 2048
     conv1d_width: Count = 4
-    logits_soft_cap: float = 30.0
+    logits_soft_cap: Decimal = 30.0
     hidden_activation: Activation = "gelu_pytorch_tanh"
     block_types: list[BlockType] | tuple[BlockType, ...] = ("recurrent", "recurrent", "attention")
     attention_dropout: Probability = 0.0
