@@ -4,6 +4,7 @@ four ranks, one after the other."""
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,21 @@ def of_all_ranks(folder: Path, cases: dict[str, tuple[str, dict[str, Any]]]) -> 
     processes = [context.Process(target=_one_rank, args=(rank, str(folder), cases, results)) for rank in range(COUNT)]
     for process in processes:
         process.start()
-    found = dict(results.get() for _ in processes)
+    found: dict[int, Any] = {}
+    while len(found) < COUNT:
+        if not results.empty():
+            found |= [results.get()]
+        elif any(process.exitcode and rank not in found for rank, process in enumerate(processes)):
+            break  # one that died says nothing, and the others wait for it
+        else:
+            time.sleep(0.05)
     for process in processes:
+        if len(found) < COUNT:
+            process.kill()
         process.join()
     failed = {rank: steps for rank, steps in found.items() if isinstance(steps, str)}
     assert not failed, failed
+    assert len(found) == COUNT, [process.exitcode for process in processes]
     return [found[rank] for rank in range(COUNT)]
 
 
