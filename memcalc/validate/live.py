@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_iter
 
 from memcalc.validate.collectives import has_local_tensors
 
+DEVICE_OF: Final = torch.ops.prim.device.default
+
 STATE: Final = torch.uint64
 """Of the state of dropout's random numbers, of which nothing is counted."""
 
@@ -84,6 +86,8 @@ class Live(TorchDispatchMode):
                 self._add(more)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_OF and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device  # FakeTensorMode's own answer; two of three calls of a backward ask for it
         if has_local_tensors(types):
             return NotImplemented
         if (
