@@ -21,13 +21,15 @@ from cuda_autocast import cuda_lists_on_the_cpu
 from flop_oracle import flops_of
 from per_op import CHECKPOINTS
 from timeline import Made
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from memcalc.kernels.attention_on_gpu import Fused
 from memcalc.validate.experts import balanced_routing
 from memcalc.validate.realism import cuda_kernels, not_traced
+
+DEVICE_OF = torch.ops.prim.device.default
 
 
 def recomputing() -> bool:
@@ -78,6 +80,8 @@ class LiveBytes(TorchDispatchMode):
         return nbytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_OF and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device  # FakeTensorMode's own answer; two of three calls of a backward ask for it
         out = func(*args, **(kwargs or {}))
         again = self.phase == "backward" and recomputing()
         self.flops["recomputation" if again else self.phase] += flops_of(func, args, kwargs or {}, out)
@@ -91,7 +95,7 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass
 class Step:
-    """Bytes of the second step of the reference training loop."""
+    """Bytes of a steady step of the reference training loop."""
 
     resident: int  # alive between steps, the batch and the last loss excluded
     saved: int  # alive after one forward and not before it, without the loss itself
@@ -149,8 +153,8 @@ def training_step(
     recompute_layers: int | None = None,
     fused: Fused | None = None,
 ) -> Step:
-    """The contract's reference step, run twice; the second is reported. `patch` is done to the model before; `fused`: the
-    attention kernels of a GPU.
+    """The contract's reference step, run twice; the second is reported. Where the first leaves what it found, as without
+    optimizer states, it is the second. `patch` is done to the model before; `fused`: the attention kernels of a GPU.
 
     `recompute`: a key of CHECKPOINTS; True is "full"."""
     mode = LiveBytes()
@@ -181,11 +185,10 @@ def training_step(
             for tensor in batch.values():
                 mode.register(tensor)
             result = None
-            loss: torch.Tensor | None = None
-            for turn in range(2):
+            loss = torch.zeros(())  # the last step's, which is there until the next one has its own
+            for _ in range(2):
                 gc.collect()
-                if log and turn:
-                    mode.log = []
+                mode.log = [] if log else None
                 start = mode.now
                 mode.flops.clear()
                 mode.made.clear()
@@ -211,6 +214,9 @@ def training_step(
                 opt.step()
                 opt.zero_grad(set_to_none=True)
                 result = Step(start, saved, forward, backward, mode.highest, flops, mode.log or [], dict(mode.made))
+                gc.collect()
+                if mode.now == start:
+                    break
     assert result is not None
     return result
 

@@ -85,7 +85,7 @@ def transformers_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mutated_configuration_is_agreed_on_or_refused(family: str) -> None:
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(config=mutated(family))
     def check(config: dict[str, Any]) -> None:
         try:

@@ -34,13 +34,16 @@ PRECISIONS: dict[str, tuple[DType, DType | None]] = {
 
 
 def choices(case: Case, precision: str) -> Iterator[tuple[str, bool]]:
-    """Attention kinds and whether to recompute, as far as transformers offers them: all in the case's first precision, in
-    others the first kind without recomputation, under autocast the last with it besides."""
+    """Attention kinds and whether to recompute, as far as transformers offers them: in the case's first precision all
+    kinds, and a family's cases take turns at which of them is recomputed; in others the first kind without recomputation,
+    under autocast the last with it besides."""
     program = paper.program_of(case.fields)
     kinds = program.attention_kinds
-    recomputes = (False, True) if program.recomputes else (False,)
     if precision == case.dtypes[0]:
-        yield from ((attention, recompute) for attention in kinds for recompute in recomputes)
+        yield from ((attention, False) for attention in kinds)
+        if program.recomputes:
+            number = [each.name for each in step_cases(case.model_type)].index(case.name)
+            yield kinds[number % len(kinds)], True
     else:
         yield kinds[0], False
         if program.recomputes and "autocast" in precision:

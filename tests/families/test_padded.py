@@ -123,7 +123,12 @@ def test_a_padded_step_on_paper_is_the_real_one(case: Case, dtype: DType, attent
     workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq, "padded": True}
     on_paper = paper.paper_step(case.fields, dtype=dtype, attention=attention, recompute=recompute, **workload)
     oracle_step = oracle.training_step(
-        deepcopy(case.fields), dtype=DTYPES[dtype], attention=attention, recompute=recompute, **workload
+        deepcopy(case.fields),
+        dtype=DTYPES[dtype],
+        attention=attention,
+        recompute=recompute,
+        optimizer="sgd",
+        **workload,
     )
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
     assert on_paper.flops == oracle_step.flops
@@ -142,8 +147,8 @@ FIRST_OF_EACH = [
 def test_a_padded_step_of_every_family_is_the_real_one(case: cases.Case, attention: str) -> None:
     workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq, "padded": True}
     on_paper = paper.paper_step(case.fields, dtype=bf16, attention=attention, **workload)
-    real: dict[str, Any] = {"balanced": case.balanced, "real": case.balanced}
-    oracle_step = oracle.training_step(deepcopy(case.fields), attention=attention, **workload, **real)
+    run: dict[str, Any] = {"balanced": case.balanced, "real": case.balanced, "optimizer": "sgd"}
+    oracle_step = oracle.training_step(deepcopy(case.fields), attention=attention, **workload, **run)
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
     assert on_paper.flops == oracle_step.flops
 
@@ -161,7 +166,12 @@ def test_a_padded_step_of_an_encoder_and_a_decoder_recomputed(case: cases.Case, 
     workload: dict[str, Any] = {"micro_batch_size": case.batch, "seq_len": case.seq, "padded": True, "recompute": True}
     on_paper = paper.paper_step(case.fields, dtype=fp32, autocast=bf16, attention=attention, **workload)
     oracle_step = oracle.training_step(
-        deepcopy(case.fields), dtype=torch.float32, autocast=torch.bfloat16, attention=attention, **workload
+        deepcopy(case.fields),
+        dtype=torch.float32,
+        autocast=torch.bfloat16,
+        attention=attention,
+        optimizer="sgd",
+        **workload,
     )
     assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
     assert on_paper.flops == oracle_step.flops
