@@ -39,6 +39,14 @@ if TYPE_CHECKING:
     from memcalc.families.blocks import Attended
     from memcalc.tensor import Memory
 
+_INNER: Mapping[str, Sequence[str]] = {
+    "attn_config": ("attn_pdrop", "clip_qkv", "kv_n_heads", "rope_theta"),
+    "ffn_config": (
+        "ffn_act_fn", "ffn_hidden_size", "moe_num_experts", "moe_top_k", "moe_jitter_eps", "moe_normalize_expert_weights",
+    ),
+}  # fmt: skip
+"""The fields of each object in a config.json."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DbrxConfig(FamilyConfig):
@@ -87,12 +95,15 @@ class DbrxConfig(FamilyConfig):
         theta = flat.pop("rope_theta", 10000.0)  # read beside the one of attn_config
         if type(theta) not in (int, float) or not theta > 1:
             raise ValueError(f"field `rope_theta` is {quoted(theta)}; it should be a number above 1")
-        for name in ("attn_config", "ffn_config"):
+        for name, own in _INNER.items():
             inner = flat.pop(name, None)
             if inner is not None and not isinstance(inner, dict):
                 raise ValueError(f"{name} {inner!r} is not an object")
             named = cast("dict[str, Any]", inner or {})
-            flat |= {key: value for key, value in named.items() if key not in ("model_type", "hidden_size")}
+            for key in own:
+                if key in flat and flat.pop(key) != named.get(key, getattr(cls, key)):
+                    raise ValueError(f"{key} is a field of {name}: given beside it, it is not read")
+            flat |= {key: named[key] for key in own if key in named}
         return super().renamed(flat)
 
     @property

@@ -77,7 +77,7 @@ class Lfm2Config(ShortConvConfig):
     intermediate_size: Count = 12288
     num_hidden_layers: Layers = 32
     block_multiple_of: Count = 256
-    block_ffn_dim_multiplier: Annotated[float, Bounds(ge=0, le=10**7)] | None = 1.0
+    block_ffn_dim_multiplier: Annotated[float, Bounds(ge=0, le=10**7)] = 1.0
     block_auto_adjust_ff_dim: bool = True
     full_attn_idxs: list[int] | None = None
 
@@ -104,9 +104,8 @@ class Lfm2Config(ShortConvConfig):
         width = self.intermediate_size
         if self.block_auto_adjust_ff_dim:
             width = int(2 * width / 3)
-            if self.block_ffn_dim_multiplier is not None:
-                width = int(self.block_ffn_dim_multiplier * width)
-                width = self.block_multiple_of * -(-width // self.block_multiple_of)
+            width = int(self.block_ffn_dim_multiplier * width)
+            width = self.block_multiple_of * -(-width // self.block_multiple_of)
         return width
 
     def check(self) -> None:

@@ -17,6 +17,7 @@ from memcalc.families.blocks import (
     masked_lm_loss,
 )
 from memcalc.families.config import (
+    LAYER_TYPES,
     Activation,
     Count,
     Layers,
@@ -88,6 +89,11 @@ class ModernBertConfig(RotaryByKindConfig):
     def check(self) -> None:
         super().check()
         check_divides(self, "hidden_size", "num_attention_heads")
+        for kind, rope in (self.rope_parameters or {}).items():
+            if kind not in LAYER_TYPES or not isinstance(rope, dict):
+                raise ValueError(
+                    f"rope_parameters has {kind!r}; allowed: an object of each of {', '.join(LAYER_TYPES)}"
+                )
 
 
 class ModernBert(RotaryByKind):

@@ -96,6 +96,9 @@ class NemotronHConfig(FamilyConfig):
         for old, name in _LEGACY_NAMES.items():
             if old in named:
                 named[name] = named.pop(old)
+        for name in ("hybrid_override_pattern", "layers_block_type"):
+            if named.get(name, ()) is None:
+                raise ValueError(f"field `{name}` is None; it should be given or left out")
         pattern = named.pop("hybrid_override_pattern", None)
         kinds = named.get("layers_block_type")
         if kinds is None and pattern is not None:
@@ -188,7 +191,8 @@ class NemotronH(Llama):
             yield from self.mixer.weights("mixer")
         elif block == "full_attention":
             for weight in self.attention_weights():
-                yield weight._replace(name=weight.name.replace("self_attn", "mixer"))
+                if not weight.name.endswith(".bias"):  # `attention_bias` is read by nothing
+                    yield weight._replace(name=weight.name.replace("self_attn", "mixer"))
         elif block == "mlp":
             yield from self.plain_mlp_weights("mixer", self.ffn)
         else:

@@ -59,6 +59,8 @@ class Phi3Config(RotaryConfig):
         kind = self.rope["rope_type"]
         if kind not in ("default", "longrope"):
             raise ValueError(f"rope_parameters rope_type {kind!r} is not one of phi3's; allowed: 'default', 'longrope'")
+        if kind == "longrope" and self.original_max_position_embeddings == 1:
+            raise ValueError("original_max_position_embeddings 1 has a logarithm of zero; allowed: 2 and more")
 
 
 class Phi3(JoinedMLP):

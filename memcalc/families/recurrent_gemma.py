@@ -52,6 +52,7 @@ class RecurrentGemmaConfig(RotaryConfig):
     }
     computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type")
     rotates_part: ClassVar[bool] = True
+    null_head_dim: ClassVar[bool] = False
 
     num_hidden_layers: Layers = 26
     vocab_size: Count = 256000

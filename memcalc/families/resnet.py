@@ -38,7 +38,10 @@ KERNELS: Final = {size: Dim(str(size), size) for size in (3, 7)} | {1: ONE_DIM}
 class ResNetConfig(FamilyConfig):
     """models/resnet/configuration_resnet.py"""
 
-    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"problem_type": (None, "single_label_classification")}
+    refused: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "problem_type": (None, "single_label_classification"),
+        "layer_types": (["basic", "bottleneck"],),  # what `layer_type` may be
+    }
 
     num_channels: Count = 3
     embedding_size: Count = 64

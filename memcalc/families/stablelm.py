@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
@@ -15,7 +15,7 @@ from memcalc.ops.elementwise import dropout
 from memcalc.ops.shape import cat, split_one
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from memcalc.tensor import Tensor
 
@@ -41,6 +41,12 @@ class StableLmConfig(RotaryConfig):
     use_parallel_residual: bool = False
     hidden_dropout: Probability = 0.0
     attention_dropout: Probability = 0.0
+
+    @classmethod
+    def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        if config.get("partial_rotary_factor", 0.25) is None:
+            raise ValueError("field `partial_rotary_factor` is None; it should be a number or left out")
+        return super().renamed(config)
 
     @property
     def default_rotary_factor(self) -> float:

@@ -103,6 +103,7 @@ def test_other_names_are_transformers_own(model_type: str) -> None:
     assert ours == type(AutoConfig.for_model(model_type)).attribute_map
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "hidden_act": "prelu"}, "hidden_act"),
     ({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 7}, "hidden_size 100"),
@@ -325,6 +326,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "recurrent_gemma", "logits_soft_cap": 30}, "logits_soft_cap 30"),
     ({"model_type": "nemotron_h", "tie_word_embeddings": None}, "tie_word_embeddings None"),
     ({"model_type": "bart", "scale_embedding": "x"}, "scale_embedding 'x'"),
+    ({"model_type": "dbrx", "ffn_hidden_size": 10752}, "ffn_hidden_size is a field of ffn_config"),
+    ({"model_type": "dbrx", "attn_config": {"moe_top_k": 2}, "moe_top_k": 2}, "moe_top_k is a field of ffn_config"),
+    ({"model_type": "modernbert", "rope_parameters": {"rope_type": "default"}}, "rope_parameters has 'rope_type'"),
+    ({"model_type": "resnet", "layer_types": None}, "layer_types"),
+    ({"model_type": "stablelm", "partial_rotary_factor": None}, "partial_rotary_factor None"),
+    ({"model_type": "phi3", "original_max_position_embeddings": 1, "rope_scaling": LONGROPE}, "embeddings 1 has a log"),
+    ({"model_type": "nemotron_h", "layer_types": None}, "layers_block_type None"),
+    ({"model_type": "recurrent_gemma", "head_dim": None}, "head_dim null"),
+    ({"model_type": "lfm2", "block_ffn_dim_multiplier": None}, "block_ffn_dim_multiplier None"),
     ({"model_type": "biogpt", "scale_embedding": 1}, "scale_embedding 1"),
     ({"model_type": "recurrent_gemma", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
     ({"model_type": "bamba", "z_loss_coefficient": 0.1}, "z_loss_coefficient 0.1"),
