@@ -326,7 +326,7 @@ class Checkpoint:
     Within another one's function, its arguments are among what the other one recomputes.
     """
 
-    __slots__ = ("args", "autocast", "context", "done", "early_stop", "function", "holders", "memory")
+    __slots__ = ("__weakref__", "args", "autocast", "context", "done", "early_stop", "function", "holders", "memory")
     keeps = False
 
     def __init__(

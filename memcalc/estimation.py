@@ -51,7 +51,10 @@ def estimate(
         return Report(size, resolve(checked, None))
     loaded = load_model(model)
     loaded.check_step()
-    return Report(loaded, resolve(checked, loaded))
+    report = Report(loaded, resolve(checked, loaded))
+    if report.setup.recompute == "op" and report.setup.zero == 3:
+        _ = report.peak  # DeepSpeed's hooks tell in a run whether torch takes it
+    return report
 
 
 class _Key(NamedTuple):

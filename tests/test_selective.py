@@ -140,7 +140,9 @@ def test_what_a_layer_of_llama_keeps() -> None:
     # the first layer's input is the embedding's
 
 
-@pytest.mark.parametrize("engine", [{}, {"gpus": 4}, {"gpus": 4, "zero": 2}, {"gpus": 4, "zero": 3}], ids=str)
+@pytest.mark.parametrize(
+    "engine", [{}, {"gpus": 4}, {"gpus": 4, "zero": 2}, {"gpus": 4, "zero": 3, "engine": "fsdp2"}], ids=str
+)
 def test_it_lies_between_none_and_full_with_every_engine(engine: dict[str, Any]) -> None:
     reports = [
         memcalc.estimate("llama-3-8b", micro_batch_size=2, seq_len=8192, recompute=recompute, **engine)

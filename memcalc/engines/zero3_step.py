@@ -7,16 +7,19 @@ each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py (what 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
-from memcalc.autograd import Leaf
+from memcalc.autograd import Checkpoint, Leaf, Recomputation
 from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType
 from memcalc.engines.visits import Visit, Visits, Where
 from memcalc.engines.zero3_coordinator import Begun, Coordinator, Gathered, Order, Thresholds
 from memcalc.engines.zero3_linear import zero3_linear
 from memcalc.families.module import Module, Run
+from memcalc.inputs.options import refuse
 from memcalc.ops.matmul import linear
 from memcalc.tensor import Sent, Tensor, new_tensor
 
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 
 EXPERTS: Final = "experts' dp"
 """What a run notes as the axis of the ranks that have the same experts."""
+
+
+GATHERS_AGAIN: Final = (
+    "DeepSpeed's ZeRO-3 gathers more in a layer's recomputation than in its forward, where torch raises"
+)
 
 
 class ZeRO3(NamedTuple):
@@ -128,6 +136,9 @@ class Step(_Hooks):
         self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
         self.bucket: list[tuple[int, Tensor | None]] = []
         self.in_bucket = 0
+        self.more_in_forward: WeakKeyDictionary[Checkpoint, Counter[str]] = WeakKeyDictionary()
+        """Of each checkpoint that keeps results, how many ops of a kind its forward ran that its recomputation has not."""
+        self.beginning: Where = ("", None)
         self.waiting: dict[int, Leaf] = {}
         """Whose gradients wait for the rest of a leaf module."""
         late = frozenset[int]().union(*(self.visits.within[where] for where in how.leaves & self.visits.within.keys()))
@@ -138,6 +149,7 @@ class Step(_Hooks):
     # --- parameters
 
     def _begins(self, visit: Visit, forward: bool) -> None:
+        self.beginning = visit.where
         self.coordinator.fetch(visit.where, visit.parameters, forward)
 
     def _ends(self, visit: Visit, forward: bool) -> None:
@@ -160,10 +172,15 @@ class Step(_Hooks):
         self._send("all_gather", self.run.memory.phase, parameters[0], elements)
         if self._ranks(parameters[0]) == 1:
             return
+        self._run("all_gather")
         if len(parameters) == 1:
             (i,) = parameters
+            self._run("slice")
+            self._run("view")
             self.whole[i] = self._block("gathered parameters", elements, layer=self._layer_of(i))
         else:
+            self._run("cat into a buffer")
+            self._run("slice", self._ranks(parameters[0]))
             name = "all-gather buffer of several parameters"
             handle.parameters += parameters
             handle.buffers.append(self._block(name, elements, layer=self._layer_of(parameters[0])))
@@ -174,7 +191,25 @@ class Step(_Hooks):
             return
         handle.arrived = True
         for i in handle.parameters:
+            self._run("slice", -(-self.sizes[i] // -(-self.sizes[i] // self._ranks(i))))
+            self._run("cat")
+            self._run("view")
             self.whole[i] = self._block("gathered parameters", self.sizes[i], layer=self._layer_of(i))
+
+    def _run(self, op: str, times: int = 1) -> None:
+        """Selective checkpointing raises where a recomputation has more of an op than its forward had
+        (torch/utils/checkpoint.py, _CachedTorchDispatchMode): what was fetched ahead of a layer is gathered within it."""
+        within = self.run.memory.checkpoint
+        frame = within.frame if isinstance(within, Recomputation) else within
+        if not isinstance(frame, Checkpoint) or frame.context is None:
+            return
+        m = frame.args[0]
+        if isinstance(m, Module) and (m.path, m.layer) == self.beginning:
+            return  # the hooks of the layer itself are before its checkpoint
+        more = self.more_in_forward.setdefault(frame, Counter())
+        more[op] += times if frame is within else -times
+        if more[op] < 0:
+            refuse("recompute", "op", f"{GATHERS_AGAIN}; allowed: none, full, or --engine fsdp2")
 
     def _free(self, i: int) -> None:
         self.whole.pop(i, None)
