@@ -23,13 +23,15 @@ GPT2 |= {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}  # as the ora
 NOTHING = {"max_live_parameters": 0, "max_reuse_distance": 0}
 SOME = {"max_live_parameters": 40_000, "max_reuse_distance": 15_000}
 
+SETUP: dict[str, Any] = {"gpus": 4, "zero": 3, "precision": "bf16-mixed", "reduce_bucket_size": 100_000}
+"""A step that raises leaves its graph, and with the default's bucket gigabytes."""
+
 
 def raises(fields: dict[str, Any], seq_len: int, **thresholds: int) -> bool:
     """Whether the third step, or one before it, ends with torch's word of a mismatch."""
+    how: dict[str, Any] = SETUP | thresholds
     try:
-        deepspeed_step(
-            deepcopy(fields), gpus=4, zero=3, precision="bf16-mixed", recompute="op", seq_len=seq_len, **thresholds
-        )
+        deepspeed_step(deepcopy(fields), recompute="op", seq_len=seq_len, **how)
     except RuntimeError as error:
         assert "encountered during backward but not found in storage" in str(error)
         return True
@@ -37,10 +39,10 @@ def raises(fields: dict[str, Any], seq_len: int, **thresholds: int) -> bool:
 
 
 def refused(fields: dict[str, Any], seq_len: int, **thresholds: int) -> bool:
-    setup: dict[str, Any] = {"engine": "deepspeed", "zero": 3, "gpus": 4, "precision": "bf16-mixed", "seq_len": seq_len}
-    memcalc.estimate(deepcopy(fields), recompute="full", **setup, **thresholds)
+    how: dict[str, Any] = SETUP | thresholds | {"engine": "deepspeed", "seq_len": seq_len}
+    memcalc.estimate(deepcopy(fields), recompute="full", **how)
     try:
-        memcalc.estimate(deepcopy(fields), recompute="op", **setup, **thresholds)
+        memcalc.estimate(deepcopy(fields), recompute="op", **how)
     except memcalc.InputError as error:
         assert str(error).startswith("--recompute op: ")
         return True
