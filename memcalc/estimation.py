@@ -52,8 +52,8 @@ def estimate(
     loaded = load_model(model)
     loaded.check_step()
     report = Report(loaded, resolve(checked, loaded))
-    if report.setup.recompute == "op" and report.setup.zero == 3:
-        _ = report.peak  # DeepSpeed's hooks tell in a run whether torch takes it
+    if (report.setup.engine, report.setup.zero, report.setup.recompute) == ("deepspeed", 3, "op"):
+        _ = report.peak  # the run tells whether torch takes what DeepSpeed does in it
     return report
 
 

@@ -14,7 +14,7 @@ from memcalc.families.tensor_parallel import split_dims
 from memcalc.families.tensor_parallel_plans import FAILS, NOT_RUN, PLANS, WITHOUT
 from memcalc.families.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.recompute_checks import check_recompute, check_recompute_layers
+from memcalc.recompute_checks import check_gathers, check_recompute, check_recompute_layers
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -93,13 +93,6 @@ _ATTENDS_IN_FP32: Final = ("minimax", "openai-gpt")
 """Within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
 
 
-_GATHERS_AGAIN: Final = (
-    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-)  # fmt: skip
-"""Modules that use weights of those within them: the first forward gathers each where it is used, and its recomputation,
-which knows them (register_external_parameter), together."""
-
-
 def runs_gpt_model(options: Options, engine: str) -> bool:
     """Whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
     return engine == "deepspeed" and max(options.tp, options.pp) > 1
@@ -115,9 +108,8 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
     if model is not None and model.model_type in _MEETS_FP32 and str(options.precision).endswith("-mixed"):
         why = f"DeepSpeed casts weights alone, and a {model.model_type} multiplies them with what its fp32 buffers have made"
         refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, or another --engine")
-    if options.zero == 3 and options.recompute == "op" and model is not None and model.model_type in _GATHERS_AGAIN:
-        why = f"ZeRO-3 gathers in other ways in a {model.model_type}'s recomputation than in its forward, where torch raises"
-        refuse("recompute", "op", f"{why}; allowed: none, full")
+    if options.zero == 3 and model is not None:
+        check_gathers(options, model)
     if options.ep > 1:
         check_auto_ep(options, model)
     if options.cp > 1:

@@ -191,7 +191,8 @@ class Step(_Hooks):
             return
         handle.arrived = True
         for i in handle.parameters:
-            self._run("slice", -(-self.sizes[i] // -(-self.sizes[i] // self._ranks(i))))
+            own = self._padded(i) // self._ranks(i)
+            self._run("slice", -(-self.sizes[i] // own))  # one of each rank that has any of it
             self._run("cat")
             self._run("view")
             self.whole[i] = self._block("gathered parameters", self.sizes[i], layer=self._layer_of(i))

@@ -42,8 +42,7 @@ def choices(case: Case, precision: str) -> Iterator[tuple[str, bool]]:
     if precision == case.dtypes[0]:
         yield from ((attention, False) for attention in kinds)
         if program.recomputes:
-            number = [each.name for each in step_cases(case.model_type)].index(case.name)
-            yield kinds[number % len(kinds)], True
+            yield kinds[step_cases(case.model_type).index(case) % len(kinds)], True
     else:
         yield kinds[0], False
         if program.recomputes and "autocast" in precision:
