@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import Attended, rms_norm_in_fp32
-from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
 from memcalc.families.experts import REFUSED, Experts, check_experts
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.normed_heads import NormedHeads
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import SparseLayers, gated_mlp_weights
 from memcalc.ops.elementwise import cast, scale, sigmoid, sum_last
 from memcalc.ops.routing import div, gather, topk
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AfmoeConfig(LayerTypesConfig):
+class AfmoeConfig(RouterOutputsConfig, LayerTypesConfig):
     """models/afmoe/configuration_afmoe.py"""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -47,7 +48,7 @@ class AfmoeConfig(LayerTypesConfig):
     tie_word_embeddings: bool = False
     num_experts: Count = 64
     num_experts_per_tok: Count = 6
-    num_shared_experts: Count = 2
+    num_shared_experts: CountOrNone = 2
     global_attn_every_n_layers: Count = 4
     sliding_window: Count = 1024
     attention_dropout: Probability = 0.0
@@ -190,4 +191,5 @@ class Afmoe(SparseLayers, NormedHeads):
         denominator = sum_last(top_scores) + 1e-20
         top_scores = div(top_scores, denominator)
         top_scores = top_scores * 1.0
+        m.run.collect(m.layer, router_logits)
         return router_logits, top_scores, selected_experts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.families.blocks import rms_norm
-from memcalc.families.config import Activation, Count, Layers, Probability
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 from memcalc.families.experts import REFUSED, check_experts, check_groups
 from memcalc.families.module import Module, Weight
@@ -32,7 +32,7 @@ class AXK1Config(MlpTypesConfig, LatentConfig):
     num_hidden_layers: Layers = 61
     num_attention_heads: Count = 64
     num_key_value_heads: Count = 64
-    n_shared_experts: Count = 1
+    n_shared_experts: CountOrNone = 1
     n_routed_experts: Count = 192
     q_lora_rank: Count = 1536
     n_group: Count = 8

@@ -109,6 +109,10 @@ class FamilyConfig:
     computed: ClassVar[Sequence[str]] = ()
     """What transformers' class computes from other fields: giving it fails, whatever the value."""
 
+    given: ClassVar[Sequence[str]] = ()
+    """Fields that may be left out, but fail as null. Most of them are computed from others then, and taken as they are where
+    they are given."""
+
     null_head_dim: ClassVar[bool] = True
     """Whether `head_dim: null` stands for one that is left out: not where transformers' class has no such field, which
     takes one that is given as it is (`getattr(config, "head_dim", ...)`)."""
@@ -160,6 +164,9 @@ class FamilyConfig:
         for name in cls.computed:
             if name in config:
                 raise ValueError(f"field `{name}` is given, which fails: transformers computes it from other fields")
+        for name in cls.given:
+            if name in config and config[name] is None:
+                raise ValueError(f"field `{name}` is null; it should be a value or left out")
         named = dict(config)
         for other, name in cls.attribute_map.items():
             if other in named:

@@ -6,7 +6,7 @@ copy i goes to expert i modulo the number of experts, so that the first experts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -18,14 +18,14 @@ from memcalc.families.config import (
     Activation,
     Count,
     DecimalProbability,
-    FamilyConfig,
     Layers,
     Probability,
     check_divides,
 )
 from memcalc.families.experts import REFUSED, TWO, balanced_rows
-from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.module import Buffer, Module, Run, Weight, module
+from memcalc.families.llama import linear_weights
+from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.elementwise import dropout, like, mul_, softmax
 from memcalc.ops.matmul import mm
 from memcalc.ops.routing import absolute_norm, div, index, index_add_, index_two, topk
@@ -49,9 +49,10 @@ _INNER: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DbrxConfig(FamilyConfig):
+class DbrxConfig(RouterOutputsConfig):
     """models/dbrx/configuration_dbrx.py, with the fields of `attn_config` and `ffn_config` beside the others."""
 
+    given: ClassVar[Sequence[str]] = ()
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_attention_heads": "n_heads",
         "hidden_size": "d_model",
@@ -131,10 +132,12 @@ class DbrxConfig(FamilyConfig):
             raise ValueError(f"{width} rotated dims of a head are not an even number")
 
 
-class Dbrx(Llama):
+class Dbrx(RouterOutputs):
     """The program of DbrxForCausalLM."""
 
     Config = DbrxConfig
+    backbone = "transformer"
+    balances = True
     polynomial = False
 
     def __init__(self, config: Any) -> None:
@@ -175,13 +178,10 @@ class Dbrx(Llama):
 
     # --- forward
 
-    def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """DbrxForCausalLM.forward(input_ids=ids, labels=ids).loss"""
-        root = Module(run, "")
-        hidden_states = self.model(root / "transformer", ids)
-        run.memory.enter(run.memory.phase, None)
-        logits = self.head(root, hidden_states)
-        return causal_lm_loss(run, logits, ids)
+    def loss_of_tokens(
+        self, root: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, ids: Tensor
+    ) -> Tensor:
+        return causal_lm_loss(root.run, logits(hidden_states), ids)
 
     @module
     def model(self, m: Module, ids: Tensor) -> Tensor:
@@ -253,6 +253,7 @@ class Dbrx(Llama):
         if self.config.moe_jitter_eps is not None:
             hidden_states = mul_(hidden_states, like(hidden_states, "noise"))
         router_logits = (m / "layer").linear(view(hidden_states, merge(batch, seq), hidden))
+        m.run.collect(m.layer, router_logits)
         return hidden_states, router_logits
 
     def route_tokens_to_experts(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:

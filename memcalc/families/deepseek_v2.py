@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32
 from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
-from memcalc.families.config import Activation, Count, DecimalProbability, Layers, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, DecimalProbability, Layers, check_divides
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 from memcalc.families.experts import REFUSED, Groups, check_experts, check_given, check_groups, without_other_groups
 from memcalc.families.module import Buffer, Module, Weight, module
@@ -48,7 +48,7 @@ class DeepseekV2Config(LatentConfig):
     topk_group: Count | None = None
     topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
     n_routed_experts: Count = 64
-    n_shared_experts: Count = 2
+    n_shared_experts: CountOrNone = 2
     num_experts_per_tok: Count | None = None
     moe_intermediate_size: Count = 1407
 
@@ -90,6 +90,7 @@ class GreedyRouter:
         scores, _of_groups = self.limited(scores)
         topk_weights, topk_indices = topk(scores, self.per_token)
         topk_weights = topk_weights * 1.0
+        m.run.collect(m.layer, router_logits)
         return router_logits, topk_weights, topk_indices
 
     def limited(self, scores: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

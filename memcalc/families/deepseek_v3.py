@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.families.blocks import Attended, apply_rotary_pos_emb, rms_norm
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig
 from memcalc.families.experts import REFUSED, check_experts, check_groups
 from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import GroupedSparseLayers
 from memcalc.ops.elementwise import sub
 from memcalc.ops.shape import cat, copy_into, every_second, expand, part, reshape, split, transpose, unsqueeze, view
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentConfig(RotaryConfig):
+class LatentConfig(RouterOutputsConfig, RotaryConfig):
     """A family whose queries, keys and values come out of compressed latents; heads have a part without positions."""
 
     reads_head_dim: ClassVar[bool] = False
@@ -72,7 +73,7 @@ class DeepseekV3Config(LatentConfig):
     num_hidden_layers: Layers = 61
     num_attention_heads: Count = 128
     num_key_value_heads: Count | None = 128
-    n_shared_experts: Count = 1
+    n_shared_experts: CountOrNone = 1
     n_routed_experts: Count = 256
     n_group: Count = 8
     topk_group: Count = 4
@@ -95,7 +96,6 @@ class DeepseekV3(GroupedSparseLayers):
     """The program of DeepseekV3ForCausalLM."""
 
     Config = DeepseekV3Config
-    aligns_queries = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

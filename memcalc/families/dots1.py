@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
 from memcalc.families.experts import REFUSED, check_experts, check_given, check_groups
 from memcalc.families.qwen3 import Qwen3
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import GroupedSparseLayers
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dots1Config(LayerTypesConfig):
+class Dots1Config(RouterOutputsConfig, LayerTypesConfig):
     """models/dots1/configuration_dots1.py"""
 
     null_head_dim: ClassVar[bool] = False
@@ -30,7 +31,7 @@ class Dots1Config(LayerTypesConfig):
     num_attention_heads: Count = 32
     num_key_value_heads: Count | None = 32
     head_dim: Count | None = None
-    n_shared_experts: Count | None = None
+    n_shared_experts: CountOrNone | None = None
     n_routed_experts: Count | None = None
     n_group: Count = 1
     topk_group: Count = 1

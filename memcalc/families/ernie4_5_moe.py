@@ -15,6 +15,7 @@ from memcalc.families.blocks import repeat_pairs, rotary_embedding, rotate_pairs
 from memcalc.families.config import Activation, Bounds, Count, Layers, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, Experts, check_experts
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import SparseLayers, gated_mlp_weights
 from memcalc.ops.elementwise import cast, softmax, sum_last
 from memcalc.ops.matmul import linear
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ernie4_5_MoeConfig(RotaryConfig):
+class Ernie4_5_MoeConfig(RouterOutputsConfig, RotaryConfig):
     """models/ernie4_5_moe/configuration_ernie4_5_moe.py"""
 
+    given: ClassVar[Sequence[str]] = ()
     null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -80,6 +82,7 @@ class Ernie4_5_Moe(SparseLayers):
     """The program of Ernie4_5_MoeForCausalLM."""
 
     Config = Ernie4_5_MoeConfig
+    balances = True
 
     @property
     def untrained(self) -> Collection[str]:
@@ -156,4 +159,5 @@ class ErnieRouter:
             del corrected  # in the real code an argument without a name
             routing_weights = gather(routing_weights, selected_experts)
             routing_weights = div(routing_weights, clamp(sum_last(routing_weights), 1))
+        m.run.collect(m.layer, router_logits)
         return router_logits, cast(routing_weights, hidden_states.dtype), selected_experts

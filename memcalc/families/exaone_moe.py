@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import merge
 from memcalc.families.blocks import Attended
-from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
 from memcalc.families.experts import REFUSED, check_experts, check_groups
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, module
@@ -48,7 +48,7 @@ class ExaoneMoeConfig(MlpTypesConfig, LayerTypesConfig):
     moe_intermediate_size: Count = 1024
     num_experts: Count = 64
     num_experts_per_tok: Count = 8
-    num_shared_experts: Count = 1
+    num_shared_experts: CountOrNone = 1
     norm_topk_prob: bool = True
     n_group: Count = 1
     topk_group: Count = 1

@@ -53,13 +53,14 @@ class DispatchedExperts(RankExperts):
     @module
     def ep_forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """AllToAllEP.__call__: hidden states (tokens, hidden), indices and weights (tokens, per_token)."""
-        tokens, expert_ids, weights, order, own_weights = self.dispatch_tokens(
-            hidden_states, top_k_index, top_k_weights, m.run.tensor_parallel
-        )
-        expert_output = self.own.forward(m, tokens, expert_ids, weights)
-        output = self.combine_tokens(expert_output, own_weights, order)
-        if m.run.tensor_parallel is not None:
-            output = slices_gathered(m.run.tensor_parallel, output, hidden_states.shape[0])
+        with self.with_local_parameters(m):
+            tokens, expert_ids, weights, order, own_weights = self.dispatch_tokens(
+                hidden_states, top_k_index, top_k_weights, m.run.tensor_parallel
+            )
+            expert_output = self.own.forward(m, tokens, expert_ids, weights)
+            output = self.combine_tokens(expert_output, own_weights, order)
+            if m.run.tensor_parallel is not None:
+                output = slices_gathered(m.run.tensor_parallel, output, hidden_states.shape[0])
         return cast(output, hidden_states.dtype)
 
     def dispatch_tokens(

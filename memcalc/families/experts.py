@@ -6,14 +6,16 @@ are the same however tokens are spread: nothing here is taken to be balanced.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.autograd import Node
 from memcalc.dims import Dim, divided, merge, numel
 from memcalc.dtypes import boolean, fp32, int32
 from memcalc.families.blocks import act
 from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, like, sigmoid, softmax, sum_last
+from memcalc.ops.elementwise import cast, like, recording, sigmoid, softmax, sum_last
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import add_, div_, gather, grouped_mm, index, masked_fill, sort, sum_middle, topk
 from memcalc.ops.selection import masked_fill_
@@ -21,13 +23,12 @@ from memcalc.ops.shape import chunk, expand, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from memcalc.families.config import FamilyConfig
 
 REFUSED: Final[Mapping[str, Sequence[Any]]] = {
     "experts_implementation": (None, "grouped_mm"),
-    "output_router_logits": (False, None),
 }
 """Fields of every routed family that change its program, each with the values that leave it as it is written here."""
 
@@ -36,11 +37,9 @@ TWO: Final = Dim("2", 2)
 
 
 def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: str = "num_experts_per_tok") -> None:
-    """ValueError unless a token can be sent to `per_token` of the field `experts` and the widths can be run."""
+    """ValueError unless a token is sent to experts and the widths can be run."""
     chosen: int | None = getattr(config, per_token)
     count: int = getattr(config, experts)
-    if chosen is not None and chosen > count:
-        raise ValueError(f"{per_token} {chosen} is above {experts} {count}")
     if chosen == 0:
         raise ValueError(f"{per_token} 0 sends no token to the {count} experts of {experts}; it has to be 1 or more")
     for name in widths:
@@ -193,6 +192,18 @@ class RankExperts:
         """Those that the rank has."""
         return self.own.weights(path)
 
+    @contextmanager
+    def with_local_parameters(self, m: Module) -> Generator[None]:
+        """_use_local_dtensor_params (transformers/distributed/parallel_utils.py): `to_local` of each parameter comes before the
+        experts' forward, so none of their gradients is accumulated before their backward is through."""
+        weights = m.run.weights
+        parameters = {(w.name, m.layer): weights[w.name, m.layer] for w in self.weights(m.path)}
+        weights |= {key: _to_local(parameter) for key, parameter in parameters.items()}
+        try:
+            yield
+        finally:
+            weights |= parameters
+
 
 @dataclass(frozen=True)
 class SoftmaxRouter:
@@ -220,6 +231,7 @@ class SoftmaxRouter:
             router_top_value = div_(router_top_value, sum_last(router_top_value))
         if not self.in_fp32:
             router_top_value = cast(router_top_value, router_logits.dtype)
+        m.run.collect(m.layer, router_logits)
         return router_logits, router_top_value, router_indices
 
 
@@ -244,6 +256,7 @@ class SigmoidRouter:
         _values, top_k_index = topk(scores_for_choice, self.per_token)
         top_k_weights = gather(routing_weights, top_k_index)
         top_k_weights = div_(top_k_weights, sum_last(top_k_weights))
+        m.run.collect(m.layer, router_logits)
         return router_logits, top_k_weights, top_k_index
 
 
@@ -306,6 +319,7 @@ class GroupedRouter:
             denominator = sum_last(topk_weights) + 1e-20
             topk_weights = div_(topk_weights, denominator)
         topk_weights = topk_weights * 2.5
+        m.run.collect(m.layer, router_logits)
         return router_logits, topk_weights, topk_indices
 
 
@@ -313,3 +327,12 @@ def grouped_router(config: Any, experts: Dim, per_token: Dim, hidden: Dim) -> Gr
     """The router of a configuration with `n_group` and `topk_group`."""
     groups = Groups(experts, Dim("groups", config.n_group), Dim("groups_per_token", config.topk_group))
     return GroupedRouter(experts, per_token, hidden, groups, normalised=bool(config.norm_topk_prob))
+
+
+def _to_local(parameter: Tensor) -> Tensor:
+    node = Node(parameter.memory, _pass, (parameter,)) if recording(parameter) else None
+    return Tensor(parameter.storage, parameter.shape, parameter.strides, parameter.dtype, node, name=parameter.name)
+
+
+def _pass(_: Node, grads: list[Tensor]) -> list[Tensor]:
+    return grads

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.families.blocks import apply_partial_rotary_pos_emb
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, check_experts, check_groups
 from memcalc.families.module import Module, Weight
 from memcalc.families.normed_heads import NormedHeads
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import GroupedSparseLayers
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glm4MoeConfig(RotaryConfig):
+class Glm4MoeConfig(RouterOutputsConfig, RotaryConfig):
     """models/glm4_moe/configuration_glm4_moe.py"""
 
     null_head_dim: ClassVar[bool] = False
@@ -46,7 +47,7 @@ class Glm4MoeConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     moe_intermediate_size: Count = 1408
     num_experts_per_tok: Count = 8
-    n_shared_experts: Count = 1
+    n_shared_experts: CountOrNone = 1
     n_routed_experts: Count = 128
     n_group: Count = 1
     topk_group: Count = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Activation, Count, Layers, Probability
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 from memcalc.families.experts import REFUSED, check_experts, check_groups
 from memcalc.families.sparse import MlpTypesConfig
@@ -31,7 +31,7 @@ class Glm4MoeLiteConfig(MlpTypesConfig, LatentConfig):
     num_hidden_layers: Layers = 47
     num_attention_heads: Count = 20
     num_key_value_heads: Count = 20
-    n_shared_experts: Count = 1
+    n_shared_experts: CountOrNone = 1
     n_routed_experts: Count = 64
     q_lora_rank: Count | None = 768
     qk_nope_head_dim: Count = 192

@@ -13,9 +13,9 @@ from memcalc.dims import ONE_DIM, Dim, merge, plus
 from memcalc.families.blocks import Attended, repeat_kv, rms_norm_in_fp32, rotary_angles
 from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
 from memcalc.families.experts import REFUSED, Experts, check_experts
-from memcalc.families.llama import Llama
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.elementwise import cast, dropout, like, scale, sigmoid, softmax, sub
 from memcalc.ops.matmul import matmul
 from memcalc.ops.routing import maximum, topk
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptOssConfig(LayerTypesConfig):
+class GptOssConfig(RouterOutputsConfig, LayerTypesConfig):
     """models/gpt_oss/configuration_gpt_oss.py"""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
@@ -75,10 +75,11 @@ class ClampedExperts(Experts):
         return (up + 1.0) * glu
 
 
-class GptOss(Llama):
+class GptOss(RouterOutputs):
     """The program of GptOssForCausalLM."""
 
     Config = GptOssConfig
+    balances = True
     attention_kinds = ("eager",)
 
     def __init__(self, config: Any) -> None:
@@ -165,6 +166,7 @@ class GptOss(Llama):
         router_logits = m.linear(hidden_states)
         router_top_value, router_indices = topk(router_logits, self.per_token)
         router_scores = softmax(router_top_value, router_top_value.dtype)
+        m.run.collect(m.layer, router_logits)
         return router_logits, router_scores, router_indices
 
 

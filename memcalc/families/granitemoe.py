@@ -11,8 +11,8 @@ from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, Experts, check_experts
-from memcalc.families.llama import Llama
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.elementwise import cast, scale, softmax
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import topk
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraniteMoeConfig(RotaryConfig):
+class GraniteMoeConfig(RouterOutputsConfig, RotaryConfig):
     """models/granitemoe/configuration_granitemoe.py"""
 
+    given: ClassVar[Sequence[str]] = ()
     null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
@@ -57,10 +58,11 @@ class GraniteMoeConfig(RotaryConfig):
             check_experts(self, "num_local_experts", "hidden_size", "intermediate_size")
 
 
-class GraniteMoe(Llama):
+class GraniteMoe(RouterOutputs):
     """The program of GraniteMoeForCausalLM."""
 
     Config = GraniteMoeConfig
+    balances = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -131,4 +133,5 @@ class GraniteRouter:
         router_logits = cast(linear(hidden_states, m.weight()), fp32)
         top_k_logits, top_k_index = topk(router_logits, self.per_token)
         top_k_weights = cast(softmax(top_k_logits), hidden_states.dtype)
+        m.run.collect(m.layer, router_logits)
         return router_logits, top_k_weights, top_k_index

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from memcalc.families.bamba import MixerConfig, mixer_of
-from memcalc.families.config import Bounds, Count
+from memcalc.families.config import Bounds, CountOrNone
 from memcalc.families.granitemoe import GraniteMoeConfig
 from memcalc.families.granitemoeshared import GraniteMoeShared
 from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
@@ -31,7 +31,7 @@ class GraniteMoeHybridConfig(GraniteMoeConfig, LinearOrFullConfig, MixerConfig):
 
     num_local_experts: Annotated[int, Bounds(ge=0, le=10**7)] = 8
     num_experts_per_tok: Annotated[int, Bounds(ge=0, le=10**7)] = 2
-    shared_intermediate_size: Count = 1024
+    shared_intermediate_size: CountOrNone = 1024
     position_embedding_type: str | None = None
 
     def default_kind(self, i: int) -> LinearOrFull:
@@ -42,6 +42,7 @@ class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
     """The program of GraniteMoeHybridForCausalLM."""
 
     Config = GraniteMoeHybridConfig
+    shares_always = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -30,6 +30,8 @@ class GraniteMoeShared(GraniteMoe):
     """The program of GraniteMoeSharedForCausalLM."""
 
     Config = GraniteMoeSharedConfig
+    shares_always = False
+    """Whether there is a shared expert even of no width."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -38,7 +40,7 @@ class GraniteMoeShared(GraniteMoe):
 
     def mlp_weights(self) -> Iterator[Weight]:
         yield from super().mlp_weights()
-        if self.shared_ffn.size:
+        if self.shared_ffn.size or self.shares_always:
             yield from linear_weights("shared_mlp.input_linear", self.hidden, self.shared_gate_up, "mlp", bias=False)
             yield from linear_weights("shared_mlp.output_linear", self.shared_ffn, self.hidden, "mlp", bias=False)
 

@@ -14,8 +14,8 @@ from memcalc.dims import Dim, merge
 from memcalc.families.blocks import rms_norm
 from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts, check_given
-from memcalc.families.llama import Llama
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.families.sparse import gated_mlp_weights
 from memcalc.ops.shape import reshape, view
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HunYuanMoEV1Config(RotaryConfig):
+class HunYuanMoEV1Config(RouterOutputsConfig, RotaryConfig):
     """models/hunyuan_v1_moe/configuration_hunyuan_v1_moe.py"""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
@@ -69,7 +69,7 @@ class HunYuanMoEV1Config(RotaryConfig):
         check_experts(self, "num_experts", "hidden_size", "intermediate_size", per_token="experts_per_token")
 
 
-class HunYuanMoEV1(Llama):
+class HunYuanMoEV1(RouterOutputs):
     """The program of HunYuanMoEV1ForCausalLM."""
 
     Config = HunYuanMoEV1Config

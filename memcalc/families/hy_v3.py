@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32
-from memcalc.families.config import Activation, Count, DecimalProbability, Layers, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, DecimalProbability, Layers, check_divides
 from memcalc.families.experts import REFUSED, Experts, SigmoidRouter, check_experts
 from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.normed_heads import NormedHeads
@@ -47,7 +47,7 @@ class HYV3Config(MlpTypesConfig):
     mlp_bias: bool = False
     num_experts: Count = 192
     num_experts_per_tok: Count = 8
-    num_shared_experts: Count = 1
+    num_shared_experts: CountOrNone = 1
     moe_intermediate_size: Count = 1536
     enable_moe_fp32_combine: bool = True
 
@@ -70,6 +70,7 @@ class HYV3Router(SigmoidRouter):
         top_k_weights = gather(routing_weights, top_k_index)
         top_k_weights = div(top_k_weights, sum_last(top_k_weights) + 1e-20)
         top_k_weights = top_k_weights * 2.826
+        m.run.collect(m.layer, router_logits)
         return router_logits, top_k_weights, top_k_index
 
 
@@ -84,7 +85,7 @@ class HYV3(SparseLayers, NormedHeads):
         self.router = HYV3Router(Dim("experts", self.routed[1]), Dim("experts_per_token", self.routed[0]), self.hidden)
         expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
         self.experts = Experts(self.router.count, self.router.per_token, self.hidden, expert_ffn, config.hidden_act)
-        self.shared_ffn = Dim("shared_ffn", config.moe_intermediate_size * config.num_shared_experts)
+        self.shared_ffn = Dim("shared_ffn", config.moe_intermediate_size * config.num_shared_experts or self.ffn.size)
 
     def sparse_weights(self) -> Iterator[Weight]:
         yield from self.router.weights("mlp.gate")

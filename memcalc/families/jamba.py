@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from memcalc.dims import Dim, merge
 from memcalc.dtypes import fp32
 from memcalc.families.blocks import Attended, rms_norm
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.hybrid import Hybrid
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import SelectiveMixer
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.elementwise import cast, softmax
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import topk
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JambaConfig(FamilyConfig):
+class JambaConfig(RouterOutputsConfig):
     """models/jamba/configuration_jamba.py"""
 
     computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type", "layers_num_experts")
@@ -113,13 +114,15 @@ class JambaRouter(SoftmaxRouter):
         router_logits = linear(hidden_states, m.weight())
         routing_weights = softmax(cast(router_logits, fp32))
         top_k_weights, top_k_index = topk(routing_weights, self.per_token)
+        m.run.collect(m.layer, router_logits)
         return router_logits, cast(top_k_weights, hidden_states.dtype), top_k_index
 
 
-class Jamba(Hybrid):
+class Jamba(RouterOutputs, Hybrid):
     """The program of JambaForCausalLM."""
 
     Config = JambaConfig
+    balances = True
     polynomial = True
 
     @property

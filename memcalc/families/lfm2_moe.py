@@ -13,6 +13,7 @@ from memcalc.families.config import Count, Layers
 from memcalc.families.experts import REFUSED, Experts, check_experts, check_given
 from memcalc.families.lfm2 import Lfm2, ShortConvConfig
 from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.elementwise import sigmoid, sum_last
 from memcalc.ops.matmul import linear
 from memcalc.ops.routing import div, gather, topk
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lfm2MoeConfig(ShortConvConfig):
+class Lfm2MoeConfig(RouterOutputsConfig, ShortConvConfig):
     """models/lfm2_moe/configuration_lfm2_moe.py"""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -47,7 +48,7 @@ class Lfm2MoeConfig(ShortConvConfig):
         check_experts(self, "num_experts", "hidden_size", "moe_intermediate_size")
 
 
-class Lfm2Moe(Lfm2):
+class Lfm2Moe(RouterOutputs, Lfm2):
     """The program of Lfm2MoeForCausalLM."""
 
     Config = Lfm2MoeConfig
@@ -117,4 +118,5 @@ class Lfm2Moe(Lfm2):
         if self.config.norm_topk_prob:
             routing_weights = div(routing_weights, sum_last(routing_weights) + 1e-6)
         routing_weights = routing_weights * 1.0
+        m.run.collect(m.layer, router_logits)
         return router_logits, routing_weights, selected_experts

@@ -7,7 +7,7 @@ Every expert runs over every token: what routes is a factor that is zero for the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.dtypes import fp32, int64
@@ -17,6 +17,7 @@ from memcalc.families.config import Activation, Bounds, Count, Layers, Probabili
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask, chunked_causal_mask
 from memcalc.families.module import Module, Run, Weight, module
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import SparseLayers, gated_mlp_weights
 from memcalc.ops.elementwise import cast, dropout, like, mean, power, rsqrt, scale, sigmoid, softmax
 from memcalc.ops.matmul import bmm, matmul
@@ -25,16 +26,14 @@ from memcalc.ops.shape import chunk, contiguous, expand, reshape, transpose, uns
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator
 
 Kind = Literal["full_attention", "chunked_attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama4TextConfig(RotaryConfig):
+class Llama4TextConfig(RouterOutputsConfig, RotaryConfig):
     """models/llama4/configuration_llama4.py, Llama4TextConfig"""
-
-    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"output_router_logits": (False, None)}
 
     vocab_size: Count = 202048
     hidden_size: Count = 5120
@@ -84,10 +83,6 @@ class Llama4TextConfig(RotaryConfig):
     def check(self) -> None:
         super().check()
         check_divides(self, "num_attention_heads", "num_key_value_heads")
-        if self.num_experts_per_tok > self.num_local_experts:
-            raise ValueError(
-                f"num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts {self.num_local_experts}"
-            )
         for name, entries in (("no_rope_layers", self.rotated), ("layer_types", self.kinds)):
             if len(entries) != self.num_hidden_layers:
                 raise ValueError(f"{name} has {len(entries)} entries, num_hidden_layers is {self.num_hidden_layers}")
@@ -217,6 +212,7 @@ class Llama4Text(SparseLayers):
         router_top_value, router_indices = topk(router_logits, self.per_token)
         router_scores = scatter_(like(router_logits, "router scores"), router_indices, router_top_value)
         router_scores = cast(sigmoid(cast(router_scores, fp32)), router_scores.dtype)
+        m.run.collect(m.layer, router_logits)
         return router_scores, router_logits
 
     @module

@@ -35,9 +35,11 @@ class MambaConfig(FamilyConfig):
     """models/mamba/configuration_mamba.py"""
 
     computed: ClassVar[Sequence[str]] = ("layer_types",)
+    given: ClassVar[Sequence[str]] = ("intermediate_size",)
 
     vocab_size: Count = 50280
     hidden_size: Count = 768
+    intermediate_size: Count | None = None
     state_size: Count = 16
     num_hidden_layers: Layers = 32
     expand: Count = 2
@@ -48,6 +50,11 @@ class MambaConfig(FamilyConfig):
     residual_in_fp32: bool = True
     time_step_rank: Count | Literal["auto"] = "auto"
     tie_word_embeddings: bool = True
+
+    @property
+    def inner(self) -> int:
+        """Channels of a mixer."""
+        return self.intermediate_size or self.expand * self.hidden_size
 
 
 class SelectiveMixer:
@@ -137,7 +144,7 @@ class Mamba(Program):
     def mixer_sizes(self) -> dict[str, Any]:
         config = self.config
         return {
-            "hidden": self.hidden, "inner": config.expand * config.hidden_size, "state": config.state_size,
+            "hidden": self.hidden, "inner": config.inner, "state": config.state_size,
             "kernel": config.conv_kernel, "rank": config.time_step_rank, "bias": config.use_bias,
             "conv_bias": config.use_conv_bias, "activation": config.hidden_act,
         }  # fmt: skip

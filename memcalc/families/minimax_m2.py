@@ -14,6 +14,7 @@ from memcalc.families.experts import REFUSED, SigmoidRouter, check_experts
 from memcalc.families.mixtral import Mixtral
 from memcalc.families.module import Buffer, Module, module
 from memcalc.families.normed_projections import NormedProjections
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniMaxM2Config(RotaryConfig):
+class MiniMaxM2Config(RouterOutputsConfig, RotaryConfig):
     """models/minimax_m2/configuration_minimax_m2.py"""
 
     rotates_part: ClassVar[bool] = True

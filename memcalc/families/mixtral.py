@@ -10,6 +10,7 @@ from memcalc.families.config import Activation, Count, Decimal, Layers, Probabil
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.mistral import Mistral
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtralConfig(RotaryConfig):
+class MixtralConfig(RouterOutputsConfig, RotaryConfig):
     """models/mixtral/configuration_mixtral.py"""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
@@ -40,7 +41,6 @@ class MixtralConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     num_experts_per_tok: Count = 2
     num_local_experts: Count = 8
-    output_router_logits: bool = False
     router_jitter_noise: Decimal = 0.0
 
     def check(self) -> None:
@@ -49,10 +49,11 @@ class MixtralConfig(RotaryConfig):
         check_experts(self, "num_local_experts", "hidden_size", "intermediate_size")
 
 
-class Mixtral(Mistral):
+class Mixtral(RouterOutputs, Mistral):
     """The program of MixtralForCausalLM."""
 
     Config = MixtralConfig
+    balances = True
     router_name = "gate"
     router: Any
 

@@ -10,7 +10,7 @@ from memcalc.autograd import Leaf, checkpoint
 from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import conv1d, linear
 from memcalc.ops.norm import layer_norm
-from memcalc.tensor import Memory, Tensor, new_tensor
+from memcalc.tensor import Memory, Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,8 +109,12 @@ class Run:
     """The labels, where the caller has shifted them."""
     logits: Tensor | None = None
     """The model's output, where the caller holds it while it makes a loss of the model's."""
+    router_logits: list[tuple[int | None, Tensor]] | None = None
+    """Of each layer what its router has returned first, while that is collected (transformers' OutputRecorder)."""
     recompute_layers: int | None = None
     """Only so many of the first layers are recomputed; None: all."""
+    sent_once: list[Sent] = field(default_factory=list[Sent])
+    """What is sent when gradients of several micro-batches are reduced together; `memory.sent` has what each one sends."""
     held: list[Tensor] = field(default_factory=list[Tensor])
     """What the caller's frame has besides the batch, from before forward until backward is over."""
     attention_mask: Tensor | None = None
@@ -131,6 +135,11 @@ class Run:
     def recomputes(self, layer: int | None) -> bool:
         """Whether backward runs layer `layer` again."""
         return self.recompute and (self.recompute_layers is None or (layer or 0) < self.recompute_layers)
+
+    def collect(self, layer: int | None, router_logits: Tensor) -> None:
+        """The forward hook of a router."""
+        if self.router_logits is not None:
+            self.router_logits.append((layer, router_logits))
 
     def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
         """`function(*args)`, recomputed in backward as the run says."""

@@ -16,17 +16,17 @@ from memcalc.families.config import (
     LEGACY_LAYER_TYPES,
     Activation,
     Count,
-    FamilyConfig,
     Probability,
     Several,
     check_divides,
 )
 from memcalc.families.experts import REFUSED, PlainExperts, check_experts, check_groups, grouped_router
-from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace
 from memcalc.families.mamba2 import check_groups as check_ssm_groups
 from memcalc.families.masks import recurrent_mask
 from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops import elementwise
 from memcalc.ops.elementwise import mean, power, rsqrt
 from memcalc.ops.shape import view
@@ -49,7 +49,7 @@ _LEGACY_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class NemotronHConfig(FamilyConfig):
+class NemotronHConfig(RouterOutputsConfig):
     """models/nemotron_h/configuration_nemotron_h.py: `num_hidden_layers` is ignored, there are as many as blocks."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
@@ -146,7 +146,7 @@ class NemotronHConfig(FamilyConfig):
             check_groups(self, "n_routed_experts")
 
 
-class NemotronH(Llama):
+class NemotronH(RouterOutputs):
     """The program of NemotronHForCausalLM."""
 
     Config = NemotronHConfig

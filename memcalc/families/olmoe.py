@@ -10,6 +10,7 @@ from memcalc.families.config import Activation, Count, Decimal, Layers, Probabil
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.module import Module, Weight, module
 from memcalc.families.normed_projections import NormedProjections
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.selection import clamp_
 from memcalc.ops.shape import reshape, view
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OlmoeConfig(RotaryConfig):
+class OlmoeConfig(RouterOutputsConfig, RotaryConfig):
     """models/olmoe/configuration_olmoe.py"""
 
     null_head_dim: ClassVar[bool] = False
@@ -59,10 +60,11 @@ class OlmoeConfig(RotaryConfig):
             raise ValueError(f"head_dim {self.head_dim} has to be hidden_size/num_attention_heads {width}")
 
 
-class Olmoe(NormedProjections):
+class Olmoe(RouterOutputs, NormedProjections):
     """The program of OlmoeForCausalLM."""
 
     Config = OlmoeConfig
+    balances = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -4,7 +4,7 @@ token, whatever `num_experts_per_tok` says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.autograd import Node
@@ -16,6 +16,7 @@ from memcalc.families.experts import REFUSED, TWO, check_experts
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.mixtral import Mixtral
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.ops.elementwise import cast, like, mul, mul_, mul_view_, of_two, recording, scale, softmax, sub
 from memcalc.ops.routing import gather, masked_fill, scatter, topk
 from memcalc.ops.shape import cat, reshape, unsqueeze
@@ -28,12 +29,11 @@ Mask = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhimoeConfig(RotaryConfig):
+class PhimoeConfig(RouterOutputsConfig, RotaryConfig):
     """models/phimoe/configuration_phimoe.py"""
 
     null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
-    num_experts_per_tok: ClassVar[int] = 2
 
     vocab_size: Count = 32064
     hidden_size: Count = 4096
@@ -47,6 +47,7 @@ class PhimoeConfig(RotaryConfig):
     tie_word_embeddings: bool = False
     sliding_window: Count | None = None
     attention_dropout: Probability = 0.0
+    num_experts_per_tok: Count = 2
     num_local_experts: Count = 16
     input_jitter_noise: Decimal = 0.0
     attention_bias: bool = False
@@ -70,7 +71,13 @@ class Phimoe(Mixtral):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        self.routed = (TWO.size, config.num_local_experts)  # whatever num_experts_per_tok says
+        self.experts = replace(self.experts, per_token=Dim("experts_per_token", TWO.size))
         self.router = SparseMixer(self.experts.count, self.hidden, jitters=config.input_jitter_noise > 0)
+
+    @property
+    def chosen_experts(self) -> int:
+        return self.config.num_experts_per_tok
 
     def weights(self) -> Iterator[Weight]:
         for weight in super().weights():
@@ -137,6 +144,7 @@ class SparseMixer:
         hidden_states = reshape(x, tokens, hidden)
         router_logits = m.linear(hidden_states)
         routing_weights, selected_experts = sparsemixer(router_logits)
+        m.run.collect(m.layer, router_logits)
         return hidden_states, (router_logits, routing_weights, selected_experts)
 
 

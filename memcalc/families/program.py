@@ -75,8 +75,6 @@ class Program:
     """The dtype of the loss; None is the model's."""
     polynomial: bool = True
     """Whether all sizes are polynomials in batch and seq: not where a sequence is cut into chunks of a fixed length."""
-    aligns_queries: bool = False
-    """Whether its attention can be the kernel that aligns them (`ALIGNED_QUERIES`)."""
     tensor_parallel: TensorParallel | None = None
     """Of which group it is one rank's program (`memcalc.families.tensor_parallel.split`)."""
     expert_parallel: int = 1
@@ -170,6 +168,10 @@ class Program:
         """The collator's mask of a padded batch."""
         return Input("attention_mask", (batch, seq), int64)
 
+    def check_step(self) -> None:
+        """ValueError for what transformers builds but cannot run."""
+        self.config.check_step()
+
     forward: Any
     """A method: the loss of the model's forward, from a run and the batch."""
 
@@ -232,7 +234,8 @@ class Program:
         if not self.polynomial:
             return batch, seq
         # A dim of one merges with its neighbours; a window makes a mask once the sequence reaches it.
-        padding = seq % ALIGNED_QUERIES if self.aligns_queries else 0
+        # The memory-efficient attention, which any family has on some GPU, pads the queries of its logsumexp.
+        padding = seq % ALIGNED_QUERIES
         return batch == 1, seq == 1, seq >= (getattr(self.config, "sliding_window", None) or 0), padding
 
 

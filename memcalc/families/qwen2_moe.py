@@ -12,6 +12,7 @@ from memcalc.families.llama import linear_weights
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Run, Weight
 from memcalc.families.qwen2 import Qwen2
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import GatedSharedExpert
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2MoeConfig(LayerTypesConfig):
+class Qwen2MoeConfig(RouterOutputsConfig, LayerTypesConfig):
     """models/qwen2_moe/configuration_qwen2_moe.py"""
 
     null_head_dim: ClassVar[bool] = False
@@ -43,9 +44,9 @@ class Qwen2MoeConfig(LayerTypesConfig):
     attention_dropout: Probability = 0.0
     decoder_sparse_step: Count = 1
     moe_intermediate_size: Count = 1408
-    shared_expert_intermediate_size: Count = 5632
+    shared_expert_intermediate_size: CountOrNone = 5632
     num_experts_per_tok: Count = 4
-    num_experts: Count = 60
+    num_experts: CountOrNone = 60
     norm_topk_prob: bool = False
     mlp_only_layers: list[int] | None = None
     qkv_bias: bool = True

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Count, Layers
+from memcalc.families.config import Count, CountOrNone, Layers
 from memcalc.families.experts import REFUSED, check_experts
 from memcalc.families.qwen3_5_text import Qwen35Config, Qwen35Layers
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import GatedSharedExpert
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen35MoeTextConfig(Qwen35Config):
+class Qwen35MoeTextConfig(RouterOutputsConfig, Qwen35Config):
     """models/qwen3_5_moe/configuration_qwen3_5_moe.py"""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -31,7 +32,7 @@ class Qwen35MoeTextConfig(Qwen35Config):
     num_hidden_layers: Layers = 40
     num_key_value_heads: Count = 2
     moe_intermediate_size: Count = 512
-    shared_expert_intermediate_size: Count = 512
+    shared_expert_intermediate_size: CountOrNone = 512
     num_experts_per_tok: Count = 8
     num_experts: Count = 256
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.masks import causal_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.qwen3 import Qwen3
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import SparseLayers
 from memcalc.ops.shape import reshape, view
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3MoeConfig(RotaryConfig):
+class Qwen3MoeConfig(RouterOutputsConfig, RotaryConfig):
     """models/qwen3_moe/configuration_qwen3_moe.py"""
 
     null_head_dim: ClassVar[bool] = False
@@ -45,7 +46,7 @@ class Qwen3MoeConfig(RotaryConfig):
     decoder_sparse_step: Count = 1
     moe_intermediate_size: Count = 768
     num_experts_per_tok: Count = 8
-    num_local_experts: Count = 128
+    num_local_experts: CountOrNone = 128
     norm_topk_prob: bool = False
     mlp_only_layers: list[int] | None = None
 
@@ -68,6 +69,7 @@ class Qwen3Moe(SparseLayers, Qwen3):
     """The program of Qwen3MoeForCausalLM."""
 
     Config = Qwen3MoeConfig
+    balances = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -81,7 +83,9 @@ class Qwen3Moe(SparseLayers, Qwen3):
         return {"full_attention": causal_mask(run, self.config.window)}
 
     def sparse(self, i: int) -> bool:
-        return i not in (self.config.mlp_only_layers or ()) and (i + 1) % self.config.decoder_sparse_step == 0
+        config = self.config
+        dense = config.mlp_only_layers or ()
+        return i not in dense and config.num_local_experts > 0 and (i + 1) % config.decoder_sparse_step == 0
 
     def sparse_weights(self) -> Iterator[Weight]:
         yield from self.experts.weights("mlp.experts")

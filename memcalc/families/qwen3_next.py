@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memcalc.dims import Dim, merge
 from memcalc.families.blocks import Attended, Rotary, apply_partial_rotary_pos_emb
-from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
 from memcalc.families.delta import GatedDeltaNet
 from memcalc.families.experts import REFUSED, check_experts
 from memcalc.families.gemma import Gemma
 from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.llama import linear_weights
 from memcalc.families.module import Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import GatedSharedExpert
 from memcalc.ops.elementwise import sigmoid
 from memcalc.ops.shape import chunk, contiguous, reshape, transpose, view
@@ -48,7 +49,7 @@ class DeltaConfig(LinearOrFullConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3NextConfig(DeltaConfig):
+class Qwen3NextConfig(RouterOutputsConfig, DeltaConfig):
     """models/qwen3_next/configuration_qwen3_next.py"""
 
     rotates_part: ClassVar[bool] = True
@@ -69,9 +70,9 @@ class Qwen3NextConfig(DeltaConfig):
     attention_dropout: Probability = 0.0
     decoder_sparse_step: Count = 1
     moe_intermediate_size: Count = 512
-    shared_expert_intermediate_size: Count = 512
+    shared_expert_intermediate_size: CountOrNone = 512
     num_experts_per_tok: Count = 10
-    num_experts: Count = 512
+    num_experts: CountOrNone = 512
     norm_topk_prob: bool = True
     mlp_only_layers: list[int] | None = None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, check_experts, check_groups
+from memcalc.families.router_outputs import RouterOutputsConfig
 from memcalc.families.sparse import GroupedSparseLayers
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolarOpenConfig(RotaryConfig):
+class SolarOpenConfig(RouterOutputsConfig, RotaryConfig):
     """models/solar_open/configuration_solar_open.py"""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "n_routed_experts"}
@@ -36,7 +37,7 @@ class SolarOpenConfig(RotaryConfig):
     attention_dropout: Probability = 0.0
     moe_intermediate_size: Count = 1280
     num_experts_per_tok: Count = 8
-    n_shared_experts: Count = 1
+    n_shared_experts: CountOrNone = 1
     n_routed_experts: Count = 128
     n_group: Count = 1
     topk_group: Count = 1

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.families.config import Layers, RotaryConfig
 from memcalc.families.experts import Experts, SoftmaxRouter, grouped_router
-from memcalc.families.llama import Llama, linear_weights
+from memcalc.families.llama import linear_weights
 from memcalc.families.module import Buffer, Module, Weight, module
+from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.ops.elementwise import sigmoid
 from memcalc.ops.shape import reshape, view
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MlpTypesConfig(RotaryConfig):
+class MlpTypesConfig(RouterOutputsConfig, RotaryConfig):
     """A family whose layers differ in their MLP, one name each in `mlp_layer_types`."""
 
     num_hidden_layers: Layers
@@ -42,7 +43,7 @@ class MlpTypesConfig(RotaryConfig):
             raise ValueError(f"mlp_layer_types has {given} entries, num_hidden_layers is {layers}")
 
 
-class SparseLayers(Llama):
+class SparseLayers(RouterOutputs):
     """Llama's stack with a routed block in place of some layers' MLP."""
 
     sparse_mlp: Any
@@ -78,6 +79,8 @@ class SparseLayers(Llama):
 class GatedSharedExpert(SparseLayers):
     """Qwen2-MoE's layers: experts in every so many layers, beside a shared one behind a gate."""
 
+    balances = True
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.routed = (config.num_experts_per_tok, config.num_experts)
@@ -88,7 +91,9 @@ class GatedSharedExpert(SparseLayers):
         self.shared_ffn = Dim("shared_ffn", config.shared_expert_intermediate_size)
 
     def sparse(self, i: int) -> bool:
-        return i not in (self.config.mlp_only_layers or ()) and (i + 1) % self.config.decoder_sparse_step == 0
+        config = self.config
+        dense = config.mlp_only_layers or ()
+        return i not in dense and config.num_experts > 0 and (i + 1) % config.decoder_sparse_step == 0
 
     def sparse_weights(self) -> Iterator[Weight]:
         yield from self.router.weights("mlp.gate")

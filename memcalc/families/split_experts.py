@@ -25,5 +25,6 @@ class SplitExperts(RankExperts):
         assert group is not None
         hidden_states = group.gradient_summed(hidden_states, f"tokens of {name}")
         top_k_weights = group.gradient_summed(top_k_weights, f"weights of {name}")
-        output = self.own.forward(m, hidden_states, top_k_index, top_k_weights)
+        with self.with_local_parameters(m):
+            output = self.own.forward(m, hidden_states, top_k_index, top_k_weights)
         return group.of_experts(output, name)

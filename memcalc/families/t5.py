@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import Constant
 from memcalc.dims import ONE_DIM, Dim, merge
 from memcalc.dtypes import boolean, fp16, fp32, int64
 from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability
 from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
 from memcalc.families.llama import linear_weights
 from memcalc.families.masks import bidirectional_mask, decoder_mask
 from memcalc.families.module import Module, Run, Weight, module
 from memcalc.families.program import stacked
+from memcalc.families.t5_config import T5Config
 from memcalc.ops.attention import scaled_dot_product_attention
 from memcalc.ops.axes import permute
 from memcalc.ops.elementwise import add_, cast, dropout, like, mean, of_two, power, rsqrt, scale, softmax
@@ -25,55 +24,9 @@ from memcalc.ops.shape import contiguous, reshape, transpose, unsqueeze, view
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-
-@dataclass(frozen=True, kw_only=True)
-class T5Config(FamilyConfig):
-    """models/t5/configuration_t5.py"""
-
-    attribute_map: ClassVar[Mapping[str, str]] = {
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    }
-    refused: ClassVar[Mapping[str, Sequence[Any]]] = {"is_decoder": (False,)}
-
-    vocab_size: Count = 32128
-    d_model: Count = 512
-    d_kv: Count = 64
-    d_ff: Count = 2048
-    num_layers: Layers = 6
-    num_decoder_layers: Layers | None = None
-    num_heads: Count = 8
-    relative_attention_num_buckets: Count = 32
-    relative_attention_max_distance: Count = 128
-    dropout_rate: Probability = 0.1
-    feed_forward_proj: str = "relu"
-    tie_word_embeddings: bool | None = True
-
-    @property
-    def gated(self) -> bool:
-        return self.feed_forward_proj.startswith("gated-")
-
-    @property
-    def activation(self) -> str:
-        """`gated-gelu` is the gated form of gelu_new."""
-        return "gelu_new" if self.feed_forward_proj == "gated-gelu" else self.feed_forward_proj.removeprefix("gated-")
-
-    def check(self) -> None:
-        super().check()
-        if self.activation not in get_args(Activation):
-            raise ValueError(
-                f"feed_forward_proj {self.feed_forward_proj!r} is not known; allowed: an activation, or gated- and one: "
-                + ", ".join(get_args(Activation))
-            )
-        if self.relative_attention_num_buckets < 4:
-            raise ValueError(
-                f"relative_attention_num_buckets {self.relative_attention_num_buckets} leaves none for small distances; "
-                "allowed: 4 or more"
-            )
+    from memcalc.families.config import FamilyConfig
 
 
 class Attention(NamedTuple):
@@ -89,7 +42,6 @@ class T5(EncoderDecoder):
 
     Config: type[FamilyConfig] = T5Config
     loss_dtype = None
-    aligns_queries = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config, config.num_layers, config.num_decoder_layers or config.num_layers)
@@ -151,7 +103,7 @@ class T5(EncoderDecoder):
         run.memory.enter(run.memory.phase, None)
         sequence_output = decoder_outputs
         run.memory.scope = "lm_head"
-        if self.config.tie_word_embeddings is not False:
+        if self.config.scales_outputs:
             sequence_output = scale(sequence_output, "mul")
         lm_logits = (root / "shared").linear(sequence_output)
         run.memory.scope = "loss"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memcalc.kernels import Kernels
     from memcalc.tensor import Tensor
 
+_AMPERE: Final = "8.0"
 _WIDEST: Final = 256
 _TENSOR_CORE_BITS: Final = 128
 _BITS: Final = {fp32: 32, fp16: 16, bf16: 16}
@@ -84,8 +85,9 @@ def fused_on(compute_capability: str) -> Fused | None:
 
 
 def fused_kernels(gpu: str | None) -> Fused | None:
-    """Of a GPU by name; None where none is named, or another vendor's."""
-    return None if gpu is None else fused_on(load_gpu(gpu).compute_capability)
+    """Of a GPU by name; None where none is named, or another vendor's. Of one that is only known by its memory Ampere's, which
+    all later ones have."""
+    return None if gpu is None else fused_on(load_gpu(gpu).compute_capability or _AMPERE)
 
 
 @cache

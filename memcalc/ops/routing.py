@@ -236,6 +236,19 @@ def _sum_first_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 @autocast("sum")
+def sum_all(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """a.sum(dtype=dtype): a scalar."""
+    out = new_tensor(a.memory, (), dtype or a.dtype, "sum")
+    if recording(a):
+        out.node = Node(a.memory, _sum_all_backward, (a,), (), a.shape)
+    return out
+
+
+def _sum_all_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [Tensor(grads[0].storage, node.context, (0,) * len(node.context), grads[0].dtype)]
+
+
+@autocast("sum")
 def sum_middle(a: Tensor, dtype: DType | None = None) -> Tensor:
     """a.sum(dim=1, dtype) of three dims."""
     out = new_tensor(a.memory, (a.shape[0], a.shape[2]), dtype or a.dtype, "sum")

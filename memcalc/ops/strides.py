@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 @lru_cache(maxsize=4096)
 def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | None:
     """Strides of `target` as a view of a tensor of `shape` and `strides`; None where only a copy can have it."""
+    if any(not dim.size for dim in shape):
+        return strides if same_sizes(shape, target) else contiguous_strides(target)
     new = [0] * len(target)
     j = len(target) - 1
     chunk_base = strides[-1] if strides else 1

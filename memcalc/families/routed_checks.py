@@ -1,0 +1,55 @@
+"""What models with routers are refused with: steps that go another way than transformers' `forward` with labels where it adds
+the routers' loss, and engines that fail over shared experts of no width."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.inputs.model import Model
+
+_ANOTHER_LOSS: Final[Mapping[str, str]] = {
+    "pp": "the last stage's loss is of its output alone",
+    "cp": "the loss is made outside of the model, whose forward gets no labels",
+}
+"""Where the routers' loss is not a part of what is trained, although the model may make it."""
+
+
+def check_routed(options: Options, engine: str, model: Model) -> None:
+    """InputError for a model whose `output_router_logits` or whose weights without elements the engine does not take."""
+    _check_router_outputs(options, engine, model)
+    _check_empty_weights(options, engine, model)
+
+
+def _check_empty_weights(options: Options, engine: str, model: Model) -> None:
+    """What fails: torch._chunk_cat, by which FSDP2 reduces gradients ("expects non-empty tensor"); ZeRO-3's fetch_sub_module,
+    which gathers nothing for a module of no elements and asserts that it is there."""
+    empty = next((w.name for w in model.weight_classes if not all(dim.size for dim in w.shape)), None)
+    if empty is None:
+        return
+    name = model.name or model.model_type
+    if engine == "fsdp2":
+        why = f"torch's FSDP2 fails over weights of no elements, as {empty} of {name}"
+        refuse("engine", engine, f"{why}; allowed: none, ddp, deepspeed with --zero 0 to 2")
+    if engine == "deepspeed" and options.zero == 3:
+        why = f"DeepSpeed's ZeRO-3 fails over weights of no elements, as {empty} of {name}"
+        refuse("zero", options.zero, f"{why}; allowed: 0, 1, 2")
+
+
+def _check_router_outputs(options: Options, engine: str, model: Model) -> None:
+    if not getattr(model.program.config, "output_router_logits", False):
+        return
+    asked = f"output_router_logits of {model.name or model.model_type}"
+    for name, why in _ANOTHER_LOSS.items():
+        if getattr(options, name) > 1:
+            refuse(name, getattr(options, name), f"with {asked}: {why}, which {NOT_YET}1, or a config with it as false")
+    if engine == "megatron" or (engine == "deepspeed" and options.tp > 1):
+        allowed = "--engine fsdp2, or a config with it as false"
+        refuse("engine", engine, f"has an auxiliary loss of its own, and {asked} {NOT_YET}{allowed}")
+    if engine == "deepspeed" and options.ep > 1:
+        why = f"AutoEP has layers of its own, in which {asked}"
+        refuse("ep", options.ep, f"{why} {NOT_YET}1, --engine fsdp2, or a config with it as false")
