@@ -9,12 +9,12 @@ class InputError(ValueError):
     """Bad input. Its text is one line: the option or field, the value, and what is allowed."""
 
 
-def nearest(name: str, known: Iterable[str], most: int = 5) -> list[str]:
-    """The known names most like `name`, best first."""
+def nearest(name: str, known: Iterable[str], most: int = 5, cutoff: float = 0.5) -> list[str]:
+    """The known names most like `name`, best first; `cutoff`: how alike they are at least, from 0 to 1 (difflib's ratio)."""
     import difflib
 
     by_lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=cutoff)
     return [by_lower[candidate] for candidate in close]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from memcalc.errors import InputError, one_line
+from memcalc.inputs.bounded import CONFIG, TooLarge, read_bounded
 
 
 @cache
@@ -28,11 +29,13 @@ def read_bundled(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes())
 
 
-def read_json_object(path: Path, option: str, expected: str = "a config.json") -> dict[str, Any]:
-    """A user's JSON file. InputError if it cannot be read or does not hold one JSON object."""
+def read_json_object(path: Path, option: str, expected: str = "a config.json", most: int = CONFIG) -> dict[str, Any]:
+    """A user's JSON file. InputError if it cannot be read, has more than `most` bytes or does not hold one JSON object."""
     content: object
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bounded(path, most))
+    except TooLarge as error:
+        raise InputError(f"{option} {one_line(path)}: {error}; expected {expected}") from None
     except OSError as error:
         raise InputError(f"{option} {one_line(path)}: cannot be read ({error.strerror}); expected {expected}") from None
     except (ValueError, RecursionError) as error:

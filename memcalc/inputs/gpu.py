@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from memcalc.errors import InputError, nearest, one_line
 from memcalc.inputs.files import hardware_folder, read_bundled
 from memcalc.units import to_bytes
+
+_MOST_SHOWN: Final = 12
 
 
 class Quantity(NamedTuple):
@@ -34,7 +37,8 @@ class GPU(NamedTuple):
     compute_capability: str
     memory: Quantity
     nominal_memory: Quantity
-    memory_bandwidth: Quantity
+    memory_bandwidth: Quantity | None
+    """Like the rates, links and compute capability not known ('') of a GPU that is given by its memory alone."""
     dense_flops_per_second: dict[str, Quantity]
     links: dict[str, Quantity]
     nvlink_group: Quantity | None = None
@@ -77,7 +81,14 @@ def all_gpus() -> list[GPU]:
 
 @cache
 def load_gpu(name: str) -> GPU:
-    """A GPU by name or alias; InputError lists the nearest."""
+    """A GPU by name or alias, or any other by its memory ("80GB"). InputError lists those that may be meant."""
+    found = of_capacity(name)
+    return named_gpu(name) if found is None else found
+
+
+@cache
+def named_gpu(name: str) -> GPU:
+    """A GPU of the list by name or alias. InputError lists those that may be meant."""
     wanted = name.strip().lower()
     if wanted in _files():
         return _read(wanted)
@@ -87,6 +98,33 @@ def load_gpu(name: str) -> GPU:
         known.update((alias.lower(), gpu.name) for alias in gpu.aliases)
     if wanted in known:
         return _read(known[wanted])
-    close = nearest(wanted, known)
-    hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc gpus`"
-    raise InputError(f"--gpu {one_line(name)}: unknown GPU; {hint}")
+    raise InputError(f"--gpu {one_line(name)}: {_which(wanted, known)} (or the memory of any other GPU, as 80GB)")
+
+
+def _which(wanted: str, known: dict[str, str]) -> str:
+    """What a name that is none may mean: the GPUs whose names begin with it, else those with a name like it."""
+    meant = list(dict.fromkeys(name for alias, name in known.items() if wanted and alias.startswith(wanted)))
+    if len(meant) > 1:
+        shown = ", ".join(_with_memory(name) for name in meant[:_MOST_SHOWN])
+        return f"there are several; allowed: {shown}{', …' if len(meant) > _MOST_SHOWN else ''}"
+    close = meant or nearest(wanted, known)
+    shown = ", ".join(dict.fromkeys(_with_memory(known[name]) for name in close))
+    return f"unknown GPU; {f'did you mean {shown}?' if close else 'see `memcalc gpus`'}"
+
+
+def _with_memory(name: str) -> str:
+    nominal = _read(name).nominal_memory
+    return f"{name} ({nominal.value:g} {nominal.unit})"
+
+
+def of_capacity(text: str) -> GPU | None:
+    """A GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". None for what is no size."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([mgt])(i?)b", text.strip().lower(), re.ASCII)
+    if match is None:
+        return None
+    value, unit = float(match[1]), f"{match[2].upper()}{match[3]}B"
+    memory = Quantity(value, unit, "as given")
+    if not to_bytes(1, "GB") <= memory.nbytes <= to_bytes(100, "TB"):
+        raise InputError(f"--gpu {one_line(text)}: allowed: a memory from 1GB to 100TB, or a name of `memcalc gpus`")
+    size = f"{value:.12g}"
+    return GPU(f"{size}{unit}", f"a GPU of {size} {unit}", [], "", "", "", memory, memory, None, {}, {})

@@ -12,6 +12,14 @@ from pathlib import Path
 from memcalc.errors import InputError, one_line
 
 
+class OutOfReach(InputError):
+    """The Hub cannot be asked, and the cache has nothing. `why`, for people."""
+
+    def __init__(self, repo_id: str, why: str) -> None:
+        super().__init__(f"--model {repo_id}: {why}; give a path or a bundled name")
+        self.why = why
+
+
 def fetch_config(repo_id: str) -> Path:
     """The local path of the repository's config.json. InputError says what is missing: network, access, file or name."""
     try:
@@ -50,9 +58,7 @@ def _fetch(repo_id: str) -> Path:
     if constants.HF_HUB_OFFLINE:
         if isinstance(cached, str):
             return Path(cached)
-        raise refused(
-            "offline mode is on (HF_HUB_OFFLINE) and config.json is not in the cache; give a path or a bundled name"
-        )
+        raise OutOfReach(repo_id, "offline mode is on (HF_HUB_OFFLINE) and config.json is not in the cache")
     try:
         # One question without retries: a download of what is not there waits half a minute before it says so.
         get_hf_file_metadata(hf_hub_url(repo_id, "config.json"), timeout=10)
@@ -70,6 +76,4 @@ def _fetch(repo_id: str) -> Path:
     except Exception:  # the connection's own errors, whose classes are those of the HTTP library of the day
         if isinstance(cached, str):
             return Path(cached)
-        raise refused(
-            f"{endpoint} cannot be reached and config.json is not in the cache; give a path or a bundled name"
-        ) from None
+        raise OutOfReach(repo_id, f"{endpoint} cannot be reached and config.json is not in the cache") from None

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from memcalc.dims import numel
 from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
+from memcalc.inputs.left_out import left_out, note
+from memcalc.inputs.quantization import without_quantization
 from memcalc.inputs.towers import text_tower
 
 if TYPE_CHECKING:
@@ -20,13 +22,28 @@ if TYPE_CHECKING:
     from memcalc.families.program import Program
 
 
+_ALIKE: Final = 0.65
+"""How alike a bundled name is to be suggested for one that is unknown: "qwen" and `qwen3-8b` are, "loop" and `bloom-3b` not."""
+
+
 class Model:
     """A model to size. Made by `load_model`; never changes, but keeps the profiles that runs of it have made."""
 
-    __slots__ = ("_copies", "_num_parameters", "fields", "model_type", "name", "profiles", "program", "weight_classes")
+    __slots__ = (
+        "_copies", "_num_parameters", "fields", "model_type", "name", "notes", "profiles", "program", "weight_classes",
+    )  # fmt: skip
 
-    def __init__(self, name: str, model_type: str, program: Program, fields: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model_type: str,
+        program: Program,
+        fields: Mapping[str, Any] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self.name = name
+        self.notes = notes
+        """What a reader should know of how it was made, a sentence each."""
         self.fields = fields
         """The config.json that it was made of; None for a part of another model."""
         self.model_type = model_type
@@ -63,7 +80,7 @@ class Model:
         """Parameters that one token uses: of routed experts, those that the router picks."""
         per_token, experts = self.program.routed
         return sum(
-            size * per_token // experts if weight.component == "experts" else size
+            size * min(per_token, experts) // experts if weight.component == "experts" else size
             for weight in self.weight_classes
             for size in (numel(weight.shape)[0] * self.copies(weight),)
         )
@@ -73,7 +90,7 @@ class Model:
         if self.program.source:
             return
         try:
-            self.program.config.check_step()
+            self.program.check_step()
         except ValueError as error:
             raise InputError(f"--model {self.name}: {one_line(error, 400)}") from None
 
@@ -133,14 +150,28 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
             f"--model {one_line(text)}: no such file or folder; expected a config.json or a folder that holds one"
         )
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text, re.ASCII):
-        from memcalc.inputs.hub import fetch_config
-
-        return from_config(read_json_object(fetch_config(text), f"--model {text}:"), text)
-    close = nearest(text, model_names())
+        return _from_hub(text)
+    close = nearest(text, model_names(), cutoff=_ALIKE)
     hint = f"did you mean {', '.join(close)}?" if close else "see `memcalc models`"
     raise InputError(
         f"--model {one_line(text)}: unknown model; {hint} (or a Hub id owner/name, or a path to a config.json)"
     )
+
+
+def _from_hub(repo_id: str) -> Model:
+    """The repository's configuration; where it is out of reach, a bundled model that has its shape by its name."""
+    from memcalc.inputs.hub import OutOfReach, fetch_config
+
+    try:
+        return from_config(read_json_object(fetch_config(repo_id), f"--model {repo_id}:"), repo_id)
+    except OutOfReach as error:
+        from memcalc.inputs.stand_ins import stand_in
+
+        spec = stand_in(repo_id)
+        if spec is None:
+            raise
+        why = f"{repo_id}: {error.why}; {spec.stem} is used, a bundled model of the same shape by its name"
+        return from_config(read_bundled(spec)["config"], spec.stem, bundled=True, notes=(why,))
 
 
 def _exists(path: Path) -> bool:
@@ -163,42 +194,46 @@ def from_path(path: Path) -> Model:
     return from_config(read_json_object(file, "--model"), name)
 
 
-def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False) -> Model:
-    """A model from the fields of a config.json."""
+def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, notes: tuple[str, ...] = ()) -> Model:
+    """A model from the fields of a config.json; `notes` are those of the file that they are a part of."""
     from memcalc.families import FAMILIES
 
+    try:
+        config, of_weights = without_quantization(config)
+    except ValueError as error:
+        raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
+    notes = (*notes, *(note for note in of_weights if note not in notes))
     model_type = config.get("model_type")
     tower = None if isinstance(model_type, str) and model_type in FAMILIES else text_tower(config)
     if tower is not None and str(tower.get("model_type")) in FAMILIES:
-        return from_config(tower, f"{name} (text tower)", bundled=bundled)
+        return from_config(tower, f"{name} (text tower)", bundled=bundled, notes=notes)
     if not isinstance(model_type, str):
         raise InputError(
             f"--model {one_line(name)}: field `model_type` is {_shown(config, 'model_type')}; "
             "it should be the type of a language model, such as llama"
         )
-    if config.get("quantization_config") is not None:
-        raise InputError(
-            f"--model {one_line(name)}: field `quantization_config` is set; quantized weights are not modelled, allowed: null"
-        )
     if model_type not in FAMILIES:
-        return _traced(name, model_type, config, f"field `model_type` is {quoted(model_type)}")
+        return _traced(name, model_type, config, f"field `model_type` is {quoted(model_type)}", notes)
     module, attribute = FAMILIES[model_type]
     family: type[Program] = getattr(import_module(module), attribute)
     named: object = config.get("architectures")
     if isinstance(named, list) and any(one in cast("list[object]", named) for one in family.traced_classes):
-        return _traced(name, model_type, config, f"field `architectures` is {quoted(cast('object', named))}")
+        return _traced(name, model_type, config, f"field `architectures` is {quoted(cast('object', named))}", notes)
     try:
         checked = family.Config.trusted(config) if bundled else family.Config.read(config)
     except ValueError as error:
         raise InputError(f"--model {one_line(name)}: {one_line(error, 400)}") from None
-    return Model(one_line(name), model_type, family(checked), dict(config))
+    program = family(checked)
+    sizes = {} if bundled else left_out(config, checked, learns_positions=program.positions_limit is not None)
+    notes += (note(model_type, sizes),) if sizes else ()
+    return Model(one_line(name), model_type, program, dict(config), notes)
 
 
-def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str) -> Model:
+def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str, notes: tuple[str, ...]) -> Model:
     """A model without a program of its own; `field` says what makes it so."""
     from memcalc.tracing.program import Traced
 
-    return Model(one_line(name), model_type, Traced(name, model_type, config, field), dict(config))
+    return Model(one_line(name), model_type, Traced(name, model_type, config, field), dict(config), notes)
 
 
 def _shown(config: Mapping[str, Any], field: str) -> str:

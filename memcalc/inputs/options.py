@@ -49,6 +49,7 @@ class Options(NamedTuple):
     sub_group_size: int | None = None
     gradient_accumulation_fusion: bool | None = None
     attention_mask_in_dataloader: bool | None = None
+    sync_each_micro_batch: bool | None = None
     attention: str | None = None
     cross_entropy: str | None = None
     padded: bool = False
@@ -102,6 +103,7 @@ _FLAGS: Final = (
     "clip_grad_norm",
     "gradient_accumulation_fusion",
     "attention_mask_in_dataloader",
+    "sync_each_micro_batch",
 )
 
 
@@ -131,7 +133,10 @@ def check_options(given: Mapping[str, Any]) -> Options:
         allowed = _what_is_allowed(name, value)
         if allowed is not None:
             raise InputError(f"{option_name(name)} {one_line(value)}: {allowed}")
-    return Options(**{name: value for name, value in given.items() if value is not None})
+    named = {name: value for name, value in given.items() if value is not None}
+    if named.get("engine") == "fsdp2":
+        named.setdefault("zero", 3)  # the least that fully_shard does by itself is to shard all three
+    return Options(**named)
 
 
 def _what_is_allowed(name: str, value: Any) -> str | None:

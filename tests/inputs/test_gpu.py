@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import memcalc
+from memcalc import device as devices
 from memcalc.errors import InputError
 from memcalc.inputs.files import hardware_folder
 from memcalc.inputs.gpu import GPU, all_gpus, from_file, load_gpu
@@ -153,3 +155,97 @@ def test_a_file_that_lacks_a_key_is_not_read(key: str) -> None:
 def test_a_file_with_a_key_too_many_is_not_read() -> None:
     with pytest.raises(TypeError):
         from_file("x", {**read(FILES[0]), "extra": 1})
+
+
+# --- names that several have
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("a100", ["a100-40gb (40 GB)", "a100-80gb (80 GB)", "a100-80gb-pcie (80 GB)"]),
+        ("H100", ["h100-80gb (80 GB)", "h100-80gb-pcie (80 GB)", "h100-94gb (94 GB)"]),
+        (" v100 ", ["v100-16gb (16 GB)", "v100-32gb (32 GB)"]),
+        ("rtx-50", ["rtx5070-ti (16 GB)", "rtx5080 (16 GB)", "rtx5090 (32 GB)"]),
+        ("NVIDIA A100", ["a100-40gb (40 GB)", "a100-80gb-pcie (80 GB)", "a100-80gb (80 GB)"]),
+    ],
+)
+def test_the_beginning_of_several_names_is_none_of_them(name: str, choices: list[str]) -> None:
+    with pytest.raises(InputError, match=r"^--gpu .*: there are several; allowed: ") as error:
+        load_gpu(name)
+    line = str(error.value)
+    listed = line.split("allowed: ")[1].split(" (or ")[0]
+    assert sorted(listed.split(", ")) == sorted(choices)
+
+
+def test_no_name_is_shown_twice_for_its_aliases() -> None:
+    with pytest.raises(InputError, match="did you mean") as error:
+        load_gpu("gb20")
+    assert str(error.value).count("gb200") == 1
+
+
+# --- a GPU by its memory
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "nbytes"),
+    [
+        ("80GB", "80GB", 80 * 10**9), ("80gb", "80GB", 80 * 10**9), (" 80GiB ", "80GiB", 80 * 2**30),
+        ("24 gb", "24GB", 24 * 10**9),
+        ("11.5GiB", "11.5GiB", 23 * 2**29), ("16384MiB", "16384MiB", 2**34), ("1TB", "1TB", 10**12),
+    ],
+)  # fmt: skip
+def test_a_gpu_by_its_memory(given: str, name: str, nbytes: int) -> None:
+    """To the byte as it is given: what is known of cards of that size is not put in."""
+    gpu = load_gpu(given)
+    assert (gpu.name, gpu.capacity) == (name, nbytes)
+    assert not any((gpu.compute_capability, gpu.links, gpu.dense_flops_per_second, gpu.network, gpu.memory_bandwidth))
+
+
+@pytest.mark.parametrize("given", ["0GB", "0.5GB", "101TB", "999999999TB"])
+def test_a_memory_that_no_gpu_has(given: str) -> None:
+    with pytest.raises(InputError, match="1GB to 100TB"):
+        load_gpu(given)
+
+
+@pytest.mark.parametrize("given", ["80", "B80", "-80GB", "80GBs", "8e1GB", "80 G B", "٨٠GB", "80,5GB"])
+def test_what_is_no_size(given: str) -> None:
+    with pytest.raises(InputError, match=r"unknown GPU.*80GB"):
+        load_gpu(given)
+
+
+OPTIONS: dict[str, Any] = {"gpus": 8, "zero": 3, "seq_len": 512}
+
+
+def test_what_is_not_known_of_it_is_not_guessed() -> None:
+    """No times; a workspace that no rule makes larger; in fp32 the scores of grouped heads, as on every NVIDIA GPU."""
+    report = memcalc.estimate("gpt2", **OPTIONS, gpu="80GB")
+    document = report.to_dict()
+    assert document["communication"]["per_step"]["seconds"] is None
+    assert document["compute"]["seconds_at_peak"] is None
+    assert document["fit"]["gpu"] == "80GB"
+    assert document["fit"]["capacity"] == 80 * 10**9
+    rows = {item["name"]: item for item in document["memory"]["items"] if item["component"] == "allocator"}
+    every = [
+        memcalc.estimate("gpt2", **OPTIONS, gpu=name).overheads for name in ("t4", "a100-80gb", "h100-80gb", "b200")
+    ]
+    largest = max(item.nbytes for items in every for item in items if item.name == "cuBLAS workspaces")
+    assert rows["cuBLAS workspaces"]["nbytes"] == largest
+    assert rows["cuBLAS workspaces"]["basis"] == "assumed"
+    grouped = {"model": "llama-3.2-1b", "precision": "fp32", "seq_len": 512}
+    assert memcalc.estimate(**grouped, gpu="80GB").peak == memcalc.estimate(**grouped, gpu="a100-80gb").peak
+
+
+def test_transformer_engines_workspaces_are_the_largest_too() -> None:
+    unknown, hopper = (
+        devices.workspaces_of(load_gpu(name), devices.Kernels(True, True)) for name in ("80GB", "h100-80gb")
+    )
+    assert unknown == hopper
+
+
+def test_it_says_what_is_not_known() -> None:
+    notes = " ".join(memcalc.estimate("gpt2", **OPTIONS, gpu="80GB").to_dict()["notes"])
+    assert "74.51 GiB" in notes
+    assert "not known" in notes
+    known = " ".join(memcalc.estimate("gpt2", **OPTIONS, gpu="a100-80gb").to_dict()["notes"])
+    assert "not known" not in known
