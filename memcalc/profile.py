@@ -21,15 +21,15 @@ from functools import lru_cache, partial
 from operator import ge
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from memcalc.autograd import backward
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32
 from memcalc.families.module import Hooks, Run
 from memcalc.kernels import TRANSFORMERS, Kernels
+from memcalc.passes import passes
 from memcalc.rows import Component, Row
 from memcalc.runs import NO_MIDDLE, Middle, Trace
 from memcalc.selective import Policy
-from memcalc.tensor import Autocast, Memory
+from memcalc.tensor import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +72,8 @@ class Choices(NamedTuple):
     """Of the modules' floating-point buffers, where the engine leaves them in another one than `dtype`."""
     recompute_layers: int | None = None
     """How many of the first layers are recomputed; None: all."""
+    micro_batches: int = 1
+    """Of a step, in one run: more where those after the first find what it has left."""
 
 
 class Moment(NamedTuple):
@@ -133,28 +135,10 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     batch_of = program.give(run)
     if choices.padded:
         run.attention_mask = run.add_input(program.padding(size.batch, size.seq))
-    with Autocast(memory, choices.autocast):
-        left_behind = program.left_behind(run)
-        memory.work.clear()  # the step before made those products
-        memory.enter("forward", None)
-        if run.hooks is not None:
-            run.hooks.before_forward()
-        loss = program.forward(run, *batch_of)
-        if run.hooks is not None:
-            loss = run.hooks.after_forward(loss)
-        if program.context_parallel is not None:
-            loss = program.context_parallel.loss(run, loss)
-    left_behind.clear()  # with the loss of the step before
-    memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
-    forward_end = len(memory.log)
-    memory.enter("backward", None)
-    backward(loss, None if run.hooks is None else run.hooks.after_backward)
-    if run.hooks is not None:
-        run.hooks.backward_is_over()
-    run.held.clear()
+    ends, _loss = passes(program, run, choices.autocast, choices.micro_batches, batch_of)  # held until the next one
     return Trace(
-        list(memory.log), memory.rows, memory.segments, forward_end, middle, "", choices.kernels, tuple(memory.sent),
-        tuple(memory.work), renamed=frozenset(memory.renamed),
+        list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
+        tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
     )  # fmt: skip
 
 

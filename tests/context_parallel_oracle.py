@@ -85,6 +85,7 @@ def shared_step(
     reshards: bool | None = None,
     recompute: bool | str = False,
     micro_batches: int = 1,
+    syncs: bool = True,
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
     plan: str = "transformers",
@@ -92,7 +93,7 @@ def shared_step(
 ) -> Shared:
     """`mesh`: (ranks,) or (replicas, ranks), of which each is `context_parallel` times `tensor_parallel` GPUs.
 
-    `rank`: of the context-parallel group.
+    `rank`: of the context-parallel group. `syncs`: as in fsdp2_oracle.
     """
     mode = RingMode()
     policy_of = POLICIES[policy]
@@ -126,7 +127,7 @@ def shared_step(
         with mode:
             for _ in range(2):
                 mode.log = [] if log else None
-                out = _step(mode, model, optimizer, batch, shape, whole["cp"], rotate, micro_batches)
+                out = _step(mode, model, optimizer, batch, shape, whole["cp"], rotate, micro_batches, syncs)
     return out
 
 
@@ -158,12 +159,14 @@ def _step(
     ring: DeviceMesh,
     rotate: str,
     micro_batches: int,
+    syncs: bool,
 ) -> Shared:
     gc.collect()
     mode.sent, mode.split, mode.ring = [], [], []
     mode.flops.clear()
     forward = backward = end = 0
-    for _ in range(micro_batches):
+    for i in range(micro_batches):
+        model.set_requires_gradient_sync(syncs or i == micro_batches - 1)
         refill(batch, shape)
         with shared_sequence(ring, batch, rotate):
             mode.phase = "forward"

@@ -67,11 +67,12 @@ def replicated_step(
     recompute: str = "",
     recompute_layers: int | None = None,
     micro_batches: int = 1,
+    syncs: bool = False,
     clips: bool = False,
     implementation: str = "fused",
 ) -> Replicated:
-    """The reference step, gradients of all but the last micro-batch under `no_sync`. In its second step DDP tells all ranks
-    its new buckets: the third one is reported. `recompute`: a key of CHECKPOINTS."""
+    """The reference step, gradients of all but the last micro-batch under `no_sync` unless it `syncs` each. In its second step
+    DDP tells all ranks its new buckets: the third one is reported. `recompute`: a key of CHECKPOINTS."""
     mode = RankMode()
     with contextlib.ExitStack() as stack:
         stack.enter_context(ranks(gpus, rank, store))
@@ -91,9 +92,9 @@ def replicated_step(
         stack.enter_context(mode)
         losses: list[Any] = [None]
 
-        def micro_batch(last: bool) -> tuple[int, int]:
+        def micro_batch(reduces: bool) -> tuple[int, int]:
             mode.enter("forward")
-            with contextlib.nullcontext() if last else model.no_sync():
+            with contextlib.nullcontext() if reduces else model.no_sync():
                 with torch.autocast("cpu", autocast, enabled=autocast is not None):
                     losses[0] = model(input_ids=ids, labels=ids).loss
                 gc.collect()
@@ -105,7 +106,7 @@ def replicated_step(
         for _ in range(3):
             gc.collect()
             mode.sent = []
-            peaks = [micro_batch(i == micro_batches - 1) for i in range(micro_batches)]
+            peaks = [micro_batch(syncs or i == micro_batches - 1) for i in range(micro_batches)]
             mode.enter("step")
             if clips:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

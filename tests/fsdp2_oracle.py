@@ -194,6 +194,7 @@ def sharded_step(
     recompute: bool | str = False,
     implementation: str = "foreach",
     micro_batches: int = 1,
+    syncs: bool = True,
     reduced: torch.dtype | None = None,
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
@@ -207,7 +208,8 @@ def sharded_step(
 ) -> Sharded:
     """The reference step with every layer, then the model, under `fully_shard`. `mesh`: (ranks,) or (replicas, ranks).
 
-    With `store` over real tensors, and what is sent arrives."""
+    Without `syncs` gradients of all but the last micro-batch are added up whole, as accelerate's `no_sync` has it. With
+    `store` over real tensors, and what is sent arrives."""
     mode = RankMode()
     count = prod(mesh) * tensor_parallel
     chosen = POLICIES[policy] if reduced is None else MixedPrecisionPolicy(param_dtype=policy, reduce_dtype=reduced)
@@ -260,7 +262,7 @@ def sharded_step(
         with mode:
             for _ in range(2):
                 mode.log = [] if log else None
-                out = _step(mode, model, optimizer, batch, micro_batches, clips)
+                out = _step(mode, model, optimizer, batch, micro_batches, clips, syncs)
     return out
 
 
@@ -305,14 +307,21 @@ def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _step(
-    mode: RankMode, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], micro_batches: int, clips: bool
+    mode: RankMode,
+    model: Any,
+    optimizer: Any,
+    batch: dict[str, torch.Tensor],
+    micro_batches: int,
+    clips: bool,
+    syncs: bool,
 ) -> Sharded:
     gc.collect()
     mode.sent, mode.split = [], []
     mode.flops.clear()
     resident = mode.now
     forward = backward = end = 0
-    for _ in range(micro_batches):
+    for i in range(micro_batches):
+        model.set_requires_gradient_sync(syncs or i == micro_batches - 1)
         mode.phase = "forward"
         mode.begin()
         mode.loss = model(**batch).loss

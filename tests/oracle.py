@@ -47,10 +47,17 @@ class LiveBytes(TorchDispatchMode):
         self.highest = 0
         self.phases = 0
         self._seen: set[int] = set()
+        self.forwards: dict[int, int] = {}
+        """What a forward has made and is still there: a storage -> its bytes."""
         self.log: list[tuple[str, int, tuple[int, ...]]] | None = None
         self.phase = ""
         self.flops: Counter[str] = Counter()
         self.made: dict[str, list[Made]] = {}
+
+    def kept_of_forward(self, model: Any) -> int:
+        """Bytes that a forward has made and that are there after its backward, gradients that are the weights' now left out."""
+        gradients = {p.grad.untyped_storage()._cdata for p in model.parameters() if p.grad is not None}
+        return sum(nbytes for key, nbytes in self.forwards.items() if key not in gradients)
 
     def begin(self) -> None:
         """A new phase: forget the peak of the last one."""
@@ -65,6 +72,7 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, nbytes: int) -> None:
         self.now -= nbytes
         self._seen.discard(key)
+        self.forwards.pop(key, None)
 
     def register(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
@@ -75,6 +83,8 @@ class LiveBytes(TorchDispatchMode):
         nbytes = storage.nbytes()
         self.now += nbytes
         self.highest = max(self.highest, self.now)
+        if self.phase == "forward":
+            self.forwards[key] = nbytes
         self.made.setdefault(self.phase, []).append(Made(nbytes, self.now))
         weakref.finalize(storage, self._forget, key, nbytes)
         return nbytes
@@ -98,7 +108,7 @@ class Step:
     """Bytes of a steady step of the reference training loop."""
 
     resident: int  # alive between steps, the batch and the last loss excluded
-    saved: int  # alive after one forward and not before it, without the loss itself
+    saved: int  # made by one forward, alive after it and gone when its backward is over
     forward: int
     backward: int
     step: int
@@ -194,19 +204,20 @@ def training_step(
                 mode.made.clear()
                 saved = forward = backward = 0
                 for micro in range(micro_batches):
-                    before = mode.now
                     mode.phase = "forward"
                     mode.begin()
+                    mode.forwards.clear()
                     with torch.autocast("cpu", autocast, enabled=autocast is not None):
                         out = model(**batch)
                     loss = out.loss
                     del out
                     gc.collect()
                     forward = max(forward, mode.highest)
-                    saved = mode.now - before if micro == 0 else saved
+                    left = sum(mode.forwards.values())
                     mode.phase = "backward"
                     mode.begin()
                     loss.backward()
+                    saved = left - mode.kept_of_forward(model) if micro == 0 else saved
                     backward = max(backward, mode.highest)
                 flops = mode.counted
                 mode.phase = "step"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PaperStep(NamedTuple):
-    """Bytes of one forward and backward: what is there before, what is kept between, and the two peaks."""
+    """Bytes of one forward and backward: what is there before, what forward leaves for backward alone, and the two peaks."""
 
     start: int
     saved: int
@@ -51,8 +51,9 @@ def program_of(fields: Mapping[str, Any], *, dropout: bool = False) -> Any:
     if not dropout:
         kept |= {name: 0.0 for name in DROPOUTS if name in _field_names(family.Config)}
     config = family.Config.read(kept)
-    config.check_step()
-    return family(config)
+    program = family(config)
+    program.check_step()
+    return program
 
 
 class PaperRun:
@@ -103,12 +104,13 @@ class PaperRun:
         start, _ = self._replay(0, marks[0], 0)
         end_of_forward, forward = self._replay(marks[0], marks[1], start)
         _, backward_peak = self._replay(marks[1], marks[2], end_of_forward)
-        # In a steady state the loss of the step before is part of what is there at the start, and gone in backward.
-        loss_bytes = loss.dtype.itemsize
+        loss_bytes = loss.dtype.itemsize  # the step before has left one, which is gone in backward
         flops: Counter[str] = Counter()
         for work in self.memory.work:
             flops[work.phase] += 2 * work.products * numel(work.factors)[0]
-        saved = end_of_forward - start - loss_bytes
+        left, stays = self._made_before(marks[0], marks[1]), self._made_before(marks[0], marks[1], marks[2])
+        stays = {i for i in stays if self.memory.rows[i].component != "gradients"}  # made in forward, the weights' now
+        saved = sum(map(self.bytes_of, left - stays))
         phases = {
             "forward": self._made(marks[0], marks[1], start),
             "backward": self._made(marks[1], marks[2], end_of_forward),
@@ -129,6 +131,13 @@ class PaperRun:
             if place - 1 not in self.memory.renamed:
                 found.append((Made(self.bytes_of(event), now), self.memory.rows[event]))
         return found
+
+    def _made_before(self, first: int, end: int, until: int | None = None) -> set[int]:
+        """The blocks that are made between two places of the log and alive at the second, or still at a later one."""
+        alive: set[int] = set()
+        for event in self.memory.log[first:end]:
+            (alive.add if event >= 0 else alive.discard)(event if event >= 0 else ~event)
+        return alive - {~event for event in self.memory.log[end:until] if event < 0} if until else alive
 
     def _replay(self, first: int, last: int, now: int) -> tuple[int, int]:
         highest = now

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from cases import step_cases
 from cuda_autocast import cuda_lists_on_the_cpu, fake_cuda
 from oracle import LiveBytes, build, not_traced, training_step
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -30,6 +31,17 @@ def test_fake_tensors_count_as_real_ones(
         return training_step(
             config, micro_batch_size=2, seq_len=16, attention=attention, recompute=recompute, padded=padded, real=real
         )
+
+    assert run(real=True) == run(real=False)
+
+
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "bamba", "mamba2"])
+def test_dims_of_one_lie_in_fake_tensors_as_in_real_ones(model_type: str) -> None:
+    """At one token a view's strides decide how what is made of it lies, and so whether a later reshape copies."""
+    (case,) = [case for case in step_cases(model_type) if case.seq == 1]
+
+    def run(real: bool) -> object:
+        return training_step(case.fields, micro_batch_size=2, seq_len=1, attention="eager", real=real)
 
     assert run(real=True) == run(real=False)
 

@@ -75,11 +75,12 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
     if setup.dp == 1:
         return []
     dtype = setup.compute_dtype
-    sizes = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype))
+    sizes, times = buckets(gradient_sizes(model, dtype.itemsize, setup.autocast_dtype)), _reductions(setup)
+    formula = f"parameters·{dtype.itemsize} B = {model.trainable_parameters}·{dtype.itemsize} B"
     out = [
         Collective(
-            "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, len(sizes), sum(sizes),
-            f"parameters·{dtype.itemsize} B = {model.trainable_parameters}·{dtype.itemsize} B",
+            "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, times * len(sizes), times * sum(sizes),
+            _times(times, formula),
             shares=shares_of(model.program.weights(), sent=partial(_trained, model)), source=_SOURCE, overlap="backward",
         )
     ]  # fmt: skip
@@ -87,8 +88,11 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _buffers(model: Model, setup: Setup) -> list[Collective]:
-    """Those of one dtype are joined to calls of up to 250 MiB (_sync_module_states of csrc/distributed/c10d/comm.cpp)."""
+    """Before every forward whose gradients are reduced (require_forward_param_sync in distributed.py).
+
+    Those of one dtype are joined to calls of up to 250 MiB (_sync_module_states of csrc/distributed/c10d/comm.cpp)."""
     held: Counter[DType] = Counter()
+    times = _reductions(setup)
     for buffer in model.program.buffers():
         if buffer.registered:
             held[buffer.dtype or setup.compute_dtype] += numel(buffer.shape)[0]
@@ -105,13 +109,22 @@ def _buffers(model: Model, setup: Setup) -> list[Collective]:
                 "forward",
                 dtype.name,
                 setup.dp,
-                calls,
-                nbytes,
-                formula,
+                times * calls,
+                times * nbytes,
+                _times(times, formula),
                 source=source,
             )
         )
     return out
+
+
+def _reductions(setup: Setup) -> int:
+    """How often a step reduces its gradients."""
+    return 1 if setup.keeps_whole_gradients else setup.micro_batches
+
+
+def _times(times: int, formula: str) -> str:
+    return formula if times == 1 else "= ".join(f"{times}·{part}" for part in formula.split("= "))
 
 
 def _trained(model: Model, weight: Weight) -> int:

@@ -59,6 +59,7 @@ from memcalc.engines.zero_layout import (
     unreached,
     whole_of,
 )
+from memcalc.engines.zero_optimizer import has_fused_adam, temporaries_of_step
 from memcalc.engines.zero_partitions import (
     block,
     flat_states,
@@ -110,7 +111,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
             step = max(step, masked_norm(model), key=nbytes_of)
     else:
         always += [row for row in state_rows(setup, parameters, dtype) if row.shape]
-        step += step_temporaries(setup, parameters, dtype, dtype)
+        step += step_temporaries(setup.optimizer, setup.optimizer_implementation, parameters, dtype, dtype)
     always += _around(model, setup)
     accumulated = autograds if setup.micro_batches > 1 else ()
     reduced = max(n for kind in kinds_of(model, setup.averaging) for n in joined_after_exceeding(kind.sizes))
@@ -170,7 +171,7 @@ def _around(model: Model, setup: Setup) -> list[Row]:
 def _kept_numbers(setup: Setup) -> list[Row]:
     """FusedAdam's overflow flag (ops/adam/fused_adam.py); ZeRO keeps the norm of the last step."""
     out: list[Row] = []
-    if setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused":
+    if has_fused_adam(setup):
         out.append(_numbers(1, "FusedAdam's overflow flag", "always", FUSED_ADAM))
     if setup.zero in (1, 2):
         out.append(_numbers(1, "the last norm", "always", STAGE_12))
@@ -365,11 +366,12 @@ def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[l
     ]
     numbers = block("temporaries", "norms of the sub-groups", "numbers", len(groups) + 2, fp64, life, STAGE_3)
     group = max(sum(group.parts) for group in groups)
-    cast = [block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
-    if dtype is not fp32:
-        name = "gradients of a sub-group in fp32"
-        cast.append(block("temporaries", name, "sub_group", group, fp32, life, STAGE_3))
-    yield [*cast, numbers]
+    joined = [block("temporaries", "gradients of a sub-group, joined", "sub_group", group, dtype, life, STAGE_3)]
+    name = "gradients of a sub-group in fp32"
+    cast = [block("temporaries", name, "sub_group", group, fp32, life, STAGE_3)] if dtype is not fp32 else []
+    yield [*joined, *cast, numbers]
+    step = temporaries_of_step(setup.optimizer, setup.optimizer_implementation, "sub_group", group)
+    yield [*(cast or joined), *step, numbers]
     yield [*kept, numbers]
 
 

@@ -30,6 +30,7 @@ from memcalc.engines.zero_layout import (
     unreached,
     whole_of,
 )
+from memcalc.engines.zero_optimizer import has_fused_adam, states_come, steps
 from memcalc.engines.zero_ranks import kinds_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ NUMBER = 4
 BUCKET = "reduce bucket"
 OWNED = "gradients of the partition, and of what straddles it"
 """Blocks of a run, by their names in it (zero2_step.py)."""
-STATES = ("exp_avg", "exp_avg_sq")
 
 
 def order_of(
@@ -69,12 +69,11 @@ def order_of(
 
 
 def can_be_played(model: Model, setup: Setup) -> bool:
-    """Whether what follows is the order of this setup: FusedAdam's, of a model whose weights all get a gradient, and which
-    transformers has made."""
-    adam = setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused"
-    if not adam or setup.tp > 1 or setup.pp > 1 or model.program.source or unreached(model):
+    """Whether what follows is the order of this setup: of a model whose weights all get a gradient, and which transformers has
+    made. Stage 0 with another optimizer than FusedAdam is FP16_UnfusedOptimizer, which is not told here."""
+    if setup.tp > 1 or setup.pp > 1 or model.program.source or unreached(model):
         return False
-    return setup.zero > 0 or (setup.cp == 1 and setup.ep == 1)
+    return setup.zero > 0 or (setup.cp == 1 and setup.ep == 1 and has_fused_adam(setup))
 
 
 def scripts_of_stage_0(model: Model, setup: Setup) -> Scripts:
@@ -139,22 +138,17 @@ def _made_0(model: Model, setup: Setup) -> list[Event]:
         script.comes("flat, cloned", group.starts[-1] * dtype.itemsize)
         script.comes(("master", g), group.starts[-1] * fp32.itemsize)
         script.goes("flat, cloned")
-    _zeros_and_states(script, [group.starts[-1] for group in groups])
+    _zeros_and_states(script, setup, [group.starts[-1] for group in groups])
     return script.events
 
 
-def _zeros_and_states(script: Script, sizes: list[int]) -> None:
+def _zeros_and_states(script: Script, setup: Setup, sizes: list[int]) -> None:
     """initialize_optimizer_states, which takes a step."""
     for g, n in enumerate(sizes):
         script.comes(("zeros", g), n * fp32.itemsize)
     for g, n in enumerate(sizes):
-        states_come(script, g, n)
+        states_come(script, setup, g, n)
     script.goes(*(("zeros", g) for g in range(len(sizes))))
-
-
-def states_come(script: Script, of: object, elements: int) -> None:
-    for state in STATES:
-        script.comes((state, of), elements * fp32.itemsize)
 
 
 def _closing_0(model: Model, setup: Setup) -> list[Event]:
@@ -201,7 +195,7 @@ def _plain_step_0(model: Model, setup: Setup, *, first: bool) -> list[Event]:
     script, sizes = Script(), sizes_of(model)
     places = [i for group in groups_of(model, setup.averaging) for i in group.places]
     for i in places if first else ():
-        states_come(script, i, sizes[i])
+        states_come(script, setup, i, sizes[i])
     script.goes(*(("gradient", i) for i in places))
     return script.events
 
@@ -322,7 +316,8 @@ class _Layout:
         if not viewed:
             script.goes(*rest)
         if first:
-            states_come(script, g, part.size)
+            states_come(script, self.setup, g, part.size)
+        steps(script, self.setup, part.size)
         script.goes(*(["in fp32"] if casts else ["joined"] if joined else []))
         if viewed:
             script.goes(*rest)

@@ -18,8 +18,19 @@ from memcalc.collectives import Collective, Kind, Overlap
 from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.clipping import norms, temporaries
+from memcalc.engines.fsdp2_no_sync import NoSync
 from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding, padded_elements
-from memcalc.engines.holdings import Holdings, Order, Update, input_rows, larger, state_rows, step_temporaries
+from memcalc.engines.holdings import (
+    ENOUGH_MICRO_BATCHES,
+    Holdings,
+    Order,
+    Update,
+    input_rows,
+    larger,
+    state_rows,
+    step_temporaries,
+    weights_in_turn,
+)
 from memcalc.families.expert_parallel import expert_path
 from memcalc.layer_kinds import Shares, shares_of
 from memcalc.optimizers import Parameter
@@ -40,10 +51,20 @@ _COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 def holdings(model: Model, setup: Setup) -> Holdings:
     always, step, sharding = states_and_step(model, setup)
     inputs = input_rows(model, sharded_dtype(setup), setup.compute_dtype)
+    on_paper = min(setup.micro_batches, ENOUGH_MICRO_BATCHES) if setup.keeps_whole_gradients else 1
+    hooks = NoSync(sharding, on_paper) if on_paper > 1 else sharding
     earlier = tuple(row for row in step if row.component == "gradients") if sharding.accumulating else ()
     order = order_of(model, setup, [row for row in always if row.component == "parameters"] + inputs, sharding)
     always += inputs
-    return Holdings(tuple(always), forward=earlier, backward=earlier, step=tuple(step), hooks=sharding, order=order)
+    return Holdings(
+        tuple(always),
+        forward=earlier,
+        backward=earlier,
+        step=tuple(step),
+        hooks=hooks,
+        order=order,
+        micro_batches=on_paper,
+    )
 
 
 def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) -> Order:
@@ -65,15 +86,16 @@ def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], S
     gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
     always = _rows(model, setup, "parameters", "always", model.copies)
     always += state_rows(setup, parameters, sharded)
-    groups = _by_mesh(model, setup, parameters)
-    updates = [step_temporaries(setup, group, sharded, sharded) for group in groups]
+    groups = _by_mesh(model, setup, _met_in_step(model, setup))
+    how = setup.optimizer, setup.optimizer_implementation
+    updates = [step_temporaries(*how, group, sharded, sharded) for group in groups]
     step = larger(temporaries(model, setup, sharded), *updates)
     sharding = Sharding(
         setup.shards,
         setup.zero == 3,
         sharded,
         DTYPES[setup.grad_dtype],
-        setup.micro_batches > 1,
+        setup.micro_batches > 1 and not setup.keeps_whole_gradients,
         setup.replicas,
         _expert_units(model, setup),
         over(setup),
@@ -113,6 +135,14 @@ def _parameters(model: Model, setup: Setup) -> list[Parameter]:
         Parameter(w.name, _shard(w.shape, *_spread(setup, w)), count, w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
         if (count := model.trained(w))
+    ]
+
+
+def _met_in_step(model: Model, setup: Setup) -> list[Parameter]:
+    """The same as a step meets them."""
+    return [
+        Parameter(w.name, _shard(w.shape, *_spread(setup, w)), copies, w.layer is not None and len(w.shape) == 2)
+        for w, copies in weights_in_turn(model, setup)
     ]
 
 
@@ -170,7 +200,7 @@ def _of_unit(
     model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int, where: str
 ) -> list[Collective]:
     """Of equal units, one of them in each of `units` layers."""
-    replicas, micro = setup.replicas, setup.micro_batches
+    replicas = setup.replicas
     ranks = _spread(setup, weights[0])[1] if weights else 1
     shares = _shares(model, setup, weights[0]) if layer and weights else None
     elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
@@ -181,6 +211,7 @@ def _of_unit(
     gathered, sums = setup.compute_dtype, DTYPES[setup.grad_dtype]
 
     def one(kind: Kind, name: str, phase: str, dtype: DType, size: int, count: int) -> Collective:
+        micro = 1 if setup.keeps_whole_gradients and kind != "all_gather" else setup.micro_batches
         formula = f"{micro}·unit{'s' if units > 1 else ''}·{dtype.itemsize} B = {micro}·{count}·{dtype.itemsize} B"
         return Collective(
             "dp", kind, f"{name}, {where}", phase, dtype.name, size, micro * units, micro * count * dtype.itemsize,

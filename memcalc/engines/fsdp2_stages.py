@@ -31,12 +31,19 @@ class WaitingUnit(Unit):
         self.added_up: dict[Leaf, Tensor] = {}
 
     def accumulate(self) -> None:
-        """post_backward without a reduction (accumulate_unsharded_grad_if_needed, to_accumulated_grad_if_needed)."""
+        """post_backward without a reduction."""
+        self.add()
+        self.begin_sums()
+
+    def add(self) -> None:
+        """What backward has made goes into the sums that there are (accumulate_unsharded_grad_if_needed)."""
+        for leaf in self.added_up:
+            leaf.grad = None
+
+    def begin_sums(self) -> None:
+        """What has no sum becomes one, in the dtype that it is reduced in (to_accumulated_grad_if_needed)."""
         if self.sharding.reduced is self.run.dtype:
             return  # autograd adds to the parameters' own
-        for leaf in self.leaves:
-            if leaf in self.added_up:
-                leaf.grad = None
         for leaf in self.leaves:
             if leaf.grad is not None:
                 unsharded_grad, leaf.grad = leaf.grad, None
@@ -46,8 +53,7 @@ class WaitingUnit(Unit):
     def take_gradients(self) -> list[Tensor]:
         if not self.added_up:
             return super().take_gradients()
-        for leaf in self.added_up:
-            leaf.grad = None
+        self.add()
         parallel = self.run.tensor_parallel
         gradients: list[Tensor] = []
         for leaf in list(self.added_up):

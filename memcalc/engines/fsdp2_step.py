@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from memcalc.autograd import Leaf, Node
-from memcalc.dims import Dim, Shape, merge, numel
+from memcalc.dims import Dim, Shape, numel
 from memcalc.dtypes import DType
 from memcalc.families.module import Module, Run
 from memcalc.ops.elementwise import cast, recording
@@ -97,8 +97,8 @@ class Unit:
         "leaves",
         "name",
         "run",
-        "shapes",
         "sharding",
+        "weights",
         "whole",
     )
 
@@ -106,12 +106,12 @@ class Unit:
         self.sharding, self.run, self.layer = sharding, run, layer
         self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
         self.elements = sum(padded_elements(weight.shape, sharding.ranks) for weight in weights)
-        self.shapes = [weight.shape for weight in weights]
+        self.weights = [(weight.name, weight.shape) for weight in weights]
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
         self.gathering: Tensor | None = None
         """The result of an all-gather that nobody has waited for."""
-        self.whole: Tensor | None = None
-        """The gathered parameters."""
+        self.whole: list[Tensor] | None = None
+        """The gathered parameters, each a block of its own (FSDPParam.all_gather_outputs)."""
         self.all_reduced: Tensor | None = None
         """What the replicas' all-reduce ran over: kept to the end of backward, so that nothing takes its place meanwhile."""
         self.before: Unit | None = None
@@ -128,23 +128,26 @@ class Unit:
     def wait_for_unshard(self) -> Tensor | None:
         """Copy the parameters out of the all-gather's result, which the caller gets."""
         if self.whole is None:
-            self._copy_one_by_one()
-            self.whole = self._block("gathered parameters", self.run.dtype)
+            self.whole = self._copies()
         result, self.gathering = self.gathering, None
         return result
 
-    def _copy_one_by_one(self) -> None:
-        """On one rank nothing is gathered: each shard is cast, then copied; the last cast is there until all are done."""
-        if self.sharding.ranks > 1 or self.run.dtype is self.sharding.sharded:
-            return
+    def _copies(self) -> list[Tensor]:
+        """The parameters as the model uses them. On one rank nothing is gathered: each shard is cast, then copied, and the last
+        cast is there until all are done."""
+        casts = self.sharding.ranks == 1 and self.run.dtype is not self.sharding.sharded
+        _all_gather_input: Tensor | None = None
         copies: list[Tensor] = []
-        for shape in self.shapes:
-            _all_gather_input = self._of(shape, "shard, cast to be copied")
-            copies.append(self._of(shape, "gathered parameters"))
+        for name, shape in self.weights:
+            elements = Dim("elements", padded_elements(shape, self.sharding.ranks))
+            if casts:
+                _all_gather_input = self._of(name, elements, "shard, cast to be copied")
+            copies.append(self._of(name, elements, "gathered parameters"))
+        return copies
 
-    def _of(self, shape: Shape, name: str) -> Tensor:
+    def _of(self, parameter: str, elements: Dim, name: str) -> Tensor:
         """A block of one parameter."""
-        return self._allocate(merge(*shape), name, self.run.dtype, "gathered")
+        return self._allocate(elements, name, self.run.dtype, "gathered", scope=parameter)
 
     def reduce(self, inputs: list[Tensor]) -> Tensor | None:
         """post_backward: the gathered parameters go, the gradients become a shard of their sum.
@@ -192,14 +195,14 @@ class Unit:
         part = Dim(f"unit/{self.sharding.over}", self.elements // self.sharding.ranks)
         return self._allocate(part, name, dtype, component)
 
-    def _allocate(self, dim: Dim, name: str, dtype: DType, component: str) -> Tensor:
+    def _allocate(self, dim: Dim, name: str, dtype: DType, component: str, scope: str = "") -> Tensor:
         memory = self.run.memory
-        layer, scope = memory.layer, memory.scope
-        memory.layer, memory.scope = self.layer, self.name
+        layer, before = memory.layer, memory.scope
+        memory.layer, memory.scope = self.layer, scope or self.name
         try:
             return new_tensor(memory, (dim,), dtype, name, component=component)
         finally:
-            memory.layer, memory.scope = layer, scope
+            memory.layer, memory.scope = layer, before
 
 
 class ExpertUnit(Unit):
@@ -222,6 +225,7 @@ class Step:
     """The hooks of one forward and backward (FSDPState)."""
 
     Unit: type[Unit] = Unit
+    ExpertUnit: type[ExpertUnit] = ExpertUnit
 
     def __init__(self, sharding: Sharding, run: Run) -> None:
         self.sharding = sharding
@@ -244,7 +248,7 @@ class Step:
 
     def _kind(self, path: str) -> type[Unit]:
         experts = self.sharding.experts
-        return ExpertUnit if experts is not None and path == experts.path else self.Unit
+        return self.ExpertUnit if experts is not None and path == experts.path else self.Unit
 
     # --- what a run calls
 

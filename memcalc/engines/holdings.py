@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
@@ -14,6 +14,7 @@ from memcalc.tensor import Memory, StorageRow
 
 if TYPE_CHECKING:
     from memcalc.engines.script import Scripts
+    from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.profile import HooksOf
     from memcalc.setup import Setup
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
+
+ENOUGH_MICRO_BATCHES: Final = 3
+"""Of a step, where they differ: the first, one that finds sums of gradients and leaves them, and the last."""
 
 
 class Flush(NamedTuple):
@@ -85,6 +89,8 @@ class Holdings(NamedTuple):
     """None where it is not known, or not the same for all that the run leaves out."""
     buffer_dtype: DType | None = None
     """Of the modules' floating-point buffers, where that is not the weights'."""
+    micro_batches: int = 1
+    """Of a step, in one run: more where `hooks` keep something from one to the next."""
     others: tuple[Holdings, ...] = ()
     """What other ranks hold that may have more in backward, and no less or more elsewhere."""
 
@@ -99,13 +105,25 @@ def parameter_classes(model: Model) -> list[Parameter]:
 
 
 def met_in_step(model: Model, setup: Setup) -> list[Parameter]:
-    """The same as a step meets them. A for-loop's variables hold what the last turn has made: of a model whose layers differ
-    every parameter is for itself, in the model's order."""
-    classes = parameter_classes(model)
+    """The same as a step meets them."""
+    return [
+        Parameter(w.name, w.shape, copies, w.layer is not None and len(w.shape) == 2)
+        for w, copies in weights_in_turn(model, setup)
+    ]
+
+
+def weights_in_turn(model: Model, setup: Setup) -> Iterator[tuple[Weight, int]]:
+    """The weights that get a gradient as a step meets them, and how many each one stands for.
+
+    A for-loop's variables hold what the last turn has made: of a model whose layers differ every weight is for itself, in the
+    model's order.
+    """
     of_layers = {model.trained(w) for w in model.weight_classes if w.layer is not None}
-    if setup.optimizer_implementation != "for-loop" or len(of_layers) < 2 or model.program.idle:
-        return classes
-    return [Parameter(w.name, w.shape, 1, w.layer is not None and len(w.shape) == 2) for w in model.program.weights()]
+    if setup.optimizer_implementation != "for-loop" or len(of_layers) < 2:
+        yield from ((w, copies) for w in model.weight_classes if (copies := model.trained(w)))
+        return
+    untrained = model.program.untrained
+    yield from ((w, 1) for w in model.program.weights() if w.name not in untrained)
 
 
 def weight_rows(
@@ -177,10 +195,12 @@ def state_rows(setup: Setup, parameters: Sequence[Parameter], dtype: DType) -> l
     ]
 
 
-def step_temporaries(setup: Setup, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType) -> list[Row]:
-    """What is alive at the peak of the optimizer's own step, from running it on paper."""
+def step_temporaries(
+    optimizer: str, implementation: str, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType
+) -> list[Row]:
+    """Rows that are alive at the peak of the optimizer's own step, from running it on paper."""
     memory = Memory()
-    load_optimizer(setup.optimizer).step(memory, parameters, dtype, grad_dtype, setup.optimizer_implementation)
+    load_optimizer(optimizer).step(memory, parameters, dtype, grad_dtype, implementation)
     live = best = 0
     peak: list[int] = []
     alive: set[int] = set()

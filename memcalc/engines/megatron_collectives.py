@@ -226,7 +226,25 @@ def _balance(setup: Setup, stage: Stage) -> list[Collective]:
     counts = layers * stage.chunks[0].moe.count.size
     name, formula = "tokens per expert, for the biases of routers", f"layers·experts·4 B = {counts}·4 B"
     source = "megatron/core/transformer/moe/moe_utils.py, get_updated_expert_bias"
-    return [Collective("dp", "all_reduce", name, "step", fp32.name, ranks, 1, counts * 4, formula, source=source)]
+    return [
+        Collective(
+            _outermost(setup, "dp", "cp", "tp"),
+            "all_reduce",
+            name,
+            "step",
+            fp32.name,
+            ranks,
+            1,
+            counts * 4,
+            formula,
+            source=source,
+        )
+    ]
+
+
+def _outermost(setup: Setup, *axes: str) -> str:
+    """The axis that a collective over several ones counts for: the first of them that has more than one rank."""
+    return next((axis for axis in axes if getattr(setup, axis) > 1), "pp")
 
 
 def _norms(setup: Setup, stage: Stage) -> list[Collective]:
@@ -237,9 +255,11 @@ def _norms(setup: Setup, stage: Stage) -> list[Collective]:
     ranks. Each looks for overflows of fp16.
     """
     ranks = {"weights": setup.tp * setup.pp, "experts": setup.etp * setup.ep * setup.pp}
-    axes = {"weights": "tp" if setup.tp > 1 else "pp", "experts": "ep"}
+    axes = {"weights": _outermost(setup, "tp"), "experts": "ep"}
     if setup.zero:
-        ranks, axes = dict.fromkeys(ranks, setup.gpus // setup.replicas), dict.fromkeys(axes, "dp")
+        sharing = ("dp", "cp") if setup.shards > 1 else ()
+        axes = dict.fromkeys(axes, _outermost(setup, *sharing, "tp"))
+        ranks = dict.fromkeys(ranks, setup.gpus // setup.replicas)
     apart = setup.ep > 1 and stage.chunks[0].a.experts is not None
     optimizers = ["weights", "experts"] if apart else ["weights"]
     numbers = [("overflow check", name, _OVERFLOW) for name in optimizers if setup.compute_dtype is fp16]

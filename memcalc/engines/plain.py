@@ -44,7 +44,8 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     before, states = [*always, *input_rows(model, dtype)], state_rows(setup, parameters, updated)
     always = [*always, *states, *input_rows(model, dtype)]
     clipping = temporaries(model, setup, dtype)
-    step += larger(clipping, [*casts, *step_temporaries(setup, met_in_step(model, setup), updated, updated)])
+    how = setup.optimizer, setup.optimizer_implementation
+    step += larger(clipping, [*casts, *step_temporaries(*how, met_in_step(model, setup), updated, updated)])
     return Holdings(
         always=tuple(always),
         forward=accumulated,

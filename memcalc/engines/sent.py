@@ -80,20 +80,28 @@ def of_modules(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
     """By transformers' plan, or by torch's with sequence parallelism; of the ring that shares the sequences; what AllToAllEP
     exchanges."""
     groups = _groups(setup) | {"ep": Group("ep", setup.ep, _EXPERTS)}
-    return collectives_of_run(profile, setup, layers, groups)
+    return _of_step(profile, setup, layers, groups, len(profile.run.forward_ends) or 1)
 
 
 def of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:
     """The same of a pipeline rank's step, of whose micro-batches, which are all alike, so many were `run_on_paper`."""
-    run, groups = profile.run, _groups(setup)
-    calls = _calls(run.sent, run.middle)
+    return _of_step(profile, setup, "model.layers.*", _groups(setup), run_on_paper)
+
+
+def _of_step(
+    profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group], run_on_paper: int
+) -> list[Collective]:
+    """What each micro-batch sends, as often as there are any, and what the step's one reduction does."""
+    run = profile.run
+    noted = [sent for sent in run.sent if sent.axis in groups]
+    calls = _calls(noted, run.middle)
     for sent, of_run in calls.items():
         assert not of_run % run_on_paper
         calls[sent] = of_run // run_on_paper * setup.micro_batches
     return [
-        _collective(sent, n, setup, "model.layers.*", groups[sent.axis])._replace(layers=of_layers[sent], once=once)
-        for once, noted, counted in ((False, run.sent, calls), (True, run.sent_once, _calls(run.sent_once, run.middle)))
-        for of_layers in (_layers(noted, run.middle),)
+        _collective(sent, n, setup, layers, groups[sent.axis])._replace(layers=of_layers[sent], once=once)
+        for once, own, counted in ((False, noted, calls), (True, run.sent_once, _calls(run.sent_once, run.middle)))
+        for of_layers in (_layers(own, run.middle),)
         for sent, n in counted.items()
     ]
 

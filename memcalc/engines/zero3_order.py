@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.dtypes import fp16, fp32, fp64
 from memcalc.engines.script import Event, Script, Scripts
 from memcalc.engines.zero_layout import SubGroup, frozen, groups_of, persistent, sent_dtype, sizes_of, sub_groups_of
+from memcalc.engines.zero_optimizer import states_come, steps
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -31,7 +32,6 @@ STREAMS: Final = {
     "gradients of experts, averaged over dp": REDUCES,
 }
 """What is allocated on a stream of its own, by its name in the run (`overlap_comm`, which is on in stage 3)."""
-STATES: Final = ("exp_avg", "exp_avg_sq")
 
 
 def scripts_of_stage_3(model: Model, setup: Setup, backward: list[Event]) -> Scripts:
@@ -86,21 +86,23 @@ def _step(setup: Setup, groups: list[SubGroup], kept: list[int], *, first: bool)
         script.comes(("norm of a group", g), fp64.itemsize)
         script.goes(*(("norm", k) for k in range(len(group.parts))))
     for g, group in enumerate(groups):
-        _update(script, g, group, casts=dtype is not fp32, itemsize=dtype.itemsize, first=first)
+        _update(script, setup, g, sum(group.parts), joined=len(group.parts) > 1, first=first)
     for k, n in enumerate(kept):
         script.comes(("kept whole", k), n * dtype.itemsize)
     script.goes(*(("norm of a group", g) for g in range(len(groups))))
     return script.events
 
 
-def _update(script: Script, g: int, group: SubGroup, *, casts: bool, itemsize: int, first: bool) -> None:
+def _update(script: Script, setup: Setup, g: int, elements: int, *, joined: bool, first: bool) -> None:
     """A sub-group of one shard is taken as it is (flatten)."""
-    elements, joined = sum(group.parts), len(group.parts) > 1
+    dtype = setup.compute_dtype
+    casts = dtype is not fp32
     if joined:
-        script.comes("joined", elements * itemsize)
+        script.comes("joined", elements * dtype.itemsize)
     if casts:
         script.comes("in fp32", elements * fp32.itemsize)
         script.goes(*(["joined"] if joined else []))
-    for state in STATES if first else ():
-        script.comes((state, g), elements * fp32.itemsize)
+    if first:
+        states_come(script, setup, g, elements)
+    steps(script, setup, elements)
     script.goes(*(["in fp32"] if casts else ["joined"] if joined else []))

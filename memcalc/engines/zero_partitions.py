@@ -15,6 +15,7 @@ from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32, fp64
 from memcalc.engines.holdings import state_rows
 from memcalc.engines.zero_layout import STAGE_12, Owned, groups_of, inside_of, over, unreached_of, whole_of
+from memcalc.engines.zero_optimizer import PARTITION, temporaries_of_step
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from memcalc.setup import Setup
 
 _IN_STEP: Final = "within the step"
+FP32_COPY: Final = "flat fp32 copy of the weights"
+"""What stages 1 to 3 update where the weights are fp32 themselves: they clone their partition all the same."""
 
 
 def block(component: str, name: str, dims: str, elements: int, dtype: DType, life: str, source: str) -> Row:
@@ -53,8 +56,9 @@ def _all(setup: Setup) -> str:
 def flat_states(setup: Setup, elements: int, source: str, count: int = 1, dim: str | None = None) -> list[Row]:
     """The same of `count` partitions of so many elements, `dim` if they are not of all parameters."""
     dim = dim or _all(setup)
-    flat = Parameter("flat fp32 partition", (Dim(dim, elements),), count, False)
-    master = block("optimizer_states", "fp32 master", dim, elements, fp32, "always", source)._replace(copies=count)
+    flat = Parameter(PARTITION, (Dim(dim, elements),), count, False)
+    name = "fp32 master" if setup.has_master_weights else FP32_COPY
+    master = block("optimizer_states", name, dim, elements, fp32, "always", source)._replace(copies=count)
     return [master, *(row for row in state_rows(setup, [flat], fp32) if row.shape)]  # DeepSpeed counts steps in Python
 
 
@@ -81,17 +85,22 @@ class _Moment(NamedTuple):
 
 
 def step_of(owned: Owned, setup: Setup) -> list[Row]:
-    """The largest of the peaks of one rank's step(): a slice in fp64 for a group's norm; a partition joined, and in fp32."""
+    """Rows of the largest of the peaks of one rank's step(): a slice in fp64 for a group's norm; a partition joined, and in
+    fp32; the optimizer's step over it. Gradients that were cast or joined are gone in the optimizer's step of the last group."""
     whole, dtype = whole_of(owned), setup.compute_dtype
-    gradients = owned_gradients(setup, whole, inside_of(owned)) if whole else []
+    gradients = [*(owned_gradients(setup, whole, inside_of(owned)) if whole else []), *zeros_of(owned, dtype)]
     left = [*accumulate((part.padding for part in reversed(owned)), initial=0)][::-1]
-    norms = [(left[0], _norm(part.largest, part.before_largest, i)) for i, part in enumerate(owned)]
-    updates = [
-        (left[i], _update(part.size, part.slices + (part.padding > 0) > 1, dtype, _all(setup)))
-        for i, part in enumerate(owned)
-    ]
-    padding, most = max([*updates, *norms], key=lambda moment: moment[0] * dtype.itemsize + moment[1].nbytes)
-    return [*gradients, *zeros_of(owned, dtype), *_padding(padding, dtype), *most.rows]
+    held = [nbytes_of(gradients) + padding * dtype.itemsize for padding in left]
+    peaks = [(held[0], 0, _norm(part.largest, part.before_largest, i)) for i, part in enumerate(owned)]
+    how = setup.optimizer, setup.optimizer_implementation, dtype, _all(setup)
+    for i, part in enumerate(owned):
+        joined = part.slices + (part.padding > 0) > 1
+        cast, step = _update(part.size, joined, *how)
+        is_view = not joined and dtype is fp32
+        after = i if is_view else i + 1
+        peaks += [(held[i], i, cast), (0 if after == len(owned) else held[after], after, step)]
+    _, place, most = max(peaks, key=lambda peak: peak[0] + peak[2].nbytes)
+    return [*(gradients if place < len(owned) else ()), *_padding(left[place], dtype), *most.rows]
 
 
 def zeros_of(owned: Owned, dtype: DType) -> list[Row]:
@@ -112,15 +121,19 @@ def _padding(elements: int, dtype: DType) -> list[Row]:
 
 
 @lru_cache(maxsize=4096)
-def _update(size: int, joined: bool, dtype: DType, dim: str) -> _Moment:
-    """A partition's gradients in one block, where they are not one slice already (flatten), and that in fp32."""
+def _update(
+    size: int, joined: bool, optimizer: str, implementation: str, dtype: DType, dim: str
+) -> tuple[_Moment, _Moment]:
+    """A partition's gradients in one block, where they are not one slice already (flatten), and that in fp32; then the
+    optimizer's step over what is in fp32."""
     name = "gradients of the partition"
-    rows = [block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)]
-    if joined:
-        rows.append(block("temporaries", f"{name}, joined", dim, size, dtype, _IN_STEP, STAGE_12))
-    if dtype is not fp32:
-        rows.append(block("temporaries", f"{name} in fp32", dim, size, fp32, _IN_STEP, STAGE_12))
-    return _Moment(tuple(rows), nbytes_of(rows))
+    norm = block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)
+    one_block = block("temporaries", f"{name}, joined", dim, size, dtype, _IN_STEP, STAGE_12)
+    in_fp32 = block("temporaries", f"{name} in fp32", dim, size, fp32, _IN_STEP, STAGE_12)
+    made = [one_block] if joined else []
+    cast = [in_fp32] if dtype is not fp32 else []
+    step = [norm, *(cast or made), *temporaries_of_step(optimizer, implementation, dim, size)]
+    return _Moment((norm, *made, *cast), nbytes_of([norm, *made, *cast])), _Moment(tuple(step), nbytes_of(step))
 
 
 @lru_cache(maxsize=4096)

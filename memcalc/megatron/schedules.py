@@ -46,7 +46,7 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
 
 _ENOUGH: Final = 4
 """Micro-batches a rank after which the states of a schedule repeat: tests/megatron/test_between_stages.py looks further."""
-_MOST_AT_ONCE: Final = 64
+MOST_AT_ONCE: Final = 64
 """Micro-batches of gpipe, all in flight, that are played: the time grows faster than their number."""
 
 
@@ -93,7 +93,7 @@ def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int 
 def few_turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
     """That with as many micro-batches as it takes for a larger number to have no more in flight; nothing where they are too
     many."""
-    if schedule == "gpipe" and micro_batches > _MOST_AT_ONCE:
+    if schedule == "gpipe" and micro_batches > MOST_AT_ONCE:
         return ()
     if schedule == "gpipe":
         few = micro_batches

@@ -34,6 +34,7 @@ def ours(config: Any, gpus: int, precision: str, **how: Any) -> Report:
         config, engine="ddp", gpus=gpus, precision=precision, micro_batch_size=batch, seq_len=how.get("seq_len", 16),
         global_batch_size=gpus * batch * how.get("micro_batches", 1), recompute=how.get("recompute") or "none",
         clip_grad_norm=how.get("clips", False), optimizer_implementation=how.get("implementation", "fused"),
+        sync_each_micro_batch=how.get("syncs"),
     )  # fmt: skip
 
 
@@ -76,6 +77,19 @@ def test_gradients_that_wait_under_no_sync(precision: str, recompute: str) -> No
     """Buffers are broadcast where gradients are all-reduced: once a step, with the last micro-batch."""
     report, _ = check(LLAMA, gpus=8, precision=precision, recompute=recompute, micro_batches=3)
     assert report.collectives == ours(LLAMA, 8, precision, recompute=recompute).collectives
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "recompute"),
+    [(LLAMA, "fp32", ""), (GPT2, "bf16", "full"), (QWEN3, "bf16-autocast", "op"), (WIDE, "bf16", "")],
+)
+def test_gradients_that_are_reduced_with_each_micro_batch(config: Any, precision: str, recompute: str) -> None:
+    """Gradients are whole either way: what it costs is communication."""
+    how: dict[str, Any] = {"precision": precision, "recompute": recompute, "micro_batches": 3}
+    report, _ = check(config, gpus=8, syncs=True, **how)
+    waits = ours(config, 8, **how)
+    assert report.phases == waits.phases
+    assert {at: (3 * calls, 3 * size) for at, (calls, size) in said(waits).items()} == said(report)
 
 
 @pytest.mark.parametrize(("implementation", "precision"), [("fused", "bf16"), ("fused", "fp32"), ("for-loop", "bf16")])

@@ -54,8 +54,18 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "recompute op, a ring": (PLAIN, {"recompute": "op", **RING[0]}, {"recompute": "op", **RING[1]}),
     "two micro-batches, reduced in bf16": (
         LLAMA,
-        {"global_batch_size": 4, "grad_dtype": "bf16"},
+        {"global_batch_size": 4, "grad_dtype": "bf16", "sync_each_micro_batch": True},
         {"micro_batches": 2, "reduced": torch.bfloat16},
+    ),
+    "gradients of three micro-batches reduced with the last, a ring": (
+        PLAIN,
+        {"global_batch_size": 6, **RING[0]},
+        {"micro_batches": 3, "syncs": False, **RING[1]},
+    ),
+    "tp 2, gradients of two micro-batches reduced with the last": (
+        LLAMA,
+        {"global_batch_size": 4},
+        {"micro_batches": 2, "syncs": False, "tensor_parallel": 2, "context_parallel": 2},
     ),
     "hybrid, three layers": (
         LLAMA | {"num_hidden_layers": 3},

@@ -62,8 +62,26 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "seven layers, two micro-batches, few tokens": (
         MIXTRAL | {"num_hidden_layers": 7},
-        {"global_batch_size": 16, **SHALLOW},
+        {"global_batch_size": 16, "sync_each_micro_batch": True, **SHALLOW},
         {"micro_batches": 2, **SHALLOW},
+    ),
+    "seven layers, gradients of three micro-batches reduced with the last, few tokens": (
+        MIXTRAL | {"num_hidden_layers": 7},
+        {"global_batch_size": 24, **SHALLOW},
+        {"micro_batches": 3, "syncs": False, **SHALLOW},
+    ),
+    "one copy of the experts, bf16, gradients of two micro-batches reduced with the last, recompute": (
+        MIXTRAL,
+        {"ep": 8, "recompute": "full", "precision": "bf16", "global_batch_size": 16, **SHALLOW},
+        {
+            "expert_parallel": 8,
+            "recompute": True,
+            "policy": None,
+            "dtype": torch.bfloat16,
+            "micro_batches": 2,
+            "syncs": False,
+            **SHALLOW,
+        },
     ),
     "hybrid": (MIXTRAL, {"ep": 2, "shard_group": 4, **SHALLOW}, {"mesh": (2, 4), "expert_parallel": 2, **SHALLOW}),
     "hybrid, one copy in a group": (MIXTRAL, {"shard_group": 4, **SHALLOW}, {"mesh": (2, 4), **SHALLOW}),

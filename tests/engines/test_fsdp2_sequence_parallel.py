@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from cases import DROPOUTS, step_cases
 from fsdp2_oracle import sharded_step
 from steps_compared import check_step_and_forward, of_the_plan, phases
@@ -36,8 +37,25 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "seven layers, two micro-batches": (
         {"num_hidden_layers": 7},
-        {"global_batch_size": 12},
+        {"global_batch_size": 12, "sync_each_micro_batch": True},
         {"micro_batches": 2},
+    ),
+    "seven layers, gradients of three micro-batches reduced with the last": (
+        {"num_hidden_layers": 7, **BIASED},
+        {"global_batch_size": 18},
+        {"micro_batches": 3, "syncs": False},
+    ),
+    "bf16, gradients of two micro-batches reduced with the last, few tokens": (
+        {"tie_word_embeddings": True},
+        {"global_batch_size": 4, "precision": "bf16", "micro_batch_size": 1, "seq_len": 4},
+        {
+            "micro_batches": 2,
+            "syncs": False,
+            "policy": None,
+            "dtype": torch.bfloat16,
+            "micro_batch_size": 1,
+            "seq_len": 4,
+        },
     ),
     "dp 1, tp 4, fp32, a wide mlp": (
         {"intermediate_size": 480},
@@ -67,7 +85,7 @@ SETUPS |= {
     "loss parallel, a batch of one, recompute, two micro-batches": (
         LARGE,
         VOCAB_PARALLEL | {"micro_batch_size": 1, "recompute": "full", "global_batch_size": 4},
-        LOSS_PARALLEL | {"micro_batch_size": 1, "recompute": True, "micro_batches": 2},
+        LOSS_PARALLEL | {"micro_batch_size": 1, "recompute": True, "micro_batches": 2, "syncs": False},
     ),
     "loss parallel, dp 1, tp 4, fp32": (
         LARGE,

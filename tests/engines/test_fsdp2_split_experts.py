@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from cases import step_cases
 from fsdp2_oracle import sharded_step
 from steps_compared import check_step, check_step_and_forward, of_the_plan
@@ -47,9 +48,14 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"precision": "fp32", **SHALLOW},
         {"policy": None, **SHALLOW},
     ),
+    "bf16, gradients of two micro-batches reduced with the last": (
+        MIXTRAL,
+        {"precision": "bf16", "global_batch_size": 4, **SHALLOW},
+        {"policy": None, "dtype": torch.bfloat16, "micro_batches": 2, "syncs": False, **SHALLOW},
+    ),
     "hybrid, three micro-batches, eager": (
         MIXTRAL,
-        {"gpus": 8, "shard_group": 2, "global_batch_size": 24, "attention": "eager"},
+        {"gpus": 8, "shard_group": 2, "global_batch_size": 24, "sync_each_micro_batch": True, "attention": "eager"},
         {"mesh": (2, 2), "micro_batches": 3, "attention": "eager"},
     ),
     "projections gathered, of parts that are not equal": (
@@ -65,7 +71,7 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "the head alone": (
         config_of("gpt_oss"),
         {"global_batch_size": 4, "attention": "eager", **SHALLOW},
-        {"micro_batches": 2, "attention": "eager", **SHALLOW},
+        {"micro_batches": 2, "syncs": False, "attention": "eager", **SHALLOW},
     ),
     "heads that do not divide, whole": (
         config_of("deepseek_v3") | {"num_attention_heads": 5, "num_key_value_heads": 5, "moe_intermediate_size": 48},

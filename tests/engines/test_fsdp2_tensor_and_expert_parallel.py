@@ -46,8 +46,13 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "one batch": (MIXTRAL, {"gpus": 2, "ep": 2}, {"mesh": (1,), "expert_parallel": 2}),
     "hybrid, three micro-batches": (
         MIXTRAL,
-        {"shard_group": 2, "global_batch_size": 12, **SHALLOW},
+        {"shard_group": 2, "global_batch_size": 12, "sync_each_micro_batch": True, **SHALLOW},
         {"mesh": (2, 2), "micro_batches": 3, **SHALLOW},
+    ),
+    "hybrid, gradients of three micro-batches reduced with the last": (
+        MIXTRAL,
+        {"shard_group": 2, "global_batch_size": 12, **SHALLOW},
+        {"mesh": (2, 2), "micro_batches": 3, "syncs": False, **SHALLOW},
     ),
     "hybrid, two copies in a group, bf16": (
         MIXTRAL,

@@ -46,8 +46,25 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "hybrid": (BIASED, {"gpus": 8, "shard_group": 2}, {"mesh": (2, 2)}),
     "eager, three micro-batches": (
         {},
-        {"attention": "eager", "global_batch_size": 12},
+        {"attention": "eager", "global_batch_size": 12, "sync_each_micro_batch": True},
         {"attention": "eager", "micro_batches": 3},
+    ),
+    "gradients of three micro-batches reduced with the last": (
+        BIASED,
+        {"global_batch_size": 12},
+        {"micro_batches": 3, "syncs": False},
+    ),
+    "bf16, tied, gradients of two micro-batches reduced with the last, few tokens": (
+        {"tie_word_embeddings": True},
+        {"global_batch_size": 4, "precision": "bf16", "micro_batch_size": 1, "seq_len": 4},
+        {
+            "micro_batches": 2,
+            "syncs": False,
+            "policy": None,
+            "dtype": torch.bfloat16,
+            "micro_batch_size": 1,
+            "seq_len": 4,
+        },
     ),
     "few tokens": ({}, {"micro_batch_size": 1, "seq_len": 4}, {"micro_batch_size": 1, "seq_len": 4}),
     "few tokens, dp 1": (  # a shard is cast and copied, and nothing is gathered

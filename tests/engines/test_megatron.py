@@ -191,7 +191,7 @@ def activations(report: Any) -> int:
         item.nbytes
         for item in report.items
         if item.component == "saved_activations"
-        and (item.name in inputs or item.name.startswith("decoder.layers.*"))
+        and (item.name.startswith("decoder.layers.*") or item.name.split(" (")[0] in inputs)
         and item.dtype in ("bf16", "bool")
     )
 
@@ -481,7 +481,7 @@ def test_one_block_serves_gathers_and_scores() -> None:
 
 def test_a_tied_head_has_its_dummy_gradient() -> None:
     report = memcalc.estimate("gpt2", engine="megatron", seq_len=64)
-    dummies = {i.nbytes for i in report.items if i.name == "dummy weight gradient"}
+    dummies = {i.nbytes for i in report.items if i.name.startswith("dummy weight gradient")}
     assert padded_vocab(50257, 1) * 768 * 2 in dummies
 
 
@@ -702,7 +702,7 @@ def test_deepseek_v3s_own_layout() -> None:
 def test_weight_gradients_without_fusion_are_tensors() -> None:
     """No dummies then; the gradient of the head's weight is there before the hook has added it."""
     names = {fused: {i.name for i in _small(gradient_accumulation_fusion=fused).items} for fused in (True, False)}
-    assert "dummy weight gradient" in names[True] - names[False]
+    assert any(name.startswith("dummy weight gradient") for name in names[True] - names[False])
     for fused in (True, False):
         model = GPTModel(LLAMA, Layout(layers=2, fuses_accumulation=fused))
         run = trace(model, Choices(bf16, "eager", False, True), 2, 32, 2)
@@ -749,7 +749,7 @@ def test_a_shape_has_one_dummy_whichever_chunk_it_is_of() -> None:
         for more in ({}, {"virtual_stages": 4, "schedule": "interleaved"})
     )
     for report in (plain, chunks):
-        dummies = [i for i in report.items if i.name == "dummy weight gradient"]
+        dummies = [i for i in report.items if i.name.startswith("dummy weight gradient")]
         assert all(i.nbytes == i.shape[0][1] * i.shape[1][1] * 2 for i in dummies if len(i.shape) == 2)
         assert {name for i in dummies for name, _ in i.shape}.isdisjoint({"copies"})
 

@@ -92,6 +92,41 @@ def test_stages_without_experts_take_part_in_what_is_summed_over_experts() -> No
         }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("options", "axis", "ranks"),
+    [
+        ({"gpus": 2, "tp": 2, "zero": 1}, "tp", 2),
+        ({"gpus": 4, "tp": 2, "pp": 2, "zero": 1}, "tp", 4),
+        ({"gpus": 2, "pp": 2, "zero": 1}, "pp", 2),
+        ({"gpus": 4, "tp": 2, "cp": 2, "zero": 1}, "cp", 4),
+        ({"gpus": 4, "tp": 2, "zero": 1, "shard_group": 1}, "tp", 2),
+        ({"gpus": 4, "tp": 2, "zero": 1}, "dp", 4),
+    ],
+)
+def test_a_norm_counts_for_an_axis_that_its_group_spans(options: dict[str, Any], axis: str, ranks: int) -> None:
+    """get_grad_stats_parallel_group is the distributed optimizer's instance (megatron/core/optimizer/__init__.py), which
+    spans no data-parallel ranks where there are none."""
+    report = memcalc.estimate(LLAMA, engine="megatron", precision="fp16-mixed", seq_len=16, **options)
+    numbers = {(c.name, c.axis, c.group_size) for c in report.collectives if c.payload == 4}
+    assert numbers == {("gradient norm", axis, ranks), ("overflow check", axis, ranks)}
+    setup = report.setup
+    dense, experts = shapes_of(LLAMA, setup, 0)
+    sent = sent_for(
+        dense, experts, world_size=setup.gpus, zero=setup.zero, fp16=True, tensor_model_parallel_size=setup.tp,
+        pipeline_model_parallel_size=setup.pp, context_parallel_size=setup.cp,
+        num_distributed_optimizer_instances=setup.dp * setup.cp // setup.shards,
+    )  # fmt: skip
+    assert [size for _, nbytes, size in sent if nbytes == 4] == [ranks, ranks]
+
+
+def test_counts_of_tokens_count_for_an_axis_that_has_ranks() -> None:
+    """They are summed over all ranks of a stage (moe_utils.py, get_updated_expert_bias)."""
+    for options, axis in (({"gpus": 2, "tp": 2}, "tp"), ({"gpus": 4, "tp": 2}, "dp")):
+        report = memcalc.estimate("deepseek-v3", engine="megatron", seq_len=64, etp=1, ep=2, **options)
+        counts = [c for c in report.collectives if c.name.startswith("tokens per expert, for")]
+        assert [(c.axis, c.group_size) for c in counts] == [(axis, options["gpus"])]
+
+
 def test_the_buffers_padding_is_a_row() -> None:
     """Of the weights' buffer and of that of their main gradients; a weight has a place of its own without shards."""
     report = memcalc.estimate(LLAMA, engine="megatron", gpus=3, zero=1, seq_len=16)

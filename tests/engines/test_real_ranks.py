@@ -47,8 +47,9 @@ def cases() -> dict[str, Case]:
         real = {"clips": True, "recompute": "full"}
         out[f"ddp over {n}"] = Case(GPT2, "ddp", n, real | {"dtype": torch.float32}, precision="fp32", **all_of_it)
         for zero in (2, 3):
-            reshards = {"mesh": (n,), "reshards": None if zero == 3 else False}
-            out[f"fsdp2, zero {zero}, over {n}"] = Case(LLAMA, "fsdp2", n, real | reshards, zero=zero, **all_of_it)
+            reshards = {"mesh": (n,), "reshards": None if zero == 3 else False, "syncs": zero == 2}
+            how = {**all_of_it, "zero": zero, "sync_each_micro_batch": zero == 2}
+            out[f"fsdp2, zero {zero}, over {n}"] = Case(LLAMA, "fsdp2", n, real | reshards, **how)
         for zero in (0, 1, 2, 3):
             kept = KEPT if zero == 3 else {"reduce_bucket_size": 50_000} if zero else {}
             how = {OPTIONS[name]: size for name, size in kept.items()} | {"zero": zero, "precision": "fp32"}
@@ -56,6 +57,8 @@ def cases() -> dict[str, Case]:
             out[f"deepspeed, zero {zero}, over {n}"] = Case(
                 GPT2, "deepspeed", n, how, zero=zero, precision="fp32", global_batch_size=2 * n, **kept
             )
+        sync: dict[str, Any] = {"sync_each_micro_batch": True, "global_batch_size": 3 * n}
+        out[f"ddp that reduces each, over {n}"] = Case(LLAMA, "ddp", n, {"syncs": True}, precision="bf16", **sync)
     mesh = {"mesh": (2, 2), "clips": True}
     out["fsdp2, hybrid"] = Case(LLAMA, "fsdp2", 4, mesh, zero=3, shard_group=2, clip_grad_norm=True)
     return out

@@ -1,0 +1,24 @@
+"""Which ZeRO stages go with an engine: one that shards nothing has none."""
+
+from __future__ import annotations
+
+from memcalc.inputs.options import Options, refuse
+
+
+def check_stage(options: Options, engine: str, *, states_only: bool) -> None:
+    """InputError where `engine`, given or chosen, has nothing that the stage could shard. The states of a bare size, which have
+    no engine's buffers, are those of the ZeRO paper's table, which begins with one GPU."""
+    stage = options.zero
+    if states_only and options.gpus == 1 and options.engine is None:
+        return
+    if not stage:
+        return
+    engines = ("deepspeed", "fsdp2") if stage > 1 else ("deepspeed",)
+    if options.engine is None and engine == "none":
+        named = " or ".join(f"--engine {name} --zero {stage}" for name in engines)
+        why = "1 GPU has none to shard with, and which engine's buffers it has all the same is not said"
+        refuse("zero", stage, f"{why}; allowed: 0, more --gpus, or {named}")
+    if engine in ("none", "ddp"):
+        refuse("zero", stage, f"engine {engine} shards nothing; allowed: 0, or --engine {' or '.join(engines)}")
+    if options.optimizer == "sgd" and engine != "fsdp2":
+        refuse("zero", stage, "optimizer sgd keeps no state that ZeRO could shard; allowed: 0, or another --optimizer")

@@ -1,0 +1,69 @@
+"""What the allocator reserves under FSDP2: the estimate's replay against the sequence of `fully_shard` itself, byte by byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fsdp2_events import STREAMS, played, recorded
+
+import memcalc
+from memcalc.allocator import CachingAllocator
+from memcalc.device import Workspaces
+from memcalc.dims import evaluate, numel
+from memcalc.expandable import ExpandableAllocator
+from memcalc.replay import replayed
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 4, "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,
+         "num_attention_heads": 16, "num_key_value_heads": 8}  # fmt: skip
+MIXTRAL = {"model_type": "mixtral", "num_hidden_layers": 3, "vocab_size": 8000, "hidden_size": 512, "intermediate_size": 896,
+           "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+DEEP = LLAMA | {"num_hidden_layers": 9, "hidden_size": 1024, "intermediate_size": 2816}
+
+SLOW = pytest.mark.slow
+CASES = [
+    (LLAMA, {"recompute": "full"}),
+    (LLAMA, {"shard_group": 4, "grad_dtype": "bf16"}),
+    pytest.param(LLAMA, {}, marks=SLOW),
+    pytest.param(LLAMA, {"zero": 2, "recompute": "full", "micro_batch_size": 4}, marks=SLOW),
+    pytest.param(LLAMA, {"recompute": "op", "gpus": 7}, marks=SLOW),
+    pytest.param(LLAMA, {"precision": "bf16", "clip_grad_norm": True}, marks=SLOW),
+    pytest.param(LLAMA, {"shard_group": 4, "global_batch_size": 16}, marks=SLOW),
+    pytest.param(LLAMA, {"gpus": 1, "precision": "bf16-mixed"}, marks=SLOW),
+    pytest.param(DEEP, {"recompute": "full", "optimizer_implementation": "fused"}, marks=SLOW),
+    pytest.param(DEEP, {"zero": 2, "recompute": "op", "grad_dtype": "bf16"}, marks=SLOW),
+    pytest.param(LLAMA, {"tp": 2, "recompute": "full"}, marks=SLOW),
+    pytest.param(MIXTRAL, {}, marks=SLOW),
+    pytest.param(MIXTRAL, {"ep": 4, "recompute": "full"}, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("config", "options"), CASES, ids=str)
+def test_a_replay_reserves_what_fully_shards_own_sequence_does(config: Any, options: dict[str, Any]) -> None:
+    """With segments of either kind."""
+    report = estimate(config, options)
+    runs = {}
+    for kind in (CachingAllocator, ExpandableAllocator):
+        run = replayed(report.rank, report.setup, kind(), Workspaces((), ()))
+        assert run is not None and run.steady
+        runs[kind] = run
+    events = recorded(report, max(run.steps for run in runs.values()))
+    for kind, run in runs.items():
+        assert run.reserved == played(events, kind()).most_reserved
+
+
+def test_what_is_allocated_on_which_stream() -> None:
+    """Of one step, in the order of each stream; all else is on the default one."""
+    report = estimate(LLAMA, {"shard_group": 4, "grad_dtype": "bf16"})
+    run, batch, seq = report.rank.profiles[0].run, report.setup.micro_batch_size, report.setup.rows
+    order = report.rank.held.order
+    assert order is not None and set(order.streams.values()) == set(STREAMS) - {"all-gather"}
+    events = recorded(report, 1)
+    for name in sorted(set(order.streams.values())):
+        rows = [run.rows[i] for i in run.log if i >= 0 and order.streams.get(run.rows[i].name) == name]
+        expected = [evaluate(numel(row.shape)[1], batch, seq) * row.dtype.itemsize for row in rows]
+        assert [event.nbytes for event in events if event.nbytes and event.stream == name] == expected
+
+
+def estimate(config: Any, options: dict[str, Any]) -> memcalc.Report:
+    return memcalc.estimate(config, **{"engine": "fsdp2", "gpus": 8, "zero": 3, "seq_len": 512, **options})
