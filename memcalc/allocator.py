@@ -7,8 +7,7 @@ none fits, a segment is reserved: 2 MiB for small ones, 20 MiB for less than 10 
 Free neighbours in a segment become one. Segments are given back where nothing else helps: when the device has no room for
 another one, all that are free as a whole go (release_cached_blocks), and it is tried once more.
 
-With `expandable_segments:True` each pool of a stream has one segment that grows at its end, in pages of 2 MiB (small) or
-20 MiB (large); a block is split from 512 bytes up, and the free block at the end is taken last.
+With `expandable_segments:True`: memcalc/expandable.py.
 
 Not modelled, as they are off by default: `max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`.
 """
@@ -37,7 +36,7 @@ class OutOfMemory(Exception):
 class Pool:
     """Blocks of one size class that one stream can take. `free` has those that are free, by size and address."""
 
-    __slots__ = ("free", "last", "page", "split_from", "stream")
+    __slots__ = ("free", "page", "split_from", "stream", "unmapped")
 
     def __init__(self, stream: str, *, small: bool, split_from: int) -> None:
         self.stream = stream
@@ -45,8 +44,8 @@ class Pool:
         """The least of a block that is split off when the rest of it is taken."""
         self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
         self.free: list[tuple[int, int, Block]] = []
-        self.last: Block | None = None
-        """The one that an expandable segment ends with."""
+        self.unmapped: list[Block] = []
+        """Addresses of an expandable segment that have no memory, the lowest first."""
 
 
 class Block:
@@ -117,21 +116,10 @@ class CachingAllocator:
             self.most_allocated = self.allocated
         return block
 
-    def release(self, block: Block) -> Block:
-        """Free a block: it and its free neighbours become the one that is returned."""
+    def release(self, block: Block) -> None:
+        """Free a block."""
         self.allocated -= block.size
-        free = block.pool.free
-        before, after = block.before, block.after
-        if after is not None and after.free:
-            del free[bisect_left(free, (after.size, after.address))]
-            _join(block, after)
-        if before is not None and before.free:
-            del free[bisect_left(free, (before.size, before.address))]
-            _join(before, block)
-            block = before
-        block.free = True
-        insort(free, (block.size, block.address, block))
-        return block
+        self._put(block)
 
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache: what is free as a whole goes back to the device."""
@@ -142,7 +130,7 @@ class CachingAllocator:
 
         As long as what is allocated now stays, the allocator's answers depend on nothing else.
         """
-        return [(stream, _layout(pool.free)) for stream, pools in sorted(self._pools.items()) for pool in pools]
+        return [(stream, self._layout(pool)) for stream, pools in sorted(self._pools.items()) for pool in pools]
 
     def _pools_of(self, stream: str) -> tuple[Pool, Pool]:
         small, large = (Pool(stream, small=i == 0, split_from=(BLOCK, self.split_from)[i]) for i in range(2))
@@ -158,6 +146,10 @@ class CachingAllocator:
     def _new_block(self, pool: Pool, size: int) -> Block:
         """A segment that the device gives for a request."""
         wanted = segment_size(size)
+        if not self._has_room(wanted):
+            self._retry()
+            if not self._has_room(wanted):
+                raise OutOfMemory(f"{wanted} bytes more than the {self.reserved} that are reserved")
         self._reserve(wanted)
         block = Block(self._top, wanted, pool, None, None)
         self._top += wanted
@@ -173,74 +165,44 @@ class CachingAllocator:
                 pool.free[:] = parts
         return given
 
+    def _layout(self, pool: Pool) -> list[tuple[int, int, bool]]:
+        places = {address: i for i, address in enumerate(sorted(address for _, address, _ in pool.free))}
+        return [(size, places[address], _is_whole(block)) for size, address, block in pool.free]
+
     # --- common to both
 
+    def _put(self, block: Block) -> Block:
+        """A block is free: it and its free neighbours become the one that is returned."""
+        free = block.pool.free
+        before, after = block.before, block.after
+        if after is not None and after.free:
+            del free[bisect_left(free, (after.size, after.address))]
+            _join(block, after)
+        if before is not None and before.free:
+            del free[bisect_left(free, (before.size, before.address))]
+            _join(before, block)
+            block = before
+        block.free = True
+        insort(free, (block.size, block.address, block))
+        return block
+
+    def _has_room(self, nbytes: int) -> bool:
+        return self.limit is None or self.reserved + nbytes <= self.limit
+
+    def _retry(self) -> None:
+        """Before the device is asked once more (release_cached_blocks)."""
+        self.reserved -= self._give_back()
+        self.retries += 1
+
     def _reserve(self, nbytes: int) -> None:
-        if self.limit is not None and self.reserved + nbytes > self.limit:
-            self.reserved -= self._give_back()
-            self.retries += 1
-            if self.reserved + nbytes > self.limit:
-                raise OutOfMemory(f"{nbytes} bytes more than the {self.reserved} that are reserved")
         self.reserved += nbytes
         if self.reserved > self.most_reserved:
             self.most_reserved = self.reserved
 
 
-class ExpandableAllocator(CachingAllocator):
-    """The same with `expandable_segments:True`.
-
-    Out of memory is told too early here: that free pages in the middle of a segment can be given back is left out.
-    """
-
-    __slots__ = ()
-    split_from = BLOCK
-
-    def allocate(self, nbytes: int, stream: str) -> Block:
-        block = super().allocate(nbytes, stream)
-        last = block.after or block
-        if last.after is None:
-            block.pool.last = last
-        return block
-
-    def release(self, block: Block) -> Block:
-        block = super().release(block)
-        if block.after is None:
-            block.pool.last = block
-        return block
-
-    def _place(self, pool: Pool, size: int) -> int:
-        """As above, but the block at the segment's end counts as large as it could grow."""
-        free = pool.free
-        place = bisect_left(free, (size,))
-        return place + 1 if place + 1 < len(free) and free[place][2] is pool.last else place
-
-    def _new_block(self, pool: Pool, size: int) -> Block:
-        """The segment grows by whole pages, behind the free block that it ends with if there is one."""
-        last = pool.last
-        own = last.size if last is not None and last.free else 0
-        grown = -(-(size - own) // pool.page) * pool.page
-        self._reserve(grown)
-        if last is None:
-            return Block(0, grown, pool, None, None)
-        if not last.free:
-            last.after = Block(last.address + last.size, grown, pool, last, None)
-            return last.after
-        del pool.free[bisect_left(pool.free, (last.size, last.address))]
-        last.size += grown
-        return last
-
-    def _give_back(self) -> int:
-        return 0
-
-
 def _is_whole(block: Block) -> bool:
     """Whether a block is all of its segment."""
     return block.before is None and block.after is None
-
-
-def _layout(free: list[tuple[int, int, Block]]) -> list[tuple[int, int, bool]]:
-    places = {address: i for i, address in enumerate(sorted(address for _, address, _ in free))}
-    return [(size, places[address], _is_whole(block)) for size, address, block in free]
 
 
 def _join(left: Block, right: Block) -> None:

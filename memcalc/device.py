@@ -7,14 +7,17 @@ allocator loses besides is in `played` (memcalc.replay), where the order of a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from memcalc.allocator import BLOCK, ROUNDING
 from memcalc.figures import CONTEXT, NCCL, WORKSPACES, Size, figures
 from memcalc.inputs.gpu import GPU
 from memcalc.rows import Item
 from memcalc.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from memcalc.fragmentation import Assumed
 
 _HOPPER_WORKSPACE: Final = 32 * MIB
 _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
@@ -32,9 +35,9 @@ PLAYED_ERROR: Final = 2
 """The same of FSDP2's, and as much again for the context and NCCL, figures of other GPUs. `none` and `ddp` have no record;
 they use fewer streams. DeepSpeed has none either, and several streams: it has the largest error of any run that was played,
 Megatron's."""
-RATIO_ERROR: Final = 10
-"""The same where fragmentation is not known. Of 152 ranks of Megatron on B200s none reserved more than 9.3 % beyond what it
-had allocated (SimuMax, docs/b200/b200_release_v1.2_summary.json)."""
+LEAST_ERROR: Final = 2
+"""Percent of the least that a run was found to need: `allocated` is within 0.7 % of every published run, and the context and
+NCCL are figures of other GPUs. What streams hold longer does not count here: it is free before the allocator gives up."""
 
 
 class Played(Protocol):
@@ -44,8 +47,6 @@ class Played(Protocol):
     def reserved(self) -> int: ...
     @property
     def allocated(self) -> int: ...
-    @property
-    def retries(self) -> int: ...
     @property
     def steps(self) -> int: ...
 
@@ -68,7 +69,13 @@ def workspace_of(gpu: GPU | None) -> int:
     measured = _measured(WORKSPACES, gpu)
     if measured is not None:
         return measured.nbytes // HANDLES
-    return cublas_workspace("" if gpu is None else gpu.compute_capability)
+    return cublas_workspace(_capability(gpu))
+
+
+def _capability(gpu: GPU | None) -> str:
+    """What the workspaces' rules go by; '' without a GPU. Of one that is only known by its memory Hopper's, which has the
+    largest by either rule."""
+    return "" if gpu is None else gpu.compute_capability or "9.0"
 
 
 class Kernels(NamedTuple):
@@ -97,7 +104,7 @@ def transformer_engine_workspace(compute_capability: str) -> int:
 
 def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
     """Without a GPU those of Ampere and Ada."""
-    capability = "" if gpu is None else gpu.compute_capability
+    capability = _capability(gpu)
     each, streams = workspace_of(gpu), 1 + _TE_STREAMS if kernels.grouped else 1
     own = [transformer_engine_workspace(capability)] * streams if kernels.transformer_engine else []
     return Workspaces((each, *own), (each,) * (HANDLES - 1))
@@ -115,6 +122,8 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = T
     measured = _measured(WORKSPACES, gpu)
     if gpu is None:
         basis, source = "assumed", f"{source}; no --gpu given: not a Hopper GPU"
+    elif not gpu.compute_capability:
+        basis, source = "assumed", f"{source}; compute capability not known: the largest"
     elif measured is not None:
         basis, source = "measured", measured.source
     out = [
@@ -144,9 +153,8 @@ def whole_blocks_item(counted: int, played: Played) -> Item:
     )
 
 
-def reserved_items(allocated: int, played: Played | None, engine: str) -> list[Item]:
-    """What the caching allocator holds beyond `allocated` bytes; the least that it must hold where no run was played, and
-    none of this engine's was recorded."""
+def reserved_items(allocated: int, played: Played | None, engine: str, assumed: Callable[[], Assumed]) -> list[Item]:
+    """What the caching allocator holds beyond `allocated` bytes: as recorded, as played, or else as `assumed`."""
     source = "CUDACachingAllocator.cpp"
     recorded = figures().fragmentation_of(engine)
     if recorded is not None:
@@ -154,34 +162,21 @@ def reserved_items(allocated: int, played: Played | None, engine: str) -> list[I
         formula = f"{recorded.share:.2%} of {allocated} B, up to a multiple of 2 MiB"
         return [_item("reserved", "fragmentation", lost, formula, "measured", recorded.source)]
     if played is None:
-        name = "rounding to 2 MiB segments (fragmentation not known)"
-        return [_item("reserved", name, -allocated % ROUNDING, "up to a multiple of 2 MiB", "modelled", source)]
+        lost, formula, source, _ = assumed()
+        return [_item("reserved", "fragmentation (not played)", lost, formula, "assumed", source)]
     more = max(0, allocated - played.allocated) // ROUNDING * ROUNDING  # of another rank than the one that was played
     formula = f"segments of {played.steps} steps, played - {allocated} B"
-    if played.retries:
-        formula += f"; free segments given back {played.retries} times, as the GPU was full"
     return [_item("reserved", "fragmentation", played.reserved + more - allocated, formula, "modelled", source)]
 
 
-def margin(device: int, engine: str, played: Played | None) -> int:
-    """By how much `device` may be too low: the stated error."""
-    return device * _error(engine, played=played is not None) // 100
-
-
-def _error(engine: str, *, played: bool = True) -> int:
-    """Percent; of the recorded runs, or where there are none of published ones."""
+def margin(device: int, engine: str) -> int:
+    """By how much `device` may be too low: the stated error, of the recorded runs, or where there are none of published ones."""
     recorded = figures().error_of(engine)
     if recorded is not None:
-        return recorded.percent
-    if not played:
-        return RATIO_ERROR
-    return MEGATRON_ERROR if engine in ("megatron", "deepspeed") else PLAYED_ERROR
-
-
-def room_to_reserve(gpu: GPU, gpus: int, engine: str) -> int:
-    """What the allocator of one GPU may reserve so that `device` and its margin are within the capacity."""
-    most = gpu.capacity * 100 // (100 + _error(engine))
-    return most - sum(item.nbytes for item in device_items(gpus, gpu))
+        percent = recorded.percent
+    else:
+        percent = MEGATRON_ERROR if engine in ("megatron", "deepspeed") else PLAYED_ERROR
+    return device * percent // 100
 
 
 def device_items(gpus: int, gpu: GPU | None) -> list[Item]:

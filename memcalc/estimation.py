@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc import device as devices
 from memcalc.collectives import Collective, wire_bytes
 from memcalc.compute import Computed, computed, per_phase, seconds_at_peak
 from memcalc.dims import ZERO, evaluate, numel
@@ -15,6 +14,8 @@ from memcalc.errors import InputError
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import check_options
 from memcalc.megatron.schedules import State
+from memcalc.names import with_names_of_their_own
+from memcalc.on_device import OnDevice
 from memcalc.profile import Moment
 from memcalc.ranks import Rank, ranks
 from memcalc.rows import COMPONENTS, Component, Item, Row, copied, dims_formula, named_sizes
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from memcalc.cost import Cost, Unknown
     from memcalc.inputs.gpu import GPU
-    from memcalc.replay import Replay
+    from memcalc.verdict import Verdict
 
 PHASES: Final = ("forward", "backward", "step")
 
@@ -45,13 +46,14 @@ def estimate(
     if (model is None) == (params is None):
         raise InputError("--model or --params: exactly one of them is needed")
     if model is None:
-        from memcalc.sizing import SizeOnly, parse_params
+        from memcalc.sizing import SizeOnly, check_decides, parse_params
 
         size = SizeOnly(parse_params(params))
-        return Report(size, resolve(checked, None))
+        check_decides(options)
+        return Report(size, resolve(checked, None), given=options)
     loaded = load_model(model)
     loaded.check_step()
-    report = Report(loaded, resolve(checked, loaded))
+    report = Report(loaded, resolve(checked, loaded), given=options)
     if (report.setup.engine, report.setup.zero, report.setup.recompute) == ("deepspeed", 3, "op"):
         _ = report.peak  # the run tells whether torch takes what DeepSpeed does in it
     return report
@@ -108,13 +110,17 @@ def left_by(rank: Rank) -> list[Row]:
     ]
 
 
-class Report:
+class Report(OnDevice):
     """The estimate of one setup. Numbers are bytes of the worst rank; rows are made when they are asked for."""
 
-    def __init__(self, model: Any, setup: Setup, found: _Found | None = None) -> None:
-        """Of the worst rank, or of one that was `found`."""
+    def __init__(
+        self, model: Any, setup: Setup, found: _Found | None = None, given: Mapping[str, Any] | None = None
+    ) -> None:
+        """Of the worst rank, or of one that was `found`. `given` are the options that `setup` was resolved from, None where it
+        was not resolved from any: they tell what was asked for from what is a default."""
         self.model = model
         self.setup = setup
+        self.given = given
         self.gpu: GPU | None = None
         if setup.gpu is not None:
             from memcalc.inputs.gpu import load_gpu
@@ -231,6 +237,9 @@ class Report:
         """A report of every pipeline rank, or of the one that was asked for."""
         return [self if found.rank is self.rank else Report(self.model, self.setup, found) for found in self._found]
 
+    def with_setup(self, setup: Setup) -> Report:
+        return Report(self.model, setup)
+
     # --- rows
 
     @cached_property
@@ -271,7 +280,7 @@ class Report:
         items = [self._item(key, parts.get(key), at_peak.get(key)) for key in dict.fromkeys([*parts, *at_peak])]
         order = {component: i for i, component in enumerate(COMPONENTS)}
         items.sort(key=lambda item: (order[item.component], -item.nbytes, -item.at_peak))
-        return items
+        return with_names_of_their_own(items)
 
     def _by_key(self, rows: Iterable[Row]) -> dict[_Key, _Sized]:
         out: dict[_Key, _Sized] = {}
@@ -317,87 +326,25 @@ class Report:
         return sum(item.nbytes for item in self.items if item.component == component)
 
     @cached_property
-    def played(self) -> Replay | None:
-        """The run's allocations, played through the caching allocator; None where their order is not known."""
-        from memcalc.replay import played
+    def verdict(self) -> Verdict | None:
+        """Whether it runs on the GPU, for the worst of this pipeline rank, the first and the last; None without a GPU."""
+        if self.gpu is None:
+            return None
+        from memcalc.verdict import verdict_of
 
-        room = None if self.gpu is None else devices.room_to_reserve(self.gpu, self.setup.gpus, self.setup.engine)
-        return played(self.rank, self.setup, devices.workspaces_of(self.gpu, self._kernels), room)
-
-    @property
-    def _kernels(self) -> devices.Kernels:
-        experts = self.model.active_parameters != self.model.num_parameters
-        return devices.Kernels(self.setup.engine == "megatron", experts)
-
-    @cached_property
-    def _counted(self) -> list[Item]:
-        return devices.allocator_items(self.items, self.gpu, self._kernels)
-
-    @cached_property
-    def overheads(self) -> list[Item]:
-        """Rows of `allocated`, `reserved` and `device` that are not tensors."""
-        allocator = list(self._counted)
-        allocated = self.peak + sum(item.nbytes for item in allocator)
-        if self.played is not None:
-            allocator.append(devices.whole_blocks_item(allocated, self.played))
-            allocated += allocator[-1].nbytes
-        reserved = devices.reserved_items(allocated, self.played, self.setup.engine)
-        return [*allocator, *reserved, *devices.device_items(self.setup.gpus, self.gpu)]
-
-    def _with(self, *components: str) -> int:
-        return self.peak + sum(item.nbytes for item in self.overheads if item.component in components)
-
-    @property
-    def allocated(self) -> int:
-        """What torch.cuda.max_memory_allocated would show."""
-        return self._with("allocator")
-
-    @property
-    def reserved(self) -> int:
-        """What torch.cuda.max_memory_reserved would show; without fragmentation where `played` is None."""
-        return self._with("allocator", "reserved")
-
-    @property
-    def device(self) -> int:
-        """What nvidia-smi would show."""
-        return self._with("allocator", "reserved", "device")
-
-    @property
-    def device_if_expandable(self) -> int | None:
-        """`device` with the allocator's expandable segments; None where the order of allocations is not known."""
-        from memcalc.replay import expandable
-
-        reserved = expandable(self.rank, self.setup, devices.workspaces_of(self.gpu, self._kernels))
-        return None if reserved is None else self.device - self.reserved + reserved
-
-    @property
-    def margin(self) -> int:
-        """By how much `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
-        return self._margin_of(self.device)
-
-    def _margin_of(self, device: int) -> int:
-        return devices.margin(device, self.setup.engine, self.played)
-
-    def within(self, device: int) -> bool:
-        """Whether so many bytes and their margin are within the GPU's memory."""
-        return self.gpu is not None and device + self._margin_of(device) <= self.gpu.capacity
-
-    @cached_property
-    def decides(self) -> Report:
-        """The pipeline rank that the verdict is for: of this one, the first and the last the one with the largest `device`,
-        which is not always the one with the highest peak."""
         ends = (found for found in self._found if found.rank.number in (0, self.setup.pp - 1))
         others = [Report(self.model, self.setup, found) for found in ends if found.rank is not self.rank]
-        return max((self, *others), key=lambda one: one.device)
+        return verdict_of([self, *others], self.gpu.capacity)
 
     @property
     def fits(self) -> bool | None:
-        """Whether `device` and its margin are within the GPU's memory; None without a GPU."""
-        if self.gpu is None:
-            return None
-        if self.peak + sum(item.nbytes for item in self._counted) > self.gpu.capacity:
-            return False  # whatever is reserved for it
-        return self.decides.within(self.decides.device)
+        """Whether it runs on the GPU; None without one, or where that is not known."""
+        return None if self.verdict is None else self.verdict.fits
+
+    @property
+    def headroom(self) -> int | None:
+        """Bytes of the GPU to spare, negative where it does not fit; None where `fits` is."""
+        return None if self.verdict is None or self.fits is None else self.verdict.headroom
 
     # --- communication
 

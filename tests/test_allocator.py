@@ -20,11 +20,11 @@ from memcalc.allocator import (
     SMALL_SEGMENT,
     Block,
     CachingAllocator,
-    ExpandableAllocator,
     OutOfMemory,
     rounded,
     segment_size,
 )
+from memcalc.expandable import ExpandableAllocator, Unmapped
 from memcalc.units import MIB
 
 BOTH = pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
@@ -178,6 +178,11 @@ def blocks_of(block: Block) -> list[Block]:
     return out
 
 
+def in_memory(blocks: list[Block]) -> int:
+    """Bytes of those that are not addresses alone."""
+    return sum(block.size for block in blocks if not isinstance(block, Unmapped))
+
+
 @BOTH
 @settings(max_examples=60, deadline=None)
 @given(asked=_ASKED)
@@ -201,12 +206,14 @@ def test_whatever_is_asked(kind: type[CachingAllocator], asked: list[tuple[int, 
             assert right.before is left
             assert not (left.free and right.free)
     assert allocator.allocated == sum(block.size for block, _ in live) <= allocator.reserved
-    assert sum(block.size for blocks in segments.values() for block in blocks) <= allocator.reserved
+    assert sum(map(in_memory, segments.values())) <= allocator.reserved
     assert allocator.most_allocated >= allocator.allocated
     assert allocator.most_reserved == allocator.reserved
     for block, _ in live:
         allocator.release(block)
-    free = [size for _, blocks in allocator.layout() for size, _, whole in blocks if whole]
+    free = [
+        size for _, blocks in allocator.layout() for size, _, whole in blocks if whole or kind is ExpandableAllocator
+    ]
     assert allocator.allocated == 0
     assert sum(free) == allocator.reserved
 
@@ -236,3 +243,77 @@ def test_a_segment_holds_its_request() -> None:
     for size in range(512, 40 * MIB, 333 * 512):
         assert segment_size(size) >= size
         assert segment_size(size) % SMALL_SEGMENT == 0
+
+
+# --- expandable segments on a full device
+
+
+def test_free_pages_in_the_middle_of_a_range_are_given_back() -> None:
+    """And what is allocated next begins in the gap, where it has room there."""
+    allocator = ExpandableAllocator(100 * MIB)
+    first, second, third = (allocator.allocate(size * MIB, "default") for size in (10, 50, 20))
+    allocator.release(second)  # from 10 to 60 MiB: two whole pages
+    other = allocator.allocate(60 * MIB, "other")
+    assert (allocator.reserved, allocator.retries) == (100 * MIB, 1)
+    allocator.release(other)
+    fourth = allocator.allocate(45 * MIB, "default")
+    assert (fourth.address, allocator.reserved, allocator.retries) == (10 * MIB, 80 * MIB, 2)
+    assert third.address == 60 * MIB
+    for block in (first, third, fourth):
+        allocator.release(block)
+    allocator.allocate(100 * MIB, "other")
+    assert allocator.reserved == 100 * MIB
+    assert allocator.layout() == [("default", []), ("default", []), ("other", []), ("other", [])]
+
+
+def test_where_the_gap_is_too_small_the_range_grows_at_its_end() -> None:
+    allocator = ExpandableAllocator(80 * MIB)
+    blocks = [allocator.allocate(20 * MIB, "default") for _ in range(3)]
+    allocator.release(blocks[1])
+    allocator.release(allocator.allocate(40 * MIB, "other"))
+    assert allocator.retries == 1
+    assert allocator.allocate(30 * MIB, "default").address == 60 * MIB
+    assert (allocator.reserved, allocator.retries) == (80 * MIB, 2)
+    assert allocator.allocate(5 * MIB, "default").address == 90 * MIB
+
+
+def test_a_free_block_before_a_gap_counts_as_large_as_it_could_grow() -> None:
+    allocator = ExpandableAllocator(120 * MIB)
+    blocks = [allocator.allocate(size * MIB, "default") for size in (15, 50, 15, 10, 10)]  # 100 MiB
+    allocator.release(blocks[1])  # from 15 to 65 MiB, of which 20 to 60 go
+    allocator.release(allocator.allocate(60 * MIB, "other"))
+    allocator.release(blocks[3])  # from 80 to 90 MiB
+    assert allocator.allocate(4 * MIB, "default").address == 60 * MIB  # 5 MiB, and nothing behind them to grow into
+    assert allocator.allocate(5 * MIB, "default").address == 80 * MIB  # not the 5 MiB from 15 on, that could be 45
+
+
+@settings(max_examples=100, deadline=None)
+@given(asked=_ASKED, limit=st.integers(20, 200))
+def test_expandable_segments_within_a_limit(asked: list[tuple[int, str, int]], limit: int) -> None:
+    """Only what is really in use is kept: a request is refused where pages in use and its own are more than the limit."""
+    allocator = ExpandableAllocator(limit * MIB)
+    live: list[Block] = []
+    for nbytes, stream, which in asked:
+        try:
+            live.append(allocator.allocate(nbytes, stream))
+        except OutOfMemory:
+            allocator.empty_cache()
+            page = 20 * MIB if nbytes > MIB else 2 * MIB
+            assert allocator.reserved + -(-nbytes // page) * page > limit * MIB
+            assert allocator.reserved >= allocator.allocated
+            return
+        assert allocator.allocated <= allocator.reserved <= limit * MIB
+        segments = {id(blocks[0]): blocks for block in live for blocks in [blocks_of(block)]}
+        assert sum(map(in_memory, segments.values())) <= allocator.reserved
+        for blocks in segments.values():
+            for left, right in pairwise(blocks):
+                assert right.address == left.address + left.size
+                assert right.before is left
+                assert not (left.free and right.free)
+                assert not (isinstance(left, Unmapped) and isinstance(right, Unmapped))
+        if which < len(live):
+            allocator.release(live.pop(which))
+    for block in live:
+        allocator.release(block)
+    allocator.empty_cache()
+    assert allocator.reserved == 0

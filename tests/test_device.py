@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.allocator import BLOCK, ROUNDING
+from memcalc.allocator import BLOCK
 from memcalc.device import (
     PLAYED_ERROR,
     TORCH,
     Kernels,
     allocator_items,
     device_items,
-    reserved_items,
     transformer_engine_workspace,
 )
 from memcalc.inputs.gpu import GPU, all_gpus, load_gpu
@@ -75,13 +74,6 @@ def test_workspaces_of_two_handles(gpu: str | None, each: int, basis: str) -> No
     assert workspaces.basis == basis
 
 
-@given(st.integers(0, 2**45))
-def test_reserved_is_whole_segments(allocated: int) -> None:
-    (rounding,) = reserved_items(allocated, None, "none")
-    assert 0 <= rounding.nbytes < ROUNDING
-    assert (allocated + rounding.nbytes) % ROUNDING == 0
-
-
 @pytest.mark.parametrize(("gpus", "nccl"), [(1, 0), (2, 544 * 10**6), (3, 688 * 10**6), (512, 688 * 10**6)])
 def test_what_a_process_holds_outside_torch(gpus: int, nccl: int) -> None:
     context, *rest = device_items(gpus, None)
@@ -112,14 +104,9 @@ def test_the_gpu_changes_nothing_but_its_own_rows() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
-def test_it_fits_when_device_and_its_margin_are_within_the_capacity(batch: int) -> None:
+def test_the_margin_is_the_stated_error(batch: int) -> None:
     report = memcalc.estimate("gpt2-xl", micro_batch_size=batch, gpu="a100-40gb")
-    assert report.gpu is not None
-    assert report.fits == (report.device + report.margin <= report.gpu.capacity)
-    fit = report.to_dict()["fit"]
-    assert fit["margin"] == report.margin == report.device * PLAYED_ERROR // 100
-    assert fit["headroom"] == report.gpu.capacity - report.device
-    assert fit["fits"] is report.fits
+    assert report.to_dict()["fit"]["margin"] == report.margin == report.device * PLAYED_ERROR // 100
 
 
 @pytest.mark.parametrize(("gpu", "capability"), [("a100-80gb", 8), ("rtx4090", 8), ("h100-80gb", 9), ("b200", 10)])

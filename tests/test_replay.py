@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc import replay
-from memcalc.allocator import Block, CachingAllocator, OutOfMemory
-from memcalc.device import RATIO_ERROR, TORCH, Workspaces, room_to_reserve, workspaces_of
+from memcalc import ranks, replay
+from memcalc.allocator import ROUNDING, Block, CachingAllocator
+from memcalc.device import Workspaces
 from memcalc.dims import numel
 from memcalc.dtypes import bf16, fp32
-from memcalc.engines import fsdp2_pipeline
+from memcalc.engines import fsdp2, fsdp2_pipeline
 from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding
 from memcalc.engines.script import Scripts
 from memcalc.megatron.schedules import turns
@@ -70,6 +70,8 @@ def events(run: Trace) -> list[tuple[int, str, str, object]]:
         ("llama-7b", {**FSDP, "recompute": "full"}),
         ("llama-7b", {**FSDP, "recompute": "op", "zero": 2}),
         ("llama-7b", {**FSDP, "global_batch_size": 32}),
+        ("llama-7b", {**FSDP, "global_batch_size": 16, "zero": 2, "recompute": "full", "precision": "bf16"}),
+        ("llama-7b", {**FSDP, "global_batch_size": 32, "sync_each_micro_batch": True}),
         ("gpt-oss-20b", FSDP),
     ],
 )
@@ -150,9 +152,9 @@ class Counting(CachingAllocator):
         self.most = max(self.most, self.asked)
         return block
 
-    def release(self, block: Block) -> Block:
+    def release(self, block: Block) -> None:
         self.asked -= self.live.pop(block)
-        return super().release(block)
+        super().release(block)
 
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
@@ -182,6 +184,9 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     ("llama-3.2-1b", {"kernels": "fused"}),
     ("llama-3.2-1b", FSDP),
     ("llama-3.2-1b", {**FSDP, "zero": 2, "shard_group": 2, "precision": "bf16-mixed", "global_batch_size": 16}),
+    ("llama-3.2-1b", {**FSDP, "global_batch_size": 24, "sync_each_micro_batch": True}),
+    ("llama-3.2-1b", {**FSDP, "global_batch_size": 16, "precision": "bf16", "recompute": "full"}),
+    ("llama-3.2-1b", {**FSDP, "tp": 2, "sequence_parallel": True, "global_batch_size": 16}),
     ("llama-3.2-1b", {**FSDP, "recompute": "op", "padded": True, "attention": "eager"}),
     ("llama-3.2-1b", {**FSDP, "tp": 2, "recompute": "full"}),
     (
@@ -298,12 +303,28 @@ def test_more_micro_batches_do_what_the_first_ones_did(options: dict[str, Any]) 
     assert 0 <= whole.reserved - few.reserved < 0.001 * few.reserved
 
 
-@pytest.mark.parametrize("options", [{}, {"gpus": 8}, FSDP])
+@pytest.mark.parametrize("options", [{}, {"gpus": 8}, {**FSDP, "sync_each_micro_batch": True}])
 def test_three_micro_batches_are_enough(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     report = memcalc.estimate("llama-3.2-1b", **options, global_batch_size=8 * 8, seq_len=256)
     few = replayed(report.rank, report.setup, CachingAllocator(), Workspaces((), ()))
     monkeypatch.setattr(replay, "_MOST_MICRO_BATCHES", 8)
     assert replayed(report.rank, report.setup, CachingAllocator(), Workspaces((), ())) == few
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": "full", "zero": 2}, {"precision": "bf16", "tp": 2}], ids=str)
+def test_three_micro_batches_are_enough_where_gradients_wait(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the peaks, and for what is reserved."""
+    setup = {**FSDP, "gpus": 4, "seq_len": 256, **options}
+    dp = 4 // setup.get("tp", 1)
+    few = memcalc.estimate("llama-3.2-1b", **setup, global_batch_size=3 * dp)
+    for module in (fsdp2, ranks):
+        monkeypatch.setattr(module, "ENOUGH_MICRO_BATCHES", 6)
+    whole = memcalc.estimate("llama-3.2-1b", **setup, global_batch_size=6 * dp)
+    assert (few.rank.on_paper, whole.rank.on_paper) == (3, 6)
+    assert few.phases == whole.phases
+    assert few.played == whole.played
 
 
 def test_streams_are_those_of_blocks_that_a_run_has() -> None:
@@ -319,43 +340,10 @@ def test_streams_are_those_of_blocks_that_a_run_has() -> None:
     assert set(STREAMS) <= names
 
 
-def test_a_full_gpu_has_segments_given_back() -> None:
-    """In 24 GiB what three sequences need is there; without giving back it would not be."""
-    free = memcalc.estimate("gpt2-large", micro_batch_size=3)
-    full = memcalc.estimate("gpt2-large", micro_batch_size=3, gpu="rtx4090")
-    assert full.gpu is not None and full.played is not None
-    assert free.device > full.gpu.capacity >= full.device + full.margin
-    assert full.fits
-    assert full.played.retries
-    assert full.played.steady
-    assert full.played.reserved <= room_to_reserve(full.gpu, 1, "none")
-    assert any("given back" in item.formula for item in full.overheads)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 6])
-def test_what_fits_has_been_played_within_the_gpu(batch: int) -> None:
-    """And what does not fit runs out of memory there, or has no room for the margin."""
-    report = memcalc.estimate("gpt2-large", micro_batch_size=batch, gpu="rtx4090")
-    assert report.gpu is not None
-    room = room_to_reserve(report.gpu, 1, "none")
-    try:
-        run = replayed(report.rank, report.setup, CachingAllocator(room), workspaces_of(report.gpu, TORCH))
-    except OutOfMemory:
-        run = None
-    assert report.fits == (run is not None and run.steady)
-
-
-def test_expandable_segments_need_less() -> None:
-    report = memcalc.estimate("gpt2-large", micro_batch_size=4, gpu="rtx4090")
-    smaller = report.device_if_expandable
-    assert smaller is not None
-    assert report.peak < smaller < report.device
-
-
 @pytest.mark.parametrize(
     "options",
     [
-        {"gpus": 8, "zero": 2, "optimizer": "lion"},
+        {"gpus": 8, "zero": 0, "engine": "deepspeed", "optimizer": "lion"},
         {"gpus": 8, "zero": 1, "tp": 2, "engine": "deepspeed"},
         {**FSDP, "pp": 2, "schedule": "gpipe", "global_batch_size": 24},
     ],
@@ -365,24 +353,9 @@ def test_where_the_order_is_not_known_the_row_says_so(options: dict[str, Any]) -
     """DeepSpeed's with other optimizers or slices, and that of gpipe whose micro-batches are left out of the run."""
     report = memcalc.estimate("llama-3-8b", **options, gpu="h100-80gb")
     assert report.played is None
-    assert report.device_if_expandable is None
     (row,) = (item for item in report.overheads if item.component == "reserved")
-    assert "fragmentation not known" in row.name
-    assert report.margin == report.device * RATIO_ERROR // 100
-
-
-def test_the_verdict_is_that_of_the_fullest_rank() -> None:
-    """The last rank's logits leave more behind than the first one's higher peak."""
-    options = {"gpus": 8, "pp": 4, "zero": 1, "global_batch_size": 96, "micro_batch_size": 12, "seq_len": 8192}
-    report = memcalc.estimate("llama-3.2-1b", **options, gpu="h200")
-    last = memcalc.estimate("llama-3.2-1b", **options, gpu="h200", pp_rank=3)
-    assert report.rank.number == 0
-    assert report.peak > last.peak
-    assert report.device < last.device
-    assert not report.fits
-    fit = report.to_dict()["fit"]
-    assert fit["rank"] == 3
-    assert fit["headroom"] == last.gpu.capacity - last.device  # type: ignore[union-attr]
+    assert row.basis == "assumed"
+    assert row.nbytes > ROUNDING
 
 
 def test_gpipe_of_many_micro_batches_is_not_played() -> None:
@@ -394,4 +367,3 @@ def test_gpipe_of_many_micro_batches_is_not_played() -> None:
 def test_a_size_alone_has_no_run() -> None:
     report = memcalc.estimate(params="1B", gpu="h100-80gb")
     assert report.played is None
-    assert report.fits

@@ -1,0 +1,85 @@
+"""The verdict in words: whether it fits, what that rests on, and what would make it fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from memcalc.units import show_bytes
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+    from memcalc.inputs.gpu import GPU
+    from memcalc.verdict import Verdict
+
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def verdict_text(report: Report) -> Text | None:
+    """A headline, and a line for each thing that it rests on; None without a GPU."""
+    verdict = report.verdict
+    if verdict is None:
+        return None
+    style = {True: "bold green", False: "bold red", None: "bold yellow"}[verdict.fits]
+    text = Text(headline(report, verdict), style=style)
+    for line in why(report):
+        text.append("\n" + line, "not bold")
+    return text
+
+
+def headline(report: Report, verdict: Verdict) -> str:
+    """The answer and its bytes in one line."""
+    assert report.gpu is not None
+    gpu = f"{report.gpu.full_name} ({show_bytes(verdict.capacity)})"
+    spare, missing = show_bytes(max(verdict.headroom, 0)), show_bytes(max(-verdict.headroom, 0))
+    return {
+        "fits": f"fits {gpu}: {spare} to spare",
+        "tight": f"fits {gpu}, if the allocator gives cached segments back",
+        "expandable": f"does not fit {gpu} as it is: fits with {EXPANDABLE}",
+        "uncertain": f"may not fit {gpu}: {missing} short of being sure",
+        "no": f"does not fit {gpu}: at least {missing} too much",
+        "unknown": states_words(report, report.gpu),
+    }[verdict.answer] + (", with the model states alone" if report.states_only and verdict.answer == "no" else "")
+
+
+def states_words(report: Report, gpu: GPU) -> str:
+    """A sentence: how much of the GPU the states take, and what is not known."""
+    size = f"{show_bytes(gpu.capacity)} ({gpu.full_name})"
+    return f"model states take {show_bytes(report.peak)} of {size}; activations are not known without a model"
+
+
+def why(report: Report) -> list[str]:
+    """Sentences on what the answer rests on, for the table and for JSON."""
+    verdict = report.verdict
+    assert verdict is not None
+    one, device = verdict.report, verdict.report.device
+    lines = _reasons(verdict)
+    if one.played is None and verdict.answer not in ("no", "unknown"):
+        lines.append(f"its fragmentation {one.assumed(one.allocated).words}")
+    if one is not report:
+        lines.append(f"on pipeline rank {one.rank.number}, whose device has {show_bytes(device)}")
+    return lines
+
+
+def _reasons(verdict: Verdict) -> list[str]:
+    one = verdict.report
+    if verdict.answer == "fits":
+        return [f"it still fits if the estimate is too low by its stated error, {show_bytes(one.margin)}"]
+    if verdict.answer == "tight":
+        assert verdict.run is not None
+        often = f"{verdict.run.retried} times in every step" if verdict.run.retried else "in the first steps"
+        return [
+            f"with room it would take {show_bytes(one.device)}; here segments are given back {often}, which takes time",
+            f"{EXPANDABLE} may spare that",
+        ]
+    if verdict.answer == "expandable":
+        least = f"it takes at least {show_bytes(verdict.needs)}, the estimate's error included"
+        return [f"as it is {least}, and {show_bytes(one.device)} with room"]
+    if verdict.answer == "no" and not one.states_only:
+        return [f"with room the run would take {show_bytes(one.device)}"]
+    if verdict.answer == "uncertain" and one.played is None:
+        return [f"{show_bytes(one.allocated)} are allocated; what the allocator loses besides decides"]
+    if verdict.answer == "uncertain":
+        return ["it runs with some of the limits that the GPU may leave, and not with others"]
+    return []

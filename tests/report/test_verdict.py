@@ -1,0 +1,54 @@
+"""The verdict's words, at every width, and its colour."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.report.table import print_report
+from memcalc.report.verdict import headline, why
+from memcalc.units import show_bytes
+
+LARGE = "gpt2-large"
+PAGES = "expandable_segments:True"
+ANSWERS: list[tuple[str, dict[str, Any], str, tuple[str, ...]]] = [
+    (LARGE, {"micro_batch_size": 1}, "fits", ("to spare", "it still fits if the estimate is too low by its stated error")),
+    (LARGE, {"micro_batch_size": 3}, "tight", ("gives cached segments back", "with room it would take", PAGES)),
+    (LARGE, {"micro_batch_size": 4, "seq_len": 960}, "expandable",
+     ("does not fit", f"fits with PYTORCH_CUDA_ALLOC_CONF={PAGES}")),
+    (LARGE, {"micro_batch_size": 16}, "no", ("too much",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "options", "answer", "texts"), ANSWERS, ids=lambda value: str(value)[:12])
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_words(
+    model: str,
+    options: dict[str, Any],
+    answer: str,
+    texts: tuple[str, ...],
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = memcalc.estimate(model, **options, gpu="rtx4090")
+    assert report.verdict is not None
+    assert report.verdict.answer == answer
+    file = io.StringIO()
+    print_report(report, rows=False, file=file)
+    shown = re.sub(r"\s", "", file.getvalue())
+    for text in (headline(report, report.verdict), *texts, *why(report)):
+        assert re.sub(r"\s", "", text) in shown
+
+
+def test_the_document_says_the_same() -> None:
+    report = memcalc.estimate(LARGE, micro_batch_size=3, gpu="rtx4090")
+    fit = report.to_dict()["fit"]
+    assert fit["answer"] == "tight"
+    assert fit["fits"] is True
+    assert fit["why"] == why(report)
+    assert show_bytes(report.device) in fit["why"][0]
