@@ -1,104 +1,112 @@
-"""Which changes would lower the peak most: each is the same estimate with one option changed, computed."""
+"""What to change: with a GPU what makes the setup fit it, without one what lowers the peak most. Each is an estimate."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.inputs.options import check_options
-from memcalc.setup import ZERO_SIZES, Setup, resolve
+from memcalc.report.changed import changed, shown
+from memcalc.report.costs_in_words import costs
+from memcalc.report.remedies import MORE_GPUS, Remedy, remedies
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
+    from memcalc.inputs.options import Options
 
-_MOST = 3
-_WORTH = 50  # a change that saves less than a fiftieth of the peak is not worth a line
+_MOST: Final = 3
+_WORTH: Final = 50
+"""A change that saves less than a fiftieth of the peak is not worth a line."""
+_ROOM: Final = 10
+"""A setup with more than a tenth of its GPU to spare needs no advice."""
+_QUICK: Final = (
+    "attention", "loss", "mask", "sync", "implementation", "micro-batch", "recompute", "shards", "ep", "gpus", "optimizer",
+)  # fmt: skip
+"""Kinds that are tried where there is no GPU to fit: one estimate each."""
 
 
-class Change(NamedTuple):
-    """One change on the command line, what it saves and the peak that it leaves."""
+class Proposal(NamedTuple):
+    """Flags to add to the command, and what the estimate with them says. Sizes are bytes."""
 
     flags: str
-    saves: int
+    fits: bool | None
+    """The verdict with them; None without a GPU, or where it is not known."""
+    device: int | None
+    """`Report.device` with them; None where there is no GPU to fit."""
+    headroom: int | None
+    """What is left of the GPU's memory, negative where it is too little."""
     peak: int
+    saves: int
+    """Of `device`; of `peak` where that is None."""
+    costs: str
+    """What they cost, in words; '' where there is no GPU to fit."""
+    answer: str | None = None
+    """The verdict's (memcalc.verdict); None without a GPU."""
 
 
-def advice(report: Report) -> list[Change]:
-    """The changes that save most, best first."""
-    changes: list[Change] = []
-    for options in _candidates(report.setup, report.peak_phase):
-        peak = _peak_with(report, options)
-        if peak is not None and (report.peak - peak) * _WORTH > report.peak:
-            flags = " ".join(_flag(name, value) for name, value in options.items())
-            changes.append(Change(flags, report.peak - peak, peak))
-    changes.sort(key=lambda change: -change.saves)
-    return _one_of_a_kind(changes)[:_MOST]
+def advice(report: Report) -> list[Proposal]:
+    """At most three lists of changes that make a setup fit its GPU, cheap ones first; where nothing does, one that does not
+    fit and comes closest. For a setup that has no GPU, or fits it narrowly, the changes that lower the peak most."""
+    if report.given is None:
+        return []
+    given = check_options(report.given)
+    if report.gpu is None or report.fits:
+        roomy = report.gpu is not None and (report.headroom or 0) * _ROOM > report.gpu.capacity
+        return [] if roomy else _lowest_peaks(report, given)
+    from memcalc.report.search import Search, suffices
+
+    if suffices(report):
+        return []
+    found = Search(report, given).lists()
+    return [_proposal(report, one.report, shown(one.flags)) for one in found if one.flags]
 
 
-def _flag(name: str, value: Any) -> str:
-    dashed = name.replace("_", "-")
-    return f"--no-{dashed}" if value is False else f"--{dashed} {value}"
+def _proposal(before: Report, after: Report, flags: str) -> Proposal:
+    saves = before.device - after.device
+    answer = None if after.verdict is None else after.verdict.answer
+    return Proposal(flags, after.fits, after.device, after.headroom, after.peak, saves, costs(before, after), answer)
 
 
-def _candidates(s: Setup, peak_phase: str) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
-    if s.seq_len is not None:
-        if peak_phase != "step":  # the step has no activations to save
-            out.append({"recompute": "full"})
-        out.append({"attention": "sdpa"})
-        if s.micro_batch_size > 1:
-            out.append({"micro_batch_size": s.micro_batch_size // 2, "global_batch_size": s.global_batch_size})
-    if s.engine == "megatron":
-        out += [{"zero": 1}] if s.zero == 0 and s.dp > 1 else []
-        out += [{"recompute": "selective"}] if s.recompute == "none" else []
-        out += [{"attention_mask_in_dataloader": False}]
-    elif s.engine == "fsdp2":
-        out.append({"zero": 3})
-        out += [{"ep": 2 * s.ep}] if s.ep > 1 else []  # fewer copies of the experts, and less padding of them
-    else:
-        out += [{"zero": stage, "engine": "deepspeed"} for stage in range(s.zero + 1, 4) if s.gpus > 1]
-        out += [
-            {"zero": stage} for stage in range(1, s.zero)
-        ]  # of a small model the buffers of a stage outweigh its shards
-    if s.gpus == 1:
-        out.append({"gpus": 8, "zero": 3})
-    out += [{"optimizer_implementation": "fused"}, {"optimizer": "adamw-8bit"}]
-    return out
+class _Lower(NamedTuple):
+    """One change that lowers the peak."""
+
+    flags: str
+    after: Report
+
+    def proposal(self, before: Report) -> Proposal:
+        """By the peak alone."""
+        peak = self.after.peak
+        return Proposal(self.flags, None, None, None, peak, before.peak - peak, "")
 
 
-def _one_of_a_kind(changes: list[Change]) -> list[Change]:
-    """Of several ZeRO stages the best one."""
-    out: list[Change] = []
-    for change in changes:
-        kind = change.flags.split()[0]
-        if all(other.flags.split()[0] != kind for other in out):
-            out.append(change)
-    return out
+def _lowest_peaks(report: Report, given: Options) -> list[Proposal]:
+    """The single changes that save most, the best of each kind; with a GPU those that fit it with room then."""
+    best: dict[str, _Lower] = {}
+    for remedy in remedies(report):
+        wanted = remedy.kind in _QUICK and not remedy.saves_less and (report.gpu is None or remedy.tier != MORE_GPUS)
+        one = _lower(report, given, remedy) if wanted else None
+        if one is not None and (report.peak - one.after.peak) * _WORTH > report.peak:
+            best[remedy.kind] = min(one, best.get(remedy.kind, one), key=lambda lower: lower.after.peak)
+    lowest = sorted(best.values(), key=lambda lower: lower.after.peak)
+    if report.gpu is None:
+        return [one.proposal(report) for one in lowest[:_MOST]]
+    roomy = (one for one in lowest if _fits_with_room(one.after) and one.after.device < report.device)
+    return [_proposal(report, one.after, one.flags) for one in islice(roomy, _MOST)]
 
 
-def _peak_with(report: Report, changed: dict[str, Any]) -> int | None:
-    from memcalc.estimation import Report as Estimated
+def _fits_with_room(report: Report) -> bool:
+    return report.verdict is not None and report.verdict.answer == "fits"
 
-    s = report.setup
-    if all(getattr(s, name) == value for name, value in changed.items()):
+
+def _lower(report: Report, given: Options, remedy: Remedy) -> _Lower | None:
+    """One change and its estimate; None where it is refused, or leaves what the peak is made of."""
+    if remedy.of_activations and report.peak_phase == "step":
         return None
-    keep: dict[str, Any] = {name: value for name, value in s._asdict().items() if name != "dp"}
-    if "engine" in changed or "gpus" in changed:
-        keep["shard_group"] = keep["grad_dtype"] = keep["etp"] = None
-    if changed.get("zero", s.zero) < s.zero:
-        keep |= {name: None for name, (stage, _) in ZERO_SIZES.items() if stage > changed["zero"]}
-    if "gpus" in changed:
-        keep["engine"] = None
-        keep["optimizer_implementation"] = None
-        keep["global_batch_size"] = None
-    if "optimizer" in changed:
-        keep["optimizer_implementation"] = None
-    if "micro_batch_size" in changed and s.global_batch_size % (s.dp * changed["micro_batch_size"]):
+    after = changed(given, report.setup, report.model, [remedy.ladder[remedy.usual]])
+    if after is None:
         return None
     try:
-        options = check_options({name: value for name, value in {**keep, **changed}.items() if value is not None})
-        from memcalc.inputs.model import Model
-
-        return Estimated(report.model, resolve(options, report.model if isinstance(report.model, Model) else None)).peak
+        return _Lower(shown(after.flags), type(report)(report.model, after.setup))
     except InputError:
         return None

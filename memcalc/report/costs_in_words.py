@@ -1,0 +1,76 @@
+"""What a change of a setup costs: what is computed again, what is sent in addition, and what is no longer the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.cost import step_time
+from memcalc.units import MIB, show_bytes, show_flops, show_seconds
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+    from memcalc.setup import Setup
+
+_NOTICED: Final = 0.02
+"""A share of all communication's time: what more of it is exposed than that is said."""
+
+
+def costs(before: Report, after: Report) -> str:
+    """One line, the weightiest first; per step and GPU."""
+    changes = before.setup, after.setup
+    work = [] if before.states_only else _work(before, after) or ["nothing more to compute or to send"]
+    return " · ".join([*_training(*changes), *_machines(*changes), *work, *_packages(*changes)])
+
+
+def _training(before: Setup, after: Setup) -> list[str]:
+    out: list[str] = []
+    if after.optimizer != before.optimizer:
+        out.append(f"changes the training: {after.optimizer} instead of {before.optimizer}")
+    if after.precision != before.precision:
+        out.append(f"changes the training: {after.precision} instead of {before.precision}")
+    if after.precision == before.precision and after.engine == before.engine and after.grad_dtype != before.grad_dtype:
+        out.append(f"changes the training: gradients in {after.grad_dtype} instead of {before.grad_dtype}")
+    if after.global_batch_size != before.global_batch_size:
+        out.append(f"{after.global_batch_size} sequences a step instead of {before.global_batch_size}")
+    return out
+
+
+_PACKAGES: Final = {
+    "kernels": {"fused": "Liger-Kernel"},
+    "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy"},
+    "optimizer": {"adamw-8bit": "bitsandbytes", "lion": "lion-pytorch"},
+}
+"""What the value of an option takes, besides torch and transformers; with Megatron's kernels it has its own."""
+
+
+def _packages(before: Setup, after: Setup) -> list[str]:
+    if after.kernels == "megatron":
+        return []
+    values = [(names, getattr(before, option), getattr(after, option)) for option, names in _PACKAGES.items()]
+    needed = [names[now] for names, then, now in values if now != then and now in names]
+    return [f"takes {name}" for name in dict.fromkeys(needed)]
+
+
+def _machines(before: Setup, after: Setup) -> list[str]:
+    out = [f"{after.gpus} GPUs instead of {before.gpus}"] if after.gpus != before.gpus else []
+    if after.engine != before.engine:
+        out.append(f"engine {after.engine} instead of {before.engine}")
+    if after.micro_batches > before.micro_batches:
+        out.append(f"{after.micro_batches} micro-batches instead of {before.micro_batches}")
+    return out
+
+
+def _work(before: Report, after: Report) -> list[str]:
+    out: list[str] = []
+    again = after.flops["recomputation"] - before.flops["recomputation"]
+    if again > 0:
+        out.append(f"recomputes {show_flops(again)} (+{again / before.flops['total']:.0%})")
+    sent, more = (sum(collective.wire for collective in report.collectives) for report in (before, after))
+    if more >= sent + MIB:
+        out.append(f"sends {show_bytes(more)} instead of {show_bytes(sent)}")
+    then, now = (step_time(report.collectives, report.costs) for report in (before, after))
+    if then is not None and now is not None and now.exposed - then.exposed > _NOTICED * then.total:
+        out.append(
+            f"{show_seconds(now.exposed)} of communication that nothing hides instead of {show_seconds(then.exposed)}"
+        )
+    return out
