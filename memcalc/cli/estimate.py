@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from memcalc.cli import options as o
 
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+
 EPILOG = """Examples:
 
-memcalc estimate --model llama-7b --zero 3 --gpus 8 --gpu a100-80gb
+memcalc estimate llama-7b --zero 3 --gpus 8 --gpu a100-80gb
+
+memcalc estimate llama-3-8b -s 32k --recompute full --gpu 80GB
 
 memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --recompute full --rows
 
@@ -23,6 +28,7 @@ memcalc estimate --params 7.5B --zero 2 --gpus 64 --json
 
 def estimate(
     ctx: typer.Context,
+    name: o.Name = None,
     model: o.Model = None,
     params: o.Params = None,
     precision: o.Precision = None,
@@ -51,6 +57,7 @@ def estimate(
     sub_group_size: o.SubGroupSize = None,
     gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
+    sync_each_micro_batch: o.SyncEachMicroBatch = None,
     first_stage_layers: o.FirstStageLayers = None,
     last_stage_layers: o.LastStageLayers = None,
     micro_batch_size: o.MicroBatchSize = None,
@@ -69,7 +76,12 @@ def estimate(
     gpu: o.Gpu = None,
     network_gbps: o.NetworkGbps = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 if it does not fit --gpu.", rich_help_panel="Output")
+        bool,
+        typer.Option(
+            "--check",
+            help="Exit with 1 if it does not fit --gpu, with 2 if nobody knows (--params).",
+            rich_help_panel="Output",
+        ),
     ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel="Output")] = False,
     per_layer: Annotated[
@@ -81,10 +93,22 @@ def estimate(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel="Output")] = False,
     format: Annotated[
-        str, typer.Option("--format", help="table, json, csv, markdown.", rich_help_panel="Output")
-    ] = "table",
+        str | None,
+        typer.Option(
+            "--format",
+            help="table, json, csv, markdown. (default: as --output is named; table)",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file.", rich_help_panel="Output")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write to this file (.json, .csv, .md: in that format), or with - to stdout.",
+            rich_help_panel="Output",
+        ),
     ] = None,
 ) -> None:
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
@@ -92,21 +116,41 @@ def estimate(
     from memcalc.errors import InputError
     from memcalc.estimation import estimate as run
 
-    kind = choose_format(json, format)
-    given = {
-        name: value
-        for name, value in ctx.params.items()
-        if name not in NOT_SETUP and value is not None and value is not False
-    }
-    given |= {name: False for name in o.SWITCHES if ctx.params[name] is False}
+    kind = choose_format(json, format, output)
+    model = o.model_of(name, model)
+    given = o.setup_of({option: value for option, value in ctx.params.items() if option not in NOT_SETUP})
     if check and gpu is None:
         raise InputError("--check: needs --gpu, the GPU that it has to fit")
     if all_ranks and pp_rank is not None:
         raise InputError(f"--all-ranks: contradicts --pp-rank {pp_rank}; give one of them")
+    if params is not None and model is None:
+        _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
     report = run(model, params=params, **given)
+    if check:
+        _check_known(report)
     write(report, kind, tables=Tables(rows, per_layer, all_ranks), output=output)
     if check and report.fits is False:
         raise typer.Exit(1)
 
 
-NOT_SETUP = ("model", "params", "check", "rows", "per_layer", "all_ranks", "json", "format", "output")
+def _check_states_have(**tables: bool) -> None:
+    """InputError for a table that is asked for and that a bare number of parameters has nothing for."""
+    from memcalc.inputs.options import refuse
+    from memcalc.sizing import NOT_OF_STATES
+
+    for name, asked in tables.items():
+        if asked:
+            refuse(name, True, NOT_OF_STATES)
+
+
+def _check_known(report: Report) -> None:
+    """InputError where nobody knows whether the report fits its GPU: --check has no status that would say so."""
+    from memcalc.errors import InputError
+
+    if report.gpu is not None and report.fits is None:
+        from memcalc.report.verdict import states_words
+
+        raise InputError(f"--check: {states_words(report, report.gpu)}; allowed: with --model in the place of --params")
+
+
+NOT_SETUP = ("name", "model", "params", "check", "rows", "per_layer", "all_ranks", "json", "format", "output")

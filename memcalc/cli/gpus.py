@@ -20,15 +20,15 @@ def gpus(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """List the GPUs, or show one with its sources."""
-    from memcalc.inputs.gpu import all_gpus, load_gpu
+    from memcalc.inputs.gpu import all_gpus, named_gpu
     from memcalc.report.gpus import as_document, print_gpu, print_list
 
     if json:
         import json as library
 
-        document = [as_document(gpu) for gpu in all_gpus()] if name is None else as_document(load_gpu(name))
+        document = [as_document(gpu) for gpu in all_gpus()] if name is None else as_document(named_gpu(name))
         print(library.dumps(document, indent=1, ensure_ascii=False))
     elif name is None:
         print_list(all_gpus(), sys.stdout)
     else:
-        print_gpu(load_gpu(name), sys.stdout)
+        print_gpu(named_gpu(name), sys.stdout)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import io
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
+
+from memcalc.cli.streams import INTERRUPTED, drop, end_at_interrupt, open_closed
 
 COMMANDS: Final[dict[str, str]] = {
     "estimate": "memcalc.cli.estimate",
@@ -20,19 +21,25 @@ COMMANDS: Final[dict[str, str]] = {
 """Command -> module with a function of that name and an EPILOG; only the called one is imported."""
 
 
+_HELP: Final = {"help_option_names": ["-h", "--help"]}
+
+
 def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
     """A typer app with these commands."""
     import typer
+
+    from memcalc.cli.group import group
 
     app = typer.Typer(
         name="memcalc",
         add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings=_HELP,
     )
-    app.callback()(_group)
+    app.callback()(group)
     for name in names:
         module = import_module(COMMANDS[name])
-        app.command(name, epilog=module.EPILOG)(getattr(module, name))
+        app.command(name, epilog=module.EPILOG, context_settings=_HELP)(getattr(module, name))
     return app
 
 
@@ -59,13 +66,9 @@ def _without_adapters(command: Any) -> None:
     """Give every option of a typer command the plain coercion, where this version of typer would build adapters."""
     from typer import Context
 
-    for parameter in [*command.params, command.get_help_option(Context(command))]:
+    for parameter in [*command.params, command.get_help_option(Context(command, **command.context_settings))]:
         if getattr(parameter, "_runtime_param", parameter) is None:
             parameter._runtime_param = _PlainCoercion(parameter.type_descriptor.annotation)
-
-
-def _group() -> None:
-    """What a transformer's training step needs, per GPU, before anyone books one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a bar that a terminal's encoding has not is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    args = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        status = _command(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        return _reader_gone()
+    except OSError as error:
+        drop(sys.stdout)
+        return _fail(f"stdout: cannot be written ({error.strerror or error})")
+
+
+def _command(args: list[str]) -> int:
+    """Run the command that is named first, or what is asked of all of them."""
     if args[:1] == ["--version"]:
         from memcalc import __version__
 
@@ -82,14 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = args[0] if args[0] in COMMANDS else None
     if named is None and not args[0].startswith("-"):
         return _fail(_unknown_command(args[0]))
-    try:
-        status = _run([named] if named else list(COMMANDS), args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        return _reader_gone()
-    except OSError as error:
-        return _fail(f"stdout: cannot be written ({error.strerror or error})")
+    return _run([named] if named else list(COMMANDS), args)
 
 
 def _run(names: list[str], args: list[str]) -> int:
@@ -112,14 +120,14 @@ def _run(names: list[str], args: list[str]) -> int:
     except InputError as error:
         return _fail(str(error))
     except (Abort, KeyboardInterrupt):
-        return 130
+        return INTERRUPTED
     except SystemExit:  # what typer and rich make of a broken pipe
         return _reader_gone()
 
 
 def _reader_gone() -> int:
     """The other end of a pipe was closed: nobody is left to tell, and nothing went wrong here."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    drop(sys.stdout)
     return 0
 
 
@@ -132,7 +140,10 @@ def _unknown_command(name: str) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"memcalc: {message}", file=sys.stderr)
+    try:
+        print(f"memcalc: {message}", file=sys.stderr)
+    except OSError:  # a full disk: the status still tells
+        drop(sys.stderr)
     return 2
 
 
@@ -141,6 +152,8 @@ def entry_point() -> None:
 
     The interpreter collects once more when it ends, even so; what is frozen it leaves to the operating system.
     """
+    end_at_interrupt()
+    open_closed()
     gc.disable()
     status = main()
     gc.freeze()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -10,7 +11,12 @@ _MODEL = "Model and precision"
 _BATCH = "Batch"
 _PARALLEL = "GPUs and parallelism"
 _METHOD = "Method"
-SWITCHES = ("sequence_parallel", "gradient_accumulation_fusion", "attention_mask_in_dataloader")
+SWITCHES = (
+    "sequence_parallel",
+    "gradient_accumulation_fusion",
+    "attention_mask_in_dataloader",
+    "sync_each_micro_batch",
+)
 """Options that may be on by default, so that off is something said."""
 
 
@@ -21,7 +27,13 @@ def _option(help: str, panel: str, *names: str) -> object:
 Model = Annotated[
     str | None, _option("Bundled name or alias, Hub id, path to a config.json or its folder.", _MODEL, "--model", "-m")
 ]
-Params = Annotated[str | None, _option("A size alone (7.5B): model states only.", _MODEL, "--params")]
+Name = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)]
+Params = Annotated[
+    str | None,
+    _option(
+        "A size alone (7.5B): model states only, which can be too large for --gpu and never fit it.", _MODEL, "--params"
+    ),
+]
 Precision = Annotated[
     str | None,
     _option(
@@ -52,7 +64,7 @@ CpCommType = Annotated[
 Ep = Annotated[int | None, _option("Expert parallel degree. (default: 1)", _PARALLEL, "--ep")]
 Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. (default: tp)", _PARALLEL, "--etp")]
 PpRank = Annotated[int | None, _option("Report this pipeline rank. (default: the worst)", _PARALLEL, "--pp-rank")]
-Zero = Annotated[int | None, _option("ZeRO stage 0, 1, 2 or 3. (default: 0)", _PARALLEL, "--zero")]
+Zero = Annotated[int | None, _option("ZeRO stage 0, 1, 2 or 3. (default: 0; engine fsdp2: 3)", _PARALLEL, "--zero")]
 ShardGroup = Annotated[
     int | None,
     _option(
@@ -83,6 +95,15 @@ AttentionMaskInDataloader = Annotated[
         "Megatron's batches bring a mask of seq by seq tokens, which fused attention ignores. (default: on)",
         _METHOD,
         "--attention-mask-in-dataloader/--no-attention-mask-in-dataloader",
+    ),
+]
+SyncEachMicroBatch = Annotated[
+    bool | None,
+    _option(
+        "ddp, fsdp2: gradients are reduced after every micro-batch, or stay whole until the last. (default: no, as no_sync of "
+        "accelerate and Lightning)",
+        _METHOD,
+        "--sync-each-micro-batch/--no-sync-each-micro-batch",
     ),
 ]
 Schedule = Annotated[
@@ -151,7 +172,13 @@ MicroBatchSize = Annotated[
     int | None, _option("Sequences per rank and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
 ]
 SeqLen = Annotated[
-    int | None, _option("Tokens. (default: the smaller of 2048 and the model's maximum)", _BATCH, "--seq-len", "-s")
+    str | None,
+    _option(
+        "Tokens, also as 4k (4096) or 1M. (default: the smaller of 2048 and the model's maximum)",
+        _BATCH,
+        "--seq-len",
+        "-s",
+    ),
 ]
 GlobalBatchSize = Annotated[
     int | None, _option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")
@@ -222,7 +249,12 @@ Kernels = Annotated[
     ),
 ]
 Gpu = Annotated[
-    str | None, _option("A name of `memcalc gpus`: gives a verdict, and the time of communication.", "Output", "--gpu")
+    str | None,
+    _option(
+        "A name of `memcalc gpus`, or the memory of another one (80GB): gives a verdict; with a name, times too.",
+        "Output",
+        "--gpu",
+    ),
 ]
 NetworkGbps = Annotated[
     float | None,
@@ -230,3 +262,32 @@ NetworkGbps = Annotated[
         "Gbit/s of network per GPU, each direction. (default: as NVIDIA's DGX with --gpu)", "Output", "--network-gbps"
     ),
 ]
+
+
+def model_of(name: str | None, model: str | None) -> str | None:
+    """The model, from its place on the command line or from --model. InputError where both are given."""
+    if name is not None and model is not None:
+        from memcalc.errors import InputError, one_line
+
+        raise InputError(f"--model {one_line(model)}: contradicts {one_line(name)} before it; give one of them")
+    return model if name is None else name
+
+
+def setup_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The setup options that were given on the command line, as `memcalc.estimate` takes them."""
+    setup = {name: value for name, value in given.items() if value is not None and value is not False}
+    setup |= {name: False for name in SWITCHES if given.get(name) is False}
+    return setup | {name: _tokens(value) for name, value in setup.items() if name == "seq_len"}
+
+
+def _tokens(text: str) -> int | str:
+    """ "4k" and "1M" in powers of 1024, as lengths of sequences are counted; what is no number stays as it is."""
+    from memcalc.units import KIB, MIB
+
+    number, factor = text, 1
+    if text[-1:] in ("k", "K", "m", "M"):
+        number, factor = text[:-1], KIB if text[-1] in "kK" else MIB
+    try:
+        return int(number) * factor
+    except ValueError:
+        return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.errors import InputError, one_line
 
@@ -22,18 +22,27 @@ class Tables(NamedTuple):
     all_ranks: bool
 
 
-def choose_format(json: bool, format: str) -> str:
-    """The format that --json and --format ask for."""
-    if format not in FORMATS:
+_BY_SUFFIX: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown"}
+STDOUT: Final = "-"
+
+
+def choose_format(json: bool, format: str | None, output: Path | str | None = None) -> str:
+    """The format that --json and --format ask for, else the one that the name of the output has."""
+    if format is not None and format not in FORMATS:
         raise InputError(f"--format {one_line(format)}: allowed: {', '.join(FORMATS)}")
-    if json and format not in ("table", "json"):
+    if json and format not in (None, "table", "json"):
         raise InputError(f"--format {format}: contradicts --json; give one of them")
-    return "json" if json else format
+    asked = "json" if json else format
+    named = _BY_SUFFIX.get(Path(output).suffix.lower()) if output else None
+    if asked is not None and named not in (None, asked):
+        flag = "--json" if json else f"--format {format}"
+        raise InputError(f"--output {one_line(output)}: contradicts {flag}; allowed: --format {named}, or another name")
+    return asked or named or "table"
 
 
 def write(report: Report, kind: str, *, tables: Tables, output: Path | str | None) -> None:
-    """Render the report and put it where it was asked for."""
-    if output is None:
+    """Render the report and put it where it was asked for: in a file, or on stdout (None or "-")."""
+    if output is None or str(output) == STDOUT:
         _write_to(report, kind, tables, sys.stdout)
         return
     if output == "":  # an empty word is not made a path of
@@ -52,14 +61,20 @@ def _write_to(report: Report, kind: str, tables: Tables, file: IO[str]) -> None:
 
         print_report(report, **tables._asdict(), file=file)
     else:
-        file.write(_render(report, kind))
+        file.write(_render(report, kind, tables))
 
 
-def _render(report: Report, kind: str) -> str:
+def _render(report: Report, kind: str, tables: Tables) -> str:
+    """The text of all formats but the table. JSON has every table, and Markdown every row, whether asked for or not."""
     if kind == "json":
         import json
 
         return json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n"
-    from memcalc.report import flat
+    also = {"per_layer": tables.per_layer, "all_ranks": tables.all_ranks}
+    if kind == "csv":
+        from memcalc.report.flat import csv_text
 
-    return flat.csv_text(report) if kind == "csv" else flat.markdown_text(report)
+        return csv_text(report, **also)
+    from memcalc.report.markdown import markdown_text
+
+    return markdown_text(report, **also)

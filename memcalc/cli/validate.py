@@ -31,6 +31,7 @@ _PANEL = "Measurement"
 
 def validate(
     ctx: typer.Context,
+    name: o.Name = None,
     model: o.Model = None,
     backend: Annotated[
         str,
@@ -57,8 +58,8 @@ def validate(
     from memcalc.errors import InputError, one_line
     from memcalc.validate import recording, run, suites
 
-    given = {name: value for name, value in setup.items() if value is not None and value is not False}
-    given |= {name: False for name in o.SWITCHES if setup.get(name) is False}
+    model = o.model_of(name, model)
+    given = o.setup_of(setup)
     if (model is None) == (suite is None):
         raise InputError("--model or --suite: exactly one of them is needed")
     if record is not None and not str(record):  # an empty word is not made a path of

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.table import Table
+from rich.console import RenderableType
+from rich.text import Text
 
 from memcalc.cost import step_time
+from memcalc.report.fitting import Column, fitting, table_of
 from memcalc.rows import COMPONENTS
 from memcalc.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
 
-_WIDE = 100  # columns that all components need
-_TIME = 10
+_NAMES: Final = {"optimizer_states": "optimizer", "saved_activations": "saved"}
 
 
 def rank_document(report: Report) -> dict[str, Any]:
@@ -37,25 +38,34 @@ def rank_document(report: Report) -> dict[str, Any]:
     }
 
 
-def all_ranks_table(report: Report, width: int) -> Table:
-    """A line per rank; `in flight` are the forwards of a chunk that are saved at once, the running one included."""
-    table = Table(
-        title="Pipeline ranks", title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
-    timed = report.gpu is not None
-    narrow = width < _WIDE + (_TIME if timed else 0)
-    sizes = ("saved",) if narrow else ("parameters", "gradients", "optimizer", "saved", "buffers")
-    for name in ("rank", *(() if narrow else ("layers", "in flight")), *sizes, "peak", "wire"):
-        table.add_column(name, justify="right", overflow="fold")
-    if timed:
-        table.add_column("time", justify="right", overflow="fold")
-    for one in report.each_rank():
-        components = ("saved_activations",) if narrow else COMPONENTS[:-1]
-        cells = [str(one.rank.number), *([] if narrow else [str(one.rank.layers), str(one.in_flight)])]
-        cells += [show_bytes(one.total(component)) for component in components]
-        cells += [show_bytes(one.peak), show_bytes(sum(c.wire for c in one.collectives))]
-        if timed:
-            time = step_time(one.collectives, one.costs)
-            cells.append("?" if time is None else show_seconds(time.total))
-        table.add_row(*cells, style="bold" if one.rank.number == report.rank.number else "")
-    return table
+_FIRST_TO_GO: Final = ("buffers", "gradients", "parameters", "layers", "in flight", "optimizer", "time", "wire")
+
+
+def all_ranks_table(report: Report, width: int) -> list[RenderableType]:
+    """A line per rank, and one of what the width leaves out; `in flight` are the forwards of a chunk that are saved at once, the
+    running one included."""
+    kept, gone = fitting(rank_columns(report), width, _FIRST_TO_GO)
+    worst = [one.rank.number for one in report.each_rank()].index(report.rank.number)
+    return [table_of(kept, title="Pipeline ranks", bold=worst), *([Text(gone)] if gone else [])]
+
+
+def rank_columns(report: Report) -> list[Column]:
+    """What a line of the table has of each rank."""
+    ranks = report.each_rank()
+    return [
+        Column("rank", [str(one.rank.number) for one in ranks]),
+        Column("layers", [str(one.rank.layers) for one in ranks]),
+        Column("in flight", [str(one.in_flight) for one in ranks]),
+        *(
+            Column(_NAMES.get(component, component), [show_bytes(one.total(component)) for one in ranks])
+            for component in COMPONENTS[:-1]
+        ),
+        Column("peak", [show_bytes(one.peak) for one in ranks]),
+        Column("wire", [show_bytes(sum(c.wire for c in one.collectives)) for one in ranks]),
+        *([Column("time", [_time(one) for one in ranks])] if report.gpu is not None else []),
+    ]
+
+
+def _time(report: Report) -> str:
+    time = step_time(report.collectives, report.costs)
+    return "?" if time is None else show_seconds(time.total)

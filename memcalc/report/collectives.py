@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 
 from rich.table import Table
 
+from memcalc.report.fitting import left_out
+
 _WIDTHS: Final = {"ranks": 5, "calls": 5, "payload": 10, "wire": 10, "time": 9}
 _BETWEEN: Final = 2
 _WORDS: Final = 24  # columns of "backward reduce_scatter"
@@ -23,7 +25,7 @@ class Numbers(NamedTuple):
         while names[-1] != "payload" and sum(_WIDTHS[name] + _BETWEEN for name in names) > width - _WORDS:
             names = names[:-1]
         gone = self.names[len(names) :]
-        return Numbers(names), f"left out for the width: {', '.join(gone)}; --json has it" if gone else ""
+        return Numbers(names), left_out(gone)
 
 
 def add_words(table: Table, names: Sequence[str], *, on_one_line: bool) -> Callable[[Sequence[str]], Sequence[str]]:

@@ -17,9 +17,9 @@ def console_for(file: IO[str], width: int) -> Console:
     return _console(file, asked if 0 < asked <= _MOST else width)
 
 
-def listing_console(file: IO[str]) -> Console:
-    """The same for tables that others read line by line: elsewhere wide enough to cut nothing."""
-    return _console(file, 200)
+def listing_console(file: IO[str], width: int = 200) -> Console:
+    """The same for tables that others read line by line: elsewhere `width` columns, enough to cut nothing."""
+    return _console(file, width)
 
 
 def _console(file: IO[str], width: int) -> Console:

@@ -7,8 +7,12 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from memcalc.cost import Cost, Unknown, step_time
+from memcalc.report.advice_document import advice_document
 from memcalc.report.all_ranks import rank_document
+from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
+from memcalc.report.per_layer import Share, shares
+from memcalc.report.verdict import why
 from memcalc.rows import COMPONENTS, Item
 
 if TYPE_CHECKING:
@@ -28,7 +32,8 @@ def document(report: Report) -> dict[str, Any]:
         "communication": _communication(report),
         "compute": _compute(report),
         "fit": _fit(report),
-        "notes": notes(report),
+        "advice": advice_document(report),
+        "notes": [*default_lines(report), *notes(report)],
     }
 
 
@@ -87,11 +92,29 @@ def _communication(report: Report) -> dict[str, Any]:
             "seconds": _step_seconds(report),
         },
         "per_layer": {"payload": layer_payload, "wire": layer_wire},
+        "per_layer_items": [_share(share) for share in shares(report)],
         "items": [
             {**item, "overlap": c.overlap, **_time(cost)}
             for item, c, cost in zip_longest(_collectives(report.collectives), report.collectives, report.costs)
         ],
         "textbook": _collectives(report.textbook),
+    }
+
+
+def _share(share: Share) -> dict[str, Any]:
+    """A layer's part of a collective; `layers` of the rank's layers have one, 0 where it is between stages. `calls` is a
+    fraction where a call is of several layers."""
+    c = share.collective
+    return {
+        "axis": c.axis,
+        "collective": c.collective,
+        "name": c.name,
+        "phase": c.phase,
+        "layers": share.layers,
+        "calls": share.calls,
+        "payload": share.payload,
+        "wire": share.wire,
+        "formula": share.formula,
     }
 
 
@@ -141,14 +164,17 @@ def _collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
 
 
 def _fit(report: Report) -> dict[str, Any] | None:
-    if report.gpu is None:
+    verdict = report.verdict
+    if report.gpu is None or verdict is None:
         return None
-    capacity = report.gpu.capacity
     return {
         "gpu": report.gpu.name,
-        "capacity": capacity,
-        "fits": bool(report.fits),
-        "headroom": capacity - report.decides.device,
-        "margin": report.decides.margin,
-        "rank": report.decides.rank.number,
+        "capacity": verdict.capacity,
+        "fits": verdict.fits,
+        "headroom": report.headroom,
+        "margin": verdict.report.margin,
+        "rank": verdict.report.rank.number,
+        "answer": verdict.answer,
+        "needs": verdict.needs,
+        "why": why(report),
     }

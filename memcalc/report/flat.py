@@ -1,4 +1,4 @@
-"""The rows as CSV and as Markdown."""
+"""The rows as CSV: a line for each, with empty cells where a kind of row has no such number."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.units import show_bytes
+from memcalc.report.per_layer import shares
+from memcalc.rows import COMPONENTS
 
 if TYPE_CHECKING:
+    from memcalc.collectives import Collective
     from memcalc.estimation import Report
 
 HEADER = (
@@ -25,54 +27,55 @@ HEADER = (
     "formula",
     "basis",
     "source",
+    "axis",
+    "phase",
 )
+"""`table` is memory, communication, layer (a layer's part of the communication) or rank (a pipeline rank's totals)."""
+
+_Line = tuple[object, ...]
 
 
-def _lines(report: Report) -> Iterator[tuple[object, ...]]:
-    for i in [*report.items, *report.overheads]:
-        yield "memory", i.component, i.name, i.nbytes, i.at_peak, "", "", "", i.dtype, i.formula, i.basis, i.source
-    for c in report.collectives:
-        yield (
-            "communication",
-            c.collective,
-            c.name,
-            "",
-            "",
-            c.calls,
-            c.payload,
-            c.wire,
-            c.dtype,
-            c.formula,
-            c.basis,
-            c.source,
-        )
-
-
-def csv_text(report: Report) -> str:
-    """Every memory and communication row, in bytes, with a header line."""
+def csv_text(report: Report, *, per_layer: bool = False, all_ranks: bool = False) -> str:
+    """Every memory and communication row, in bytes, with a header line; layers and ranks where they are asked for."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADER)
-    writer.writerows(_lines(report))
+    writer.writerows(_memory(report))
+    writer.writerows(
+        _sent("communication", c.name, c, c.calls, c.payload, c.wire, c.formula) for c in report.collectives
+    )
+    if per_layer:
+        writer.writerows(
+            _sent("layer", one.collective.name, one.collective, f"{one.calls:.10g}", one.payload, one.wire, one.formula)
+            for one in shares(report)
+        )
+    if all_ranks:
+        writer.writerows(_ranks(report))
     return out.getvalue()
 
 
-def markdown_text(report: Report) -> str:
-    """Totals, then memory rows, then communication rows, as Markdown tables."""
-    s = report.setup
-    out = [f"# {report.model.name or s.precision}", "", "| | bytes | |", "|---|---:|---:|"]
-    for name in ("peak", "allocated", "reserved", "device"):
-        size = getattr(report, name)
-        out.append(f"| {name} | {size} | {show_bytes(size)} |")
-    out += ["", "| component | name | bytes | at the peak | formula | basis |", "|---|---|---:|---:|---|---|"]
+def _memory(report: Report) -> Iterator[_Line]:
     for i in [*report.items, *report.overheads]:
-        out.append(f"| {i.component} | `{i.name}` | {i.nbytes} | {i.at_peak} | {i.formula} | {i.basis} |")
-    if report.collectives:
-        out += [
-            "",
-            "| phase | collective | what | calls | payload | wire | basis |",
-            "|---|---|---|---:|---:|---:|---|",
-        ]
-        for c in report.collectives:
-            out.append(f"| {c.phase} | {c.collective} | {c.name} | {c.calls} | {c.payload} | {c.wire} | {c.basis} |")
-    return "\n".join(out) + "\n"
+        sizes = (i.nbytes, i.at_peak, "", "", "")
+        yield "memory", i.component, i.name, *sizes, i.dtype, i.formula, i.basis, i.source, "", ""
+
+
+def _sent(table: str, name: str, c: Collective, calls: object, payload: int, wire: int, formula: str) -> _Line:
+    sizes = ("", "", calls, payload, wire)
+    return table, c.collective, name, *sizes, c.dtype, formula, c.basis, c.source, c.axis, c.phase
+
+
+def _ranks(report: Report) -> Iterator[_Line]:
+    """Of each rank a line for every total, and one of what it sends."""
+    after = ("", "", "", "", "", "")
+    for one in report.each_rank():
+        name = f"pp {one.rank.number}"
+        sizes = {component: one.total(component) for component in COMPONENTS[:-1]} | {
+            "peak": one.peak,
+            "device": one.device,
+        }
+        for component, size in sizes.items():
+            yield "rank", component, name, size, "", "", "", "", *after
+        payload, wire = (sum(getattr(c, of) for c in one.collectives) for of in ("payload", "wire"))
+        calls = sum(c.calls for c in one.collectives)
+        yield "rank", "communication", name, "", "", calls, payload, wire, *after

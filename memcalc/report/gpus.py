@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Final
 
 from rich.table import Table
 from rich.text import Text
 
 from memcalc.inputs.gpu import GPU, Quantity
 from memcalc.report.consoles import listing_console
+from memcalc.report.fitting import Column
+from memcalc.report.listing import print_columns
 from memcalc.units import show_bytes
+
+_WIDE: Final = 90  # columns that quantities, values and sources need side by side
 
 
 def _show(quantity: Quantity | None) -> str:
@@ -20,33 +24,37 @@ def _show(quantity: Quantity | None) -> str:
 def as_document(gpu: GPU) -> dict[str, object]:
     """A GPU as its file has it, with its name."""
     out: dict[str, object] = gpu._asdict()
-    for key in ("memory", "nominal_memory", "memory_bandwidth"):
+    for key in ("memory", "nominal_memory"):
         quantity: Quantity = getattr(gpu, key)
         out[key] = quantity._asdict()
     for key in ("dense_flops_per_second", "links"):
         table: dict[str, Quantity] = getattr(gpu, key)
         out[key] = {name: quantity._asdict() for name, quantity in table.items()}
-    for key in ("nvlink_group", "network"):
+    for key in ("memory_bandwidth", "nvlink_group", "network"):
         known: Quantity | None = getattr(gpu, key)
         out[key] = None if known is None else known._asdict()
     return out
 
 
+_FIRST_TO_GO: Final = ("full name", "fp8", "link", "bf16", "bandwidth")
+
+
 def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
     """A line per GPU; FLOP/s are dense."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("full name", overflow="ellipsis", no_wrap=True)
-    for column in ("memory", "bandwidth", "bf16", "fp8", "link"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for gpu in gpus:
-        flops = gpu.dense_flops_per_second
-        link = next((gpu.links[k] for k in ("nvlink", "infinity_fabric", "pcie") if k in gpu.links), None)
-        table.add_row(
-            gpu.name, gpu.full_name, show_bytes(gpu.capacity), _show(gpu.memory_bandwidth),
-            _show(flops.get("bf16") or flops.get("fp16")), _show(flops.get("fp8")), _show(link),
-        )  # fmt: skip
-    listing_console(file).print(table)
+    flops = [gpu.dense_flops_per_second for gpu in gpus]
+    links = [
+        next((gpu.links[k] for k in ("nvlink", "infinity_fabric", "pcie") if k in gpu.links), None) for gpu in gpus
+    ]
+    columns = [
+        Column("name", [gpu.name for gpu in gpus], "left"),
+        Column("full name", [gpu.full_name for gpu in gpus], "left"),
+        Column("memory", [show_bytes(gpu.capacity) for gpu in gpus]),
+        Column("bandwidth", [_show(gpu.memory_bandwidth) for gpu in gpus]),
+        Column("bf16", [_show(of.get("bf16") or of.get("fp16")) for of in flops]),
+        Column("fp8", [_show(of.get("fp8")) for of in flops]),
+        Column("link", [_show(link) for link in links]),
+    ]
+    print_columns(columns, _FIRST_TO_GO, file)
 
 
 def print_gpu(gpu: GPU, file: IO[str]) -> None:
@@ -57,14 +65,10 @@ def print_gpu(gpu: GPU, file: IO[str]) -> None:
     console.print(title)
     if gpu.aliases:
         console.print(f"also: {', '.join(gpu.aliases)}")
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("quantity", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("source", overflow="fold")
     rows = {
         "memory (as software sees it)": gpu.memory,
         "memory (nominal)": gpu.nominal_memory,
-        "memory bandwidth": gpu.memory_bandwidth,
+        **({"memory bandwidth": gpu.memory_bandwidth} if gpu.memory_bandwidth else {}),
         **{f"{dtype}, dense": q for dtype, q in gpu.dense_flops_per_second.items()},
         **{f"{link}, both directions": q for link, q in gpu.links.items()},
     }
@@ -72,6 +76,15 @@ def print_gpu(gpu: GPU, file: IO[str]) -> None:
         rows["GPUs that NVLink joins"] = gpu.nvlink_group
     if gpu.network is not None:
         rows["network of one GPU, each direction"] = gpu.network
+    beside = console.width >= _WIDE
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("quantity", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True, min_width=max(len(_show(q)) for q in rows.values()))
+    if beside:
+        table.add_column("source", overflow="fold")
     for label, quantity in rows.items():
-        table.add_row(label, _show(quantity), quantity.source)
+        table.add_row(label, _show(quantity), *([quantity.source] if beside else []))
     console.print(table)
+    if not beside:
+        for label, quantity in rows.items():
+            console.print(Text(f"\nsource of {label}: {quantity.source}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +11,8 @@ from rich.text import Text
 from memcalc.dims import formula, numel
 from memcalc.inputs.model import Model, bundled_spec
 from memcalc.report.consoles import listing_console
+from memcalc.report.fitting import Column
+from memcalc.report.listing import print_columns
 from memcalc.units import show_count
 
 
@@ -36,6 +38,7 @@ def show_document(model: Model) -> dict[str, Any]:
     """One model with its weights."""
     return {
         **_summary(model),
+        "notes": list(model.notes),
         "by_component": model.parameters_by_component(),
         "weights": [
             {
@@ -48,19 +51,20 @@ def show_document(model: Model) -> dict[str, Any]:
     }
 
 
+_FIRST_TO_GO: Final = ("also", "layers", "type")
+
+
 def print_list(models: Sequence[Model], file: IO[str]) -> None:
     """A line per model."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("type", no_wrap=True)
-    table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("layers", justify="right", no_wrap=True)
-    table.add_column("also", overflow="ellipsis", no_wrap=True)
-    for model in models:
-        spec = bundled_spec(model.name)
-        aliases = ", ".join(spec["aliases"]) if spec else ""
-        table.add_row(model.name, model.model_type, show_count(model.num_parameters), str(model.layers), aliases)
-    listing_console(file).print(table)
+    specs = [bundled_spec(model.name) for model in models]
+    columns = [
+        Column("name", [model.name for model in models], "left"),
+        Column("type", [model.model_type for model in models], "left"),
+        Column("parameters", [show_count(model.num_parameters) for model in models]),
+        Column("layers", [str(model.layers) for model in models]),
+        Column("also", ["" if spec is None else ", ".join(spec["aliases"]) for spec in specs], "left"),
+    ]
+    print_columns(columns, _FIRST_TO_GO, file)
 
 
 def print_model(model: Model, file: IO[str]) -> None:
@@ -74,6 +78,8 @@ def print_model(model: Model, file: IO[str]) -> None:
         console.print(f"active per token: {model.active_parameters:,}")
     if model.program.source:
         console.print(f"no program of this type: {model.program.source}")
+    for note in model.notes:
+        console.print(note)
     if spec is not None:
         published = spec["published"]
         console.print(f"published: {published['parameters']} ({published['source']})")

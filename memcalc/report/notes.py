@@ -1,4 +1,5 @@
-"""What a reader should know of a report that no number says: which attention kernel it is of, where that is a surprise."""
+"""What a reader should know of a report that no number says: of its input, states that one would not look for, and which
+attention kernel it is of, where that is a surprise."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from memcalc.dtypes import fp32
 from memcalc.kernels.attention_on_gpu import fused_kernels
 from memcalc.ops.attention import SCORES
+from memcalc.report.input_notes import input_notes
+from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
@@ -17,6 +20,31 @@ _NVIDIA: Final = "a100-80gb"
 
 def notes(report: Report) -> list[str]:
     """A sentence each; mostly none."""
+    return [*input_notes(report), *_of_lengths(report), *_of_states(report), *_of_attention(report)]
+
+
+def _of_lengths(report: Report) -> list[str]:
+    """What an estimate of padded batches leaves out."""
+    if not report.setup.padded:
+        return []
+    return ["--padded: every batch is as long as --seq-len; batches of varying lengths reserve more than this estimate"]
+
+
+def _of_states(report: Report) -> list[str]:
+    """Why ZeRO holds more optimizer states than stage 0 where the weights are fp32."""
+    if report.setup.engine != "deepspeed" or not report.setup.zero or report.setup.has_master_weights:
+        return []
+    from memcalc.engines.zero_partitions import FP32_COPY
+
+    copies = [item.nbytes for item in report.items if item.name.startswith(FP32_COPY)]
+    held = show_bytes(sum(copies))
+    return [
+        f"DeepSpeed's ZeRO {report.setup.zero} updates a flat copy of its partition of the weights ({held} of optimizer "
+        "states), in fp32 too; stage 0 updates the fp32 weights themselves"
+    ]
+
+
+def _of_attention(report: Report) -> list[str]:
     setup = report.setup
     if setup.attention != "sdpa" or setup.kernels == "megatron":
         return []

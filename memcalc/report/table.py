@@ -14,12 +14,18 @@ from memcalc.estimation import PHASES
 from memcalc.megatron.schedules import bubble, layers_of_chunks
 from memcalc.pipelining import deepspeed, orders
 from memcalc.pipelining.programs import divided
+from memcalc.report.advice_lines import advice_lines
 from memcalc.report.all_ranks import all_ranks_table
+from memcalc.report.bars import bar, full_bar
 from memcalc.report.collectives import Numbers, add_words
 from memcalc.report.compute import compute_lines
 from memcalc.report.consoles import console_for
+from memcalc.report.defaults import default_lines
+from memcalc.report.fitting import left_out
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import per_layer_table
+from memcalc.report.rows_table import rows_table
+from memcalc.report.verdict import verdict_text
 from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count, show_seconds
 
@@ -35,10 +41,9 @@ _LABELS = {
     "buffers": "buffers",
     "temporaries": "temporaries",
 }
-_BAR = 20
 _MOST_RANKS = 8
 _NARROW = 70  # columns; below them the tables keep names and sizes only
-_TIMED = 90  # columns that the communication needs, with its times; below them a collective is on two lines
+_WIDE = 90  # columns that the communication needs, with its times; below them a collective is on two lines
 
 
 def print_report(
@@ -47,22 +52,31 @@ def print_report(
     """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220, ranks 120) unless
     COLUMNS says otherwise."""
     console = console_for(file, 220 if rows else 120 if all_ranks else 100)
-    narrow = console.width < _NARROW
-    parts: list[RenderableType] = [_title(report), *_trace_lines(report), _memory_table(report, narrow)]
+    parts: list[RenderableType] = [_title(report), *_trace_lines(report), *_memory_table(report, console.width)]
     parts += [*_phase_lines(report), *_pipeline_lines(report), *compute_lines(report)]
     if report.collectives:
-        timed = report.gpu is not None and console.width >= _TIMED
-        parts += ["", *_communication_table(report, console.width, timed), *_communication_lines(report)]
+        parts += ["", *_communication_table(report, console.width), *_communication_lines(report)]
     if all_ranks:
-        parts += ["", all_ranks_table(report, console.width)]
+        parts += ["", *all_ranks_table(report, console.width)]
     if per_layer:
         parts += ["", *per_layer_table(report, console.width)]
     if rows:
-        parts += ["", _rows_table(report)]
-    verdict = _verdict(report)
+        parts += ["", *rows_table(report, console.width)]
+    verdict = verdict_text(report)
     if verdict is not None:
         parts += ["", verdict]
-    console.print(Group(*parts, *_advice_lines(report)))
+    console.print(Group(*parts, *advice_lines(report)))
+
+
+def setup_line(report: Report) -> str:
+    """The title's words, for other formats."""
+    return " ".join(_title(report).plain.split())
+
+
+def verdict_lines(report: Report) -> list[str]:
+    """The verdict's words, for other formats; none without a GPU."""
+    verdict = verdict_text(report)
+    return [] if verdict is None else verdict.plain.splitlines()
 
 
 def _title(report: Report) -> Text:
@@ -77,7 +91,7 @@ def _title(report: Report) -> Text:
     if s.clip_grad_norm:
         parts.append("gradients clipped")
     if s.micro_batches > 1:
-        parts.append(f"{s.micro_batches} micro-batches")
+        parts.append(f"{s.micro_batches} micro-batches{_reduced(s)}")
     if s.seq_len is not None:
         if model.program.has_sequence:
             parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
@@ -95,6 +109,15 @@ def _title(report: Report) -> Text:
     text = Text(model.name or count, style="bold")
     text.append("  " + " · ".join(parts), style="not bold")
     return text
+
+
+def _reduced(s: Setup) -> str:
+    """When gradients of several micro-batches are reduced, where there is a choice."""
+    if s.sync_each_micro_batch is None:
+        return ""
+    return (
+        ", gradients reduced after each" if s.sync_each_micro_batch else ", gradients reduced after the last (no_sync)"
+    )
 
 
 def _layout(report: Report) -> list[str]:
@@ -177,48 +200,54 @@ def _uneven_line(counts: list[int], given: bool, what: str) -> str:
 
 def _trace_lines(report: Report) -> list[Text]:
     traced = [f"no program of this type: {report.traced}"] if report.traced else []
-    return [Text(line) for line in (*traced, *notes(report))]
+    return [Text(line) for line in (*default_lines(report), *traced, *notes(report))]
 
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
 
 
-def _memory_table(report: Report, narrow: bool) -> Table:
-    table = _table("Memory per GPU")
-    table.add_column("component", no_wrap=not narrow, min_width=None if narrow else 17)
-    table.add_column("most", justify="right", no_wrap=True, min_width=10)
-    table.add_column("at the peak", justify="right", no_wrap=True, min_width=10 if narrow else 11)
-    if not narrow:
-        table.add_column("", no_wrap=True, overflow="crop")
-        table.add_column("largest row", overflow="ellipsis", no_wrap=True)
+def _memory_table(report: Report, width: int) -> list[RenderableType]:
+    """With a line of what the width leaves out."""
+    table, narrow = _table("Memory per GPU"), width < _NARROW
+    lines: list[tuple[list[str], str]] = []
 
-    def add(name: str, most: int | None, at_peak: int, bar: str, note: str, style: str = "") -> None:
-        cells = [name, "" if most is None else show_bytes(most), show_bytes(at_peak)]
-        table.add_row(*cells, *([] if narrow else [bar, note]), style=style)
+    def add(name: str, most: int | None, at_peak: int, note: str, style: str = "", bar: str = "") -> None:
+        sizes = ["" if most is None else show_bytes(most), show_bytes(at_peak)]
+        lines.append(([name, *sizes, *([] if narrow else [bar, note])], style))
 
     for component in COMPONENTS:
         items = [i for i in report.items if i.component == component]
         at_peak = sum(i.at_peak for i in items)
         most = report.total(component) if component != "temporaries" else None
         if at_peak or most:
-            bar = "█" * round(_BAR * at_peak / report.peak)
-            add(_LABELS[component], most, at_peak, bar, _largest(items), "" if at_peak else "dim")
-    add("peak", None, report.peak, "", f"in {report.peak_phase}", "bold")
+            shown = bar(at_peak, report.peak, full_bar(width))
+            add(_LABELS[component], most, at_peak, _largest(items), "" if at_peak else "dim", shown)
+    add("peak", None, report.peak, f"in {report.peak_phase}", "bold")
     blocks = "rounding to 512 B" if report.played is None else "blocks as they are split"
-    add("allocated", None, report.allocated, "", f"+ {blocks}, cuBLAS workspaces")
-    add("reserved", None, report.reserved, "", _reserved_note(report))
+    add("allocated", None, report.allocated, f"+ {blocks}, cuBLAS workspaces")
+    add("reserved", None, report.reserved, _reserved_note(report))
     nccl = ", NCCL" if report.setup.gpus > 1 else ""
     basis = " and ".join(sorted({item.basis for item in report.overheads if item.component == "device"}))
-    add("device", None, report.device, "", f"+ CUDA context{nccl} ({basis})")
-    return table
+    add("device", None, report.device, f"+ CUDA context{nccl} ({basis})")
+    table.add_column("component", no_wrap=not narrow)
+    table.add_column("most", justify="right", no_wrap=True)
+    table.add_column("at the peak", justify="right", no_wrap=True)
+    if not narrow:
+        others = [max(len(cells[i]) for cells, _ in lines) for i in (0, 1, 3)]
+        room = width - sum(others) - len("at the peak") - 4 * 2  # two between columns
+        table.add_column("", no_wrap=True)
+        table.add_column("largest row", overflow="ellipsis", no_wrap=True, max_width=room)
+    for cells, style in lines:
+        table.add_row(*cells, style=style)
+    return [table, *([Text(left_out(["bars", "the largest row of each component"]))] if narrow else [])]
 
 
 def _reserved_note(report: Report) -> str:
     if any(item.basis == "measured" for item in report.overheads if item.component == "reserved"):
         return "+ fragmentation (measured)"
     if report.played is None:
-        return "+ 2 MiB segments; fragmentation not known"
+        return "+ fragmentation (assumed)"
     return f"+ fragmentation, {report.played.steps} steps replayed"
 
 
@@ -246,13 +275,13 @@ def _why(report: Report) -> str:
     return "on top of the states it holds " + ", ".join(named)
 
 
-def _communication_table(report: Report, width: int, timed: bool) -> list[RenderableType]:
+def _communication_table(report: Report, width: int) -> list[RenderableType]:
     """With a line of what the width leaves out."""
-    table = _table("Communication per step and GPU")
+    table, timed = _table("Communication per step and GPU"), report.gpu is not None
     numbers, left_out = Numbers(("ranks", "calls", "payload", "wire", *(["time"] if timed else []))), ""
-    if width < _TIMED:
+    if width < _WIDE:
         numbers, left_out = numbers.that_fit(width)
-    words_of = add_words(table, ("phase", "collective", "what"), on_one_line=width >= _TIMED)
+    words_of = add_words(table, ("phase", "collective", "what"), on_one_line=width >= _WIDE)
     for name in numbers.names:
         table.add_column(name, justify="right", no_wrap=True)
 
@@ -296,63 +325,3 @@ def _time_lines(report: Report) -> list[Text]:
     behind = " and ".join(f"{show_seconds(seconds)} behind {phase}" for phase, seconds in hides if seconds)
     hidden = f"; in brackets what can hide, {behind}" if behind else ""
     return [Text(f"time: {show_seconds(time.exposed)} exposed{hidden} (NCCL's latencies, data-sheet bandwidths)")]
-
-
-def _rows_table(report: Report) -> Table:
-    table = _table("Rows")
-    table.add_column("component", no_wrap=True)
-    table.add_column("name", overflow="fold", ratio=2)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("at the peak", justify="right", no_wrap=True)
-    table.add_column("dtype", no_wrap=True)
-    table.add_column("formula", overflow="fold", ratio=3)
-    table.add_column("basis", no_wrap=True)
-    for i in [*report.items, *report.overheads]:
-        table.add_row(i.component, i.name, f"{i.nbytes:,}", f"{i.at_peak:,}", i.dtype, i.formula, i.basis)
-    return table
-
-
-def _verdict(report: Report) -> Text | None:
-    if report.gpu is None:
-        return None
-    decides = report.decides
-    room = report.gpu.capacity - decides.device
-    size = f"{report.gpu.full_name} ({show_bytes(report.gpu.capacity)})"
-    error = f"{show_bytes(decides.margin)} that the estimate may be too low by"
-    if report.fits:
-        verdict = Text(f"fits {size}: {show_bytes(room)} to spare", style="bold green")
-        verdict.append(f"\nof which {error}", "not bold")
-        _name_other(verdict, report)
-        if decides.played is not None and decides.played.retries:
-            verdict.append("\nthe GPU is full: the allocator gives cached segments back, which takes time", "not bold")
-        return verdict
-    if room < 0:
-        verdict = Text(f"does not fit {size}: {show_bytes(-room)} too much", style="bold red")
-    else:
-        verdict = Text(f"may not fit {size}: {show_bytes(room)} to spare, less than the {error}", style="bold red")
-    _name_other(verdict, report)
-    smaller = decides.device_if_expandable
-    if smaller is not None and decides.within(smaller):
-        setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        verdict.append(f"\nit fits with {setting}: {show_bytes(smaller)}", "not bold")
-    return verdict
-
-
-def _name_other(verdict: Text, report: Report) -> None:
-    other = report.decides
-    if other is not report:
-        verdict.append(
-            f"\non pipeline rank {other.rank.number}, whose device has {show_bytes(other.device)}", "not bold"
-        )
-
-
-def _advice_lines(report: Report) -> list[Text]:
-    from memcalc.report.advice import advice
-
-    found = advice(report)
-    if not found:
-        return []
-    lines = [Text("\nwhat would help most", style="bold")]
-    for change in found:
-        lines.append(Text(f"  {change.flags:<40} saves {show_bytes(change.saves)}, leaves {show_bytes(change.peak)}"))
-    return lines

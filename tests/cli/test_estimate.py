@@ -74,6 +74,46 @@ def test_output_writes_what_stdout_would_show(kind: str, tmp_path: Path, capsys:
     assert shown.stdout.endswith("\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("x.json", "json"),
+        ("X.JSON", "json"),
+        ("x.csv", "csv"),
+        ("x.md", "markdown"),
+        ("x.txt", "table"),
+        ("json", "table"),
+    ],
+)
+def test_the_name_of_the_output_is_its_format(
+    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    assert estimate(capsys, "-m", "gpt2", "-o", str(path)) == (0, "", "")
+    assert path.read_text(encoding="utf-8") == estimate(capsys, "-m", "gpt2", "--format", kind).stdout
+    if kind != "table":
+        other = "json" if kind == "csv" else "csv"
+        refused = estimate(capsys, "-m", "gpt2", "-o", str(tmp_path / f"other{path.suffix}"), "--format", other)
+        check_refused(refused, "--output", f"contradicts --format {other}", f"allowed: --format {kind}")
+        assert not (tmp_path / f"other{path.suffix}").exists()
+
+
+def test_a_dash_is_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in ([], ["--json"], ["--format", "csv"]):
+        assert estimate(capsys, "-m", "gpt2", *more, "-o", "-") == estimate(capsys, "-m", "gpt2", *more)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["csv", "markdown"])
+def test_layers_and_ranks_are_in_every_format(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    setup = ("-m", "gpt2", "-g", "4", "--pp", "2", "--tp", "2", "--format", kind)
+    plain = estimate(capsys, *setup).stdout
+    layers, ranks = (estimate(capsys, *setup, flag).stdout for flag in ("--per-layer", "--all-ranks"))
+    assert len(plain) < min(len(layers), len(ranks))
+    assert layers != ranks
+
+
 def test_csv_has_a_header(capsys: pytest.CaptureFixture[str]) -> None:
     lines = list(csv.reader(estimate(capsys, "-m", "gpt2", "--format", "csv").stdout.splitlines()))
     assert lines[0][:4] == ["table", "component", "name", "nbytes"]
@@ -224,6 +264,8 @@ def test_names_are_listed(option: str, value: str, capsys: pytest.CaptureFixture
         ([*MODEL, "--format", ""], ["--format ''", "table, json, csv, markdown"]),
         ([*MODEL, "--format", LONG], ["--format xxx", "table, json, csv, markdown"]),
         ([*MODEL, "--json", "--format", "csv"], ["--format csv", "--json"]),
+        ([*MODEL, "--json", "--output", "x.csv"], ["--output x.csv", "--json", "--format csv"]),
+        ([*MODEL, "--format", "table", "--output", "x.json"], ["--output x.json", "--format table", "--format json"]),
         # the command line itself
         ([], ["--model", "--params"]),
         ([*MODEL, "--params", "7B"], ["--model", "--params"]),

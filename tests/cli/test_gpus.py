@@ -26,7 +26,7 @@ def test_the_table_has_a_line_per_gpu(capsys: pytest.CaptureFixture[str]) -> Non
     assert [line.split()[0] for line in ran.stdout.splitlines()[1:]] == NAMES
 
 
-@pytest.mark.parametrize("name", ["h100-80gb", "H100", "nvidia h100 80gb hbm3", " h100 "])
+@pytest.mark.parametrize("name", ["h100-80gb", "H100-SXM", "nvidia h100 80gb hbm3", " h100-80gb "])
 def test_one_gpu_by_name_or_alias(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     ran = here(capsys, "gpus", name, "--json")
     assert ran.status == 0
@@ -47,6 +47,8 @@ def test_one_gpu_as_a_table_has_its_sources(capsys: pytest.CaptureFixture[str]) 
     ("arguments", "words"),
     [
         (["h1000"], ["h1000", "h100-80gb"]),
+        (["h100"], ["h100", "h100-80gb (80 GB)", "h100-94gb (94 GB)"]),
+        (["80GB"], ["80GB", "unknown GPU"]),
         (["nosuchgpu"], ["nosuchgpu", "memcalc gpus"]),
         (["--json", "nosuchgpu"], ["nosuchgpu"]),
         ([""], ["''", "unknown GPU"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 from command import LLAMA
 
 import memcalc
-from memcalc.report.flat import HEADER, csv_text, markdown_text
+from memcalc.report.advice import advice
+from memcalc.report.flat import HEADER, csv_text
+from memcalc.report.markdown import markdown_text
+from memcalc.report.per_layer import shares
+from memcalc.units import show_bytes
 
 SETUPS: list[dict[str, Any]] = [
     {"model": "llama-7b", "gpus": 8, "zero": 3},
@@ -78,3 +83,82 @@ def test_markdown_tables_have_equal_columns(setup: dict[str, Any]) -> None:
 def test_a_name_is_one_heading() -> None:
     model = memcalc.load_model({**LLAMA, "_name_or_path": "a|b\nc"})
     assert markdown_text(memcalc.estimate(model)).splitlines()[1] == ""
+
+
+PIPELINE: dict[str, Any] = {"model": LLAMA, "gpus": 8, "tp": 2, "pp": 2, "gpu": "h100-80gb"}
+
+
+def read(text: str, table: str) -> list[dict[str, str]]:
+    return [row for row in csv.DictReader(io.StringIO(text)) if row["table"] == table]
+
+
+def test_csv_has_a_layers_part_and_every_rank_where_they_are_asked_for() -> None:
+    report = memcalc.estimate(**PIPELINE)
+    assert {row["table"] for row in csv.DictReader(io.StringIO(csv_text(report)))} == {"memory", "communication"}
+    text = csv_text(report, per_layer=True, all_ranks=True)
+    document = report.to_dict()
+    layers = document["communication"]["per_layer_items"]
+    assert layers
+    assert [
+        (
+            row["axis"],
+            row["phase"],
+            row["component"],
+            row["name"],
+            float(row["calls"]),
+            int(row["payload"]),
+            row["formula"],
+        )
+        for row in read(text, "layer")
+    ] == [
+        (i["axis"], i["phase"], i["collective"], i["name"], pytest.approx(i["calls"]), i["payload"], i["formula"])
+        for i in layers
+    ]
+    ranks = {(row["name"], row["component"]): row for row in read(text, "rank")}
+    for rank in document["memory"]["ranks"]:
+        name = f"pp {rank['pp']}"
+        for total in ("parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "peak", "device"):
+            assert int(ranks[name, total]["nbytes"]) == rank[total]
+        for size in ("payload", "wire"):
+            assert int(ranks[name, "communication"][size]) == rank["communication"][size]
+
+
+def test_a_layers_part_in_the_document_is_that_of_the_table() -> None:
+    report = memcalc.estimate(**PIPELINE)
+    items = report.to_dict()["communication"]["per_layer_items"]
+    assert [(i["name"], i["layers"], i["calls"], i["payload"], i["wire"], i["formula"]) for i in items] == [
+        (s.collective.name, s.layers, s.calls, s.payload, s.wire, s.formula) for s in shares(report)
+    ]
+
+
+def test_the_document_has_the_advice_of_the_table() -> None:
+    report = memcalc.estimate("llama-7b", gpus=8, zero=1)
+    found = report.to_dict()["advice"]
+    assert found
+    assert found == json.loads(json.dumps([change._asdict() for change in advice(report)]))
+
+
+def test_markdown_has_the_setup_the_verdict_and_what_is_said() -> None:
+    report = memcalc.estimate(**PIPELINE | {"precision": "bf16-mixed"})
+    text = markdown_text(report)
+    assert "8 GPUs · megatron · tp 2 · pp 2 · dp 2" in text
+    assert "\n**fits NVIDIA H100 SXM5 80GB" in text
+    for line in report.to_dict()["notes"]:
+        assert f"\n- {line}\n" in text
+    assert "**" not in markdown_text(memcalc.estimate("gpt2"))
+    for word in ("## What one layer sends", "## Pipeline ranks"):
+        assert word not in text
+
+
+def test_markdown_has_a_layers_part_and_every_rank_where_they_are_asked_for() -> None:
+    report = memcalc.estimate(**PIPELINE)
+    text = markdown_text(report, per_layer=True, all_ranks=True)
+    layers, ranks = text.split("## What one layer sends\n\n")[1].split("\n\n## Pipeline ranks\n\n")
+    assert len(layers.splitlines()) == 2 + len(shares(report))
+    for share, line in zip(shares(report), layers.splitlines()[2:], strict=True):
+        assert cells(line)[3] == share.collective.name
+        assert cells(line)[5:] == [str(share.payload), str(share.wire), share.formula]
+    for one, line in zip(report.each_rank(), ranks.splitlines()[2:], strict=True):
+        assert show_bytes(one.peak) in cells(line)
+    for table in (layers, ranks):
+        assert len({len(cells(line)) for line in table.splitlines()}) == 1

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
 
 GROUPED = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 70,
@@ -17,7 +18,7 @@ FALCON = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "vo
 
 def of(config: dict[str, Any], **options: Any) -> list[str]:
     report = memcalc.estimate(dict(config), seq_len=16, **options)
-    assert report.to_dict()["notes"] == notes(report)
+    assert report.to_dict()["notes"] == [*default_lines(report), *notes(report)]
     return notes(report)
 
 
@@ -43,7 +44,7 @@ def of(config: dict[str, Any], **options: Any) -> list[str]:
     ],
 )
 def test_a_kernel_that_is_a_surprise_is_named(config: dict[str, Any], options: dict[str, Any], words: str) -> None:
-    (note,) = of(config, **options)
+    (note,) = [note for note in of(config, **options) if note.startswith("sdpa: ")]
     assert words in note
 
 
@@ -53,7 +54,6 @@ def test_a_kernel_that_is_a_surprise_is_named(config: dict[str, Any], options: d
         {"precision": "bf16"},
         {"precision": "fp32", "attention": "eager"},
         {"precision": "fp32", "attention": "eager", "gpu": "a10"},
-        {"precision": "fp32", "padded": True},
         {"precision": "bf16-autocast", "gpu": "a10"},
         {"precision": "bf16-mixed", "engine": "megatron", "gpu": "a10"},
     ],
@@ -61,6 +61,11 @@ def test_a_kernel_that_is_a_surprise_is_named(config: dict[str, Any], options: d
 )
 def test_else_nothing_is_said(options: dict[str, Any]) -> None:
     assert of(GROUPED, **options) == []
+
+
+def test_padded_batches_are_taken_as_equally_long() -> None:
+    (note,) = of(GROUPED, precision="fp32", padded=True)
+    assert "varying lengths" in note
 
 
 @pytest.mark.parametrize("gpu", [None, "mi300x"])
@@ -81,3 +86,19 @@ def test_of_a_trace_nothing_is_said_where_the_kernels_are_fused_or_not_known(opt
 
 def test_a_bare_number_of_parameters_has_no_attention() -> None:
     assert notes(memcalc.estimate(params="7B", precision="fp32", gpu="a10")) == []
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_why_zero_has_more_states_than_stage_0_in_fp32(zero: int) -> None:
+    """single_partition_of_fp32_groups, fp32_partitioned_groups_flat: clones, also where the weights are fp32 themselves."""
+    options: dict[str, Any] = {"engine": "deepspeed", "gpus": 1, "gpu": "a10"}
+    how = GROUPED | {"num_key_value_heads": 4}
+    report, plain = (memcalc.estimate(dict(how), seq_len=16, precision="fp32", zero=z, **options) for z in (zero, 0))
+    copies = [item for item in report.items if item.name == "flat fp32 copy of the weights"]
+    more = report.total("optimizer_states") - plain.total("optimizer_states")
+    assert sum(copy.nbytes for copy in copies) == more >= 4 * report.model.num_parameters
+    (note,) = of(how, precision="fp32", zero=zero, **options)
+    assert note.startswith(f"DeepSpeed's ZeRO {zero} updates a flat copy of its partition of the weights (")
+    assert "stage 0 updates the fp32 weights themselves" in note
+    assert not of(how, precision="fp32", zero=0, **options)
+    assert not of(how, precision="bf16-mixed", zero=zero, **options)

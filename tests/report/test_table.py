@@ -137,7 +137,7 @@ def test_what_the_report_says() -> None:
         "ZeRO 3",
         "micro-batch 4 × 2048 tokens",
         "does not fit",
-        "what would help",
+        "what makes it fit",
     ):
         assert text in " ".join(shown.split())
 
@@ -147,6 +147,10 @@ TITLES: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {}, "1 GPU · plain PyTorch · bf16-mixed · adamw (foreach) · micro-batch 1 × 256 tokens · sdpa attention"),
     (LLAMA, {"gpus": 4, "engine": "ddp"}, "4 GPUs · ddp · dp 4 · bf16-mixed"),
     (LLAMA, {"global_batch_size": 6, "micro_batch_size": 2}, "(foreach) · 3 micro-batches · micro-batch 2 × 256 tokens"),
+    (LLAMA, {"gpus": 2, "engine": "ddp", "global_batch_size": 6}, "3 micro-batches, gradients reduced after the last (no_sync)"),
+    (LLAMA, {"gpus": 2, "engine": "fsdp2", "zero": 3, "global_batch_size": 6, "sync_each_micro_batch": True},
+     "(foreach) · 3 micro-batches, gradients reduced after each · micro-batch"),
+    (LLAMA, {"gpus": 2, "zero": 3, "engine": "fsdp2"}, "(foreach) · micro-batch 1"),
     (LLAMA, {"gpus": 8, "zero": 3, "engine": "fsdp2"}, "fsdp2, ZeRO 3 · dp 8 · bf16-mixed"),
     (LLAMA, {"gpus": 8, "zero": 3, "engine": "fsdp2", "shard_group": 2}, "ZeRO 3 · dp 8 · shard group 2 · bf16-mixed"),
     (LLAMA, {"gpus": 8, "zero": 1, "engine": "megatron", "tp": 2, "shard_group": 2}, "tp 2 · dp 4 · shard group 2 · sequence"),
@@ -157,7 +161,7 @@ TITLES: list[tuple[Any, dict[str, Any], str]] = [
     (MIXTRAL, {"gpus": 4, "tp": 2, "ep": 2}, "tp 2 · ep 2 · dp 2 · sequence parallel"),
     (MIXTRAL, {"gpus": 4, "tp": 2, "ep": 4, "etp": 1}, "tp 2 · ep 4 · etp 1 · dp 2 · sequence parallel"),
     (MIXTRAL, {"gpus": 4, "ep": 2, "etp": 2, "tp": 1, "engine": "megatron"}, "megatron · ep 2 · etp 2 · dp 4 · bf16-mixed"),
-    (None, {"params": "1B", "gpus": 8, "zero": 1, "global_batch_size": 16}, "adamw (fused) · 2 micro-batches"),
+    (None, {"params": "1B", "gpus": 8, "zero": 1}, "adamw (fused) · model states only"),
 ]  # fmt: skip
 
 
@@ -167,24 +171,6 @@ def test_the_title_says_what_changes_the_numbers(model: Any, options: dict[str, 
 
 
 LARGE = "gpt2-large"
-VERDICTS: list[tuple[str, dict[str, Any], bool, tuple[str, ...]]] = [
-    (LARGE, {"gpu": "rtx4090"}, True, ("fits NVIDIA GeForce RTX 4090", "to spare", "that the estimate may be too low by")),
-    (LARGE, {"gpu": "rtx4090", "micro_batch_size": 3}, True, ("the GPU is full: the allocator gives cached segments back",)),
-    (LARGE, {"gpu": "rtx4090", "micro_batch_size": 4, "seq_len": 960}, False,
-     ("does not fit", "too much", "it fits with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")),
-    ("llama-7b", {"gpu": "a100-40gb", "gpus": 32, "zero": 2, "seq_len": 3072}, False,
-     ("may not fit", "to spare, less than the")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("model", "options", "fits", "texts"), VERDICTS)
-def test_verdicts(model: str, options: dict[str, Any], fits: bool, texts: tuple[str, ...], width: int) -> None:
-    """Whatever the width, to the last letter."""
-    shown = "".join(without_colours(table(model, options, Terminal())).split())
-    report = memcalc.estimate(model, **options)
-    assert report.fits is fits
-    for text in (*texts, *([show_bytes(report.margin)] if "too much" not in texts else [])):
-        assert "".join(text.split()) in shown
 
 
 def test_a_batch_of_images_has_no_tokens() -> None:
@@ -241,9 +227,11 @@ def test_communication_has_times_with_a_gpu_where_there_is_room(monkeypatch: pyt
         "time: 2.15 ms exposed; in brackets what can hide, 46.1 ms behind forward and 79.2 ms behind backward" in shown
     )
     assert "46.1 ms" not in table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO())
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = without_colours(table("llama-7b", options, Terminal()))
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    narrow = " ".join(without_colours(table("llama-7b", options, Terminal())).split())
     assert "(46.1 ms)" not in narrow
+    assert "left out for the width: wire, time; --json has it" in narrow
     assert "2.15 ms exposed" in narrow
     unknown = " ".join(table("gpt2", {"gpus": 16, "gpu": "rtx4090"}, io.StringIO()).split())
     assert "no time for some of it: NVIDIA has no node with" in unknown
