@@ -85,7 +85,9 @@ class StepTime(NamedTuple):
 def distance(collective: Collective, setup: Setup) -> int:
     """How far apart in rank order two neighbours of the group are."""
     stage = setup.gpus // setup.pp
-    if collective.group_size > {"pp": setup.pp, "tp": max(setup.tp, setup.etp)}.get(collective.axis, stage):
+    if collective.group_size > {"pp": setup.pp, "tp": max(setup.tp, setup.etp), "cp": setup.cp}.get(
+        collective.axis, stage
+    ):
         return setup.gpus // collective.group_size  # of several axes: as if spread evenly over all ranks
     if collective.axis == "pp":  # a tied embedding is summed over the first and the last stage
         tied = collective.collective == "all_reduce" and collective.group_size == 2
@@ -128,6 +130,8 @@ def _from(start: int, size: int, apart: int, gpus_per_node: int) -> Group:
 
 def link_inside(gpu: GPU, group: Group, apart: int) -> Link | Unknown:
     """What joins the ranks of a group that are in one node. A bridge joins two GPUs, larger groups take PCIe."""
+    if not gpu.links:
+        return Unknown(f"the links of {gpu.full_name} are not known")
     if gpu.vendor != "nvidia":
         return Unknown(f"the latencies are NCCL's, and {gpu.full_name} is not NVIDIA's")
     span = (group.most - 1) * apart + 1

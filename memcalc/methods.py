@@ -3,13 +3,15 @@ kernels, loss. A method that does not go with the engine or the model is an Inpu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.kernels import DEFAULT_LOSS, losses, refusal
 from memcalc.refusals import check_fused_softmax, runs_gpt_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memcalc.inputs.model import Model
 
 
@@ -188,3 +190,40 @@ def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str
         why = f"not with kernels {kernels}{split} for {model.model_type}; allowed: {', '.join(allowed)}"
         refuse("cross_entropy", options.cross_entropy, why)
     return options.cross_entropy
+
+
+_CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": ("p2p", "all_gather", "a2a"),
+    "fsdp2": ("all_gather", "p2p"),
+    "deepspeed": ("a2a",),
+}
+"""Of the engines that share sequences, each one's default first."""
+
+
+def cp_comm_type_of(options: Options, engine: str) -> str | None:
+    """How ranks of a sequence share keys and values; None where none do."""
+    if options.cp == 1:
+        return None
+    allowed = _CP_COMM_TYPES[engine]
+    if options.cp_comm_type not in (None, *allowed):
+        why = "torch's context_parallel has no exchange of heads for tokens (Ulysses)"
+        refuse("cp_comm_type", options.cp_comm_type, f"with engine {engine}: {why}; allowed: {', '.join(allowed)}")
+    return options.cp_comm_type or allowed[0]
+
+
+def sync_each_micro_batch_of(options: Options, engine: str) -> bool | None:
+    """Whether DDP or FSDP2 reduces after every micro-batch; None where it is not up to the caller.
+
+    By default not: so do accelerate's `accumulate` and `no_sync` (GradientAccumulationPlugin.sync_each_batch is off) with HF
+    Trainer, and Lightning's `_block_parallel_sync_behavior`.
+    """
+    name, given = "sync_each_micro_batch", options.sync_each_micro_batch
+    if engine in ("ddp", "fsdp2") and options.pp == 1:
+        return bool(given)
+    if given is not None and options.pp > 1 and engine == "fsdp2":
+        why = f"torch's pipeline schedules (pp {options.pp}) reduce with a step's last micro-batch themselves"
+        refuse(name, given, f"{why}; allowed: without it, or --pp 1")
+    if given is not None:
+        why = "plain PyTorch reduces nothing" if engine == "none" else f"{engine} has rules of its own"
+        refuse(name, given, f"is DDP's and FSDP2's, and {why}; allowed: with --engine ddp or fsdp2")
+    return None

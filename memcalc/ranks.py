@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine, megatron_deepspeed, shared_sequences
-from memcalc.engines.holdings import Holdings, padding_row
+from memcalc.engines.holdings import ENOUGH_MICRO_BATCHES, Holdings, padding_row
 from memcalc.engines.sent import Group, collectives_of_run, of_modules
 from memcalc.families import auto_ep, context_parallel
 from memcalc.families.expert_parallel import share_experts
@@ -114,6 +114,9 @@ def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
     held, sums = own
     engine = load_engine(setup.engine)
     sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
+    if held.micro_batches > 1:
+        rank = Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
+        return rank._replace(on_paper=held.micro_batches)
     first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
     hooks = None if held.order is None else held.order.untraced
     untraced = None if hooks is None else partial(_profile, model, setup, held._replace(hooks=hooks))
@@ -323,7 +326,8 @@ def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
     key = (
         "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
         setup.grad_dtype,
-        setup.optimizer, setup.optimizer_implementation, setup.micro_batches > 1, setup.padded, setup.kernels, setup.attention,
+        setup.optimizer, setup.optimizer_implementation, min(setup.micro_batches, ENOUGH_MICRO_BATCHES),
+        setup.sync_each_micro_batch, setup.padded, setup.kernels, setup.attention,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
         setup.max_reuse_distance, setup.prefetch_bucket_size, setup.clip_grad_norm,
         isinstance(model, Model) and bool(model.program.idle),
@@ -369,7 +373,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     recompute = setup.recompute == "full" or policy is not None
     choices = Choices(
         setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
-        holdings.hooks, policy, holdings.buffer_dtype, setup.recompute_layers,
+        holdings.hooks, policy, holdings.buffer_dtype, setup.recompute_layers, holdings.micro_batches,
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from memcalc.dtypes import bf16, fp32
 from memcalc.families.expert_parallel import expert_path
 from memcalc.families.expert_parallel_checks import check_expert_parallel, check_split_experts
+from memcalc.families.routed_checks import check_routed
 from memcalc.families.sequence_parallel import PLAIN, layers_mask, masks
 from memcalc.families.tensor_parallel import split_dims
 from memcalc.families.tensor_parallel_plans import FAILS, NOT_RUN, PLANS, WITHOUT
@@ -63,6 +64,7 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
             options.precision,
             f"for a {model.model_type} " + NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
         )
+    check_routed(options, engine, model)
     check_recompute(options, model, megatron="megatron" in (options.kernels, engine) or runs_gpt_model(options, engine))
 
 

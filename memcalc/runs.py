@@ -62,14 +62,31 @@ class Trace(NamedTuple):
         early, late, _ = self.middle
         out = {0: early}
         if not self.forward_ends:
-            places = [p for p, phase, layer in self.segments if phase == "backward" and layer in late]
-            return out | ({min(places): late} if places else {})
+            return out | self._turns_of_backward()
         if self.middle.more:
             for place, _phase, layer in self.segments:
                 if layer is not None and layer < early.start:
                     out[place] = late
                 elif layer is not None and layer >= late.stop:
                     out[place] = early
+        return out
+
+    def _turns_of_backward(self) -> dict[int, range]:
+        """The late period is away from where backward has come to it; where backward goes through the stack once more, as of
+        an auxiliary loss before all else, the early one is again until then."""
+        early, late, _ = self.middle
+        out: dict[int, range] = {}
+        away, over = early, False
+        for place, phase, layer in self.segments:
+            if phase != "backward" or layer is None:
+                continue
+            if away is early and layer in late:
+                out[place] = away = late
+                over = False
+            elif away is late and layer < early.start:
+                over = True
+            elif over and layer >= late.stop:
+                out[place] = away = early
         return out
 
     def away(self, place: int) -> range:

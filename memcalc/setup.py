@@ -9,7 +9,16 @@ from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families.context_parallel_checks import check_shared_sequences
 from memcalc.families.expert_parallel_checks import check_token_slices
 from memcalc.inputs.options import NOT_YET, Options, refuse
-from memcalc.methods import attention_of, cross_entropy_of, grad_dtype_of, implementation_of, kernels_of, precision_of
+from memcalc.methods import (
+    attention_of,
+    cp_comm_type_of,
+    cross_entropy_of,
+    grad_dtype_of,
+    implementation_of,
+    kernels_of,
+    precision_of,
+    sync_each_micro_batch_of,
+)
 from memcalc.refusals import (
     check_context_parallel,
     check_ddp,
@@ -19,6 +28,7 @@ from memcalc.refusals import (
     check_pipeline,
     check_sequence_parallel,
 )
+from memcalc.zero_checks import check_stage
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -67,6 +77,8 @@ class Setup(NamedTuple):
     gradient_accumulation_fusion: bool | None
     """Megatron's; None with another engine."""
     attention_mask_in_dataloader: bool | None
+    sync_each_micro_batch: bool | None
+    """Whether DDP and FSDP2 reduce after every micro-batch; None where another engine or a pipeline's schedule decides."""
     attention: str | None
     cross_entropy: str | None
     padded: bool
@@ -81,6 +93,11 @@ class Setup(NamedTuple):
     def micro_batches(self) -> int:
         """Forward and backward passes per optimizer step."""
         return self.global_batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def keeps_whole_gradients(self) -> bool:
+        """Whether gradients stay as backward makes them until the last micro-batch's are reduced with them (`no_sync`)."""
+        return self.sync_each_micro_batch is False and self.micro_batches > 1
 
     @property
     def rows(self) -> int:
@@ -183,11 +200,12 @@ def resolve(options: Options, model: Model | None) -> Setup:
         optimizer_implementation=implementation,
         clip_grad_norm=options.clip_grad_norm,
         recompute=options.recompute,
-        cp_comm_type=_cp_comm_type(options, engine),
+        cp_comm_type=cp_comm_type_of(options, engine),
         recompute_layers=options.recompute_layers,
         **_zero_sizes(options, engine),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
+        sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
         attention=attention,
         cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
         padded=options.padded,
@@ -211,24 +229,6 @@ def _data_parallel_degree(options: Options) -> int:
         gpus = "1 GPU leaves" if options.gpus == 1 else f"{options.gpus} GPUs{f' over {shown}' if shown else ''} leave"
         refuse("dp", options.dp, f"{gpus} dp = {dp}; allowed: {dp}")
     return dp
-
-
-_CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "megatron": ("p2p", "all_gather", "a2a"),
-    "fsdp2": ("all_gather", "p2p"),
-    "deepspeed": ("a2a",),
-}
-"""Of the engines that share sequences, each one's default first."""
-
-
-def _cp_comm_type(options: Options, engine: str) -> str | None:
-    if options.cp == 1:
-        return None
-    allowed = _CP_COMM_TYPES[engine]
-    if options.cp_comm_type not in (None, *allowed):
-        why = "torch's context_parallel has no exchange of heads for tokens (Ulysses)"
-        refuse("cp_comm_type", options.cp_comm_type, f"with engine {engine}: {why}; allowed: {', '.join(allowed)}")
-    return options.cp_comm_type or allowed[0]
 
 
 def _expert_tensor_parallel(options: Options, engine: str) -> int:
@@ -313,8 +313,7 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
         engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
         refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
-    if engine in ("none", "ddp") and options.zero and options.gpus > 1:
-        refuse("zero", options.zero, f"engine {engine} shards nothing; allowed: 0, or --engine deepspeed or fsdp2")
+    check_stage(options, engine, states_only=model is None)
     if engine == "fsdp2":
         check_fsdp2(options, model)
     if engine == "ddp":
@@ -324,12 +323,6 @@ def _engine(options: Options, dp: int, model: Model | None) -> str:
             "optimizer",
             "muon",
             "needs whole matrices, and deepspeed's partitions are flat; " + NOT_YET + "another one",
-        )
-    if options.zero and options.optimizer == "sgd" and engine != "fsdp2":
-        refuse(
-            "zero",
-            options.zero,
-            "optimizer sgd keeps no state that ZeRO could shard; allowed: 0, or another --optimizer",
         )
     return engine
 

@@ -6,13 +6,14 @@ gradients per parameter; stage 1 shards the states, stage 2 the gradients, stage
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from memcalc.dims import Dim
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.holdings import Holdings, state_rows
 from memcalc.errors import InputError, quoted
-from memcalc.inputs.options import refuse
+from memcalc.inputs.options import Options, refuse
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row
 from memcalc.setup import DTYPES, Setup
@@ -20,6 +21,25 @@ from memcalc.units import parse_count
 
 _MOST: Final = 10**15
 _NEED_SHAPES: Final = ("adafactor", "muon")
+
+DECIDES: Final = frozenset(
+    {
+        "gpus",
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "shard_group",
+        "zero",
+        "engine",
+        "precision",
+        "grad_dtype",
+        "optimizer",
+        "gpu",
+    }
+)
+"""The options that model states depend on, or that are checked against those. All others need a model to mean anything."""
 
 
 def parse_params(given: object) -> int:
@@ -32,12 +52,26 @@ def parse_params(given: object) -> int:
     return count
 
 
+def check_decides(given: Mapping[str, Any]) -> None:
+    """InputError for the first option that is given and that model states do not depend on."""
+    for name, value in given.items():
+        left_out = value is None or (value is False and Options._field_defaults[name] is False)
+        if name not in DECIDES and not left_out:
+            refuse(name, value, NOT_OF_STATES)
+
+
+NOT_OF_STATES: Final = (
+    "model states of a bare number of parameters (--params) do not depend on it; allowed: leave it out, or --model"
+)
+
+
 class SizeOnly:
     """A number of parameters in the place of a model."""
 
     name = None
     model_type = None
     layers = None
+    notes: tuple[str, ...] = ()
 
     def __init__(self, num_parameters: int) -> None:
         self.num_parameters = num_parameters

@@ -20,7 +20,7 @@ OPTIONS = (
     "--virtual-stages", "--first-stage-layers",
     "--last-stage-layers", "--recompute-layers", "--reduce-bucket-size", "--max-live-parameters",
     "--max-reuse-distance", "--param-persistence-threshold", "--prefetch-bucket-size", "--sub-group-size",
-    "--gradient-accumulation-fusion", "--attention-mask-in-dataloader",
+    "--gradient-accumulation-fusion", "--attention-mask-in-dataloader", "--sync-each-micro-batch",
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "last_stage_layers": None, "recompute_layers": None, "reduce_bucket_size": None, "max_live_parameters": None,
     "max_reuse_distance": None, "param_persistence_threshold": None, "prefetch_bucket_size": None,
     "sub_group_size": None, "gradient_accumulation_fusion": None, "attention_mask_in_dataloader": None, "micro_batch_size": 1,
+    "sync_each_micro_batch": None,
     "seq_len": 2048, "global_batch_size": 1, "precision": "bf16-mixed", "grad_dtype": "bf16", "optimizer": "adamw",
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
@@ -75,15 +76,15 @@ FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
 RANK = {"pp", "peak"}
 ADDED = {
-    "": {"compute", "notes"},
-    "communication": {"textbook"},
+    "": {"compute", "notes", "advice"},
+    "communication": {"textbook", "per_layer_items"},
     "memory": {"ranks"},
     "ranks": {
         "layers", "in_flight", "parameters", "gradients", "optimizer_states", "saved_activations", "buffers", "phases",
         "peak_phase", "device", "communication",
     },
     "per_step": {"seconds"},
-    "fit": {"margin", "rank"},
+    "fit": {"margin", "rank", "answer", "needs", "why"},
     "collectives": {"overlap", "link", "seconds", "seconds_formula"},
 }  # fmt: skip
 """What came after the first version."""
@@ -179,7 +180,8 @@ def test_the_setup_has_every_option() -> None:
         ({"gpus": 8}, {"engine": "ddp", "dp": 8, "global_batch_size": 8, "optimizer_implementation": "foreach"}),
         ({"gpus": 8, "zero": 1}, {"engine": "deepspeed", "shard_group": 8, "optimizer_implementation": "fused"}),
         ({"gpus": 8, "zero": 3}, {"engine": "deepspeed", "shard_group": 8, "optimizer_implementation": "fused"}),
-        ({"gpus": 1, "zero": 3}, {"engine": "none", "shard_group": 1, "optimizer_implementation": "foreach"}),
+        ({"engine": "deepspeed", "zero": 3}, {"gpus": 1, "shard_group": 1, "optimizer_implementation": "fused"}),
+        ({"gpus": 8, "engine": "fsdp2"}, {"zero": 3, "shard_group": 8, "optimizer_implementation": "foreach"}),
         ({"gpus": 8, "zero": 2, "micro_batch_size": 4}, {"global_batch_size": 32}),
         ({"gpus": 8, "engine": "deepspeed"}, {"engine": "deepspeed", "zero": 0}),
         ({"precision": "fp32"}, {"grad_dtype": "fp32"}),
@@ -305,12 +307,13 @@ def test_compute_totals_are_the_items(document: dict[str, Any]) -> None:
 
 
 @each
-def test_the_fit_is_device_against_capacity(document: dict[str, Any]) -> None:
+def test_the_verdict_and_its_headroom_agree(document: dict[str, Any]) -> None:
     fit = document["fit"]
     assert (fit is None) == (document["setup"]["gpu"] is None)
-    if fit is not None:
-        assert fit["headroom"] == fit["capacity"] - document["memory"]["device"]
-        assert fit["fits"] is (fit["headroom"] >= fit["margin"])
+    if fit is not None and fit["fits"] is not None:
+        assert fit["headroom"] == fit["capacity"] - fit["needs"]
+        assert fit["fits"] is (fit["headroom"] >= 0)
+        assert fit["fits"] is (fit["answer"] in ("fits", "tight"))
 
 
 @each

@@ -132,6 +132,13 @@ def test_how_far_apart_neighbours_are(axis: str, kind: str, size: int, apart: in
     assert distance(one(kind, size, 1, axis=axis), setup) == apart
 
 
+def test_a_number_of_all_ranks_that_share_a_sequence_crosses_nodes_once() -> None:
+    """Its group is two axes, of which it is counted for the outer one: neighbours are next to each other."""
+    report = memcalc.estimate("llama-2-7b", engine="megatron", gpus=16, tp=4, cp=4, zero=1, seq_len=4096)
+    (norm,) = [c for c in report.collectives if c.name == "gradient norm"]
+    assert (norm.axis, norm.group_size, distance(norm, report.setup)) == ("cp", 16, 1)
+
+
 def test_hybrid_sharding_has_its_shards_inside_and_its_replicas_across() -> None:
     setup = setup_of(gpus=64, zero=3, engine="fsdp2", shard_group=8)
     assert distance(one("all_gather", 8, 1), setup) == distance(one("reduce_scatter", 8, 1), setup) == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.engines.zero_layout import sizes_of, straddling_elements
 from memcalc.estimation import Report
-from memcalc.report.advice import Change, advice
+from memcalc.report.advice import advice
 
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 STATES = ("parameters", "gradients", "optimizer_states")
@@ -125,7 +125,7 @@ def test_a_small_model_needs_more_in_stage_3() -> None:
     two, three = stages("gpt2", 2, 3, engine="deepspeed", gpus=8)
     assert states(three) < states(two)
     assert three.peak > two.peak
-    assert Change("--zero 2", three.peak - two.peak, two.peak) in advice(three)
+    assert ("--zero 2", three.peak - two.peak, two.peak) in [(one.flags, one.saves, one.peak) for one in advice(three)]
     small = {"reduce_bucket_size": 10**7, **NOTHING_KEPT}
     assert memcalc.estimate("gpt2", engine="deepspeed", gpus=8, zero=3, **small).peak < two.peak
     assert not any(change.flags.startswith("--zero") for change in advice(memcalc.estimate("llama-7b", gpus=8, zero=3)))

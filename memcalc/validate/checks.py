@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.engines.zero_optimizer import has_fused_adam
 from memcalc.errors import InputError
 from memcalc.inputs.options import NOT_YET, option_name, refuse
 
@@ -34,11 +35,10 @@ def check(report: Report, backend: str) -> None:
         refuse("cross_entropy", s.cross_entropy, f"to be run {NOT_YET}eager")
     if s.recompute not in ("none", "op", "full"):
         refuse("recompute", s.recompute, f"to be run {NOT_YET}none, op, full")
-    if s.engine == "deepspeed" and (s.optimizer not in ("adamw", "adam") or s.optimizer_implementation != "fused"):
+    if s.engine == "deepspeed" and s.zero == 0 and not has_fused_adam(s):
         given = f"{s.optimizer} ({s.optimizer_implementation})"
-        refuse(
-            "optimizer", given, f"with engine deepspeed to be run {NOT_YET}adamw, adam (both fused, DeepSpeed's own)"
-        )
+        own = "adamw, adam (both fused, DeepSpeed's own), or --zero 1, 2, 3"
+        refuse("optimizer", given, f"with engine deepspeed and zero 0 to be run {NOT_YET}{own}")
     if s.expert_imbalance != 1:
         refuse("expert_imbalance", s.expert_imbalance, f"to be run {NOT_YET}1.0")
     if s.ep > 1 and s.engine == "fsdp2":

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from memcalc.engines.zero_optimizer import has_fused_adam
 from memcalc.errors import InputError, one_line
+from memcalc.validate.optimizers import make
 from memcalc.validate.reference import Enter, Job, nbytes
 from memcalc.validate.ulysses import shared_loss, shared_sequences
 from memcalc.validate.zero3_order import sets_in_order
@@ -52,9 +54,12 @@ def configuration(setup: Setup) -> dict[str, Any]:
         "gradient_accumulation_steps": setup.micro_batches,
         "gradient_clipping": 0.0,
         "zero_optimization": {"stage": setup.zero, **own},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "adam_w_mode": setup.optimizer == "adamw"}},
         "steps_per_print": 10**9,
     }
+    if has_fused_adam(setup):
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "adam_w_mode": setup.optimizer == "adamw"}}
+    else:
+        config["zero_allow_untested_optimizer"] = True
     if setup.ep > 1:
         config["expert_parallel"] = {"enabled": True, "autoep_size": setup.ep}
     if setup.precision == "bf16-mixed":
@@ -68,8 +73,10 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
     """`module` is in fp32: DeepSpeed casts it. What its attention is replaced by lasts as long as `stack`."""
     package = load()
     mpu = stack.enter_context(shared_sequences(module, setup.cp, setup.micro_batch_size))
+    own = None if has_fused_adam(setup) else make(setup, [list(module.parameters())])
     engine, *_ = package.initialize(
         model=module,
+        optimizer=own,
         model_parameters=module.parameters(),
         config=configuration(setup),
         dist_init_required=False,
@@ -151,17 +158,21 @@ _MASTERS: Final = ("fp32_groups_flat", "single_partition_of_fp32_groups", "fp32_
 
 def ranks_to_run(setup: Setup, model: Model) -> list[int]:
     """What is estimated is the worst rank. In stages 1 and 2 partitions differ: those of the first and the last rank, of the
-    one with most elements, of the one with most in the step, and of those that can have most in backward. In stage 0 all but
+    one with most elements, of the one with most in the step, of the one with most while gradients are reduced after backward
+    (stage 1), and of those that can have most in backward. In stage 0 all but
     the first of the ranks that share a sequence mask what the first one counts."""
     if setup.zero not in (1, 2):
         return [1 if setup.cp > 1 and setup.zero == 0 else 0]
+    from memcalc.engines.zero1_reduction import most_while_reducing
     from memcalc.engines.zero_layout import can_have_most, partitions, whole_of
     from memcalc.engines.zero_partitions import nbytes_of, step_of
     from memcalc.ranks import expert_parallel_rank
 
     model, ranks = expert_parallel_rank(model, setup) if setup.ep > 1 else model, setup.shards
     owned = partitions(model, ranks)
-    most = max(owned, key=whole_of), max(owned, key=lambda own: nbytes_of(step_of(own, setup)))
+    most = [max(owned, key=whole_of), max(owned, key=lambda own: nbytes_of(step_of(own, setup)))]
+    if setup.zero == 1:
+        most.append(most_while_reducing(model, setup)[0])
     in_backward = can_have_most(model, ranks, setup.reduce_bucket_size or 1)
     return sorted({0, ranks - 1, *map(owned.index, (*most, *in_backward))})
 

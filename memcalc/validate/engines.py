@@ -56,7 +56,8 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
 
     def held_back(follows: bool) -> Any:
         """A micro-batch's gradients wait while others follow."""
-        return model.no_sync() if follows else contextlib.nullcontext()
+        waits = follows and not setup.sync_each_micro_batch
+        return model.no_sync() if waits else contextlib.nullcontext()
 
     if torch.distributed.get_backend() == "fake":
         model.register_comm_hook(None, hook)
@@ -110,6 +111,8 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
         batch = {"position_ids": torch.arange(tokens.shape[1], device=device).unsqueeze(0)} | batch
     split(setup, module, whole)
     around = _sharing(setup, module, batch, whole) if setup.shares_sequences else None
+    if setup.keeps_whole_gradients:
+        around = _reducing_last(module, around)
     shard(setup, module, whole, device)
     optimizer = make(setup, by_mesh(module.parameters()))
     job = _job(setup, module, module, optimizer, batch, around)
@@ -131,6 +134,16 @@ def _sharing(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: A
     rotate = ROTATES[setup.cp_comm_type or "all_gather"]
     without_masks(module)
     return lambda follows: micro_batch(ring, batch, shape, rotate)
+
+
+def _reducing_last(module: Any, around: Around | None) -> Around:
+    """As accelerate's `no_sync` has it for FSDP2."""
+
+    def micro_batch(follows: bool) -> Any:
+        module.set_requires_gradient_sync(not follows)
+        return contextlib.nullcontext() if around is None else around(follows)
+
+    return micro_batch
 
 
 def split_logits(setup: Setup) -> bool:

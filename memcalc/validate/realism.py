@@ -9,7 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._refs
 from torch import _meta_registrations
+from torch._prims_common import extract_shape_from_varargs, infer_size
+from torch._subclasses import fake_impls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memcalc.dtypes import bf16, fp16, fp32
@@ -96,13 +99,29 @@ def grouped_mm_of_any_dtype(a: torch.Tensor, b: torch.Tensor, *rest: Any, **name
 _GROUPED_MM = _meta_registrations._meta_grouped_mm_common
 
 
+def strided_as_real_views(a: torch.Tensor, *shape: Any, allow_copy: bool) -> torch.Tensor:
+    """A view or reshape of a fake tensor, with the strides that a real one has (aten/src/ATen/TensorUtils.cpp, computeStride).
+
+    torch's own rule for fake tensors keeps other strides of dims of one, by which later ops lay out their results and later
+    reshapes copy or do not."""
+    sizes = infer_size(extract_shape_from_varargs(shape, validate=False), a.numel())
+    strides = fake_impls._compute_stride(a.shape, a.stride(), sizes) if a.numel() and a.ndim and sizes else None
+    return _RESHAPE(a, *shape, allow_copy=allow_copy) if strides is None else a.as_strided(sizes, strides)
+
+
+_RESHAPE = torch._refs._reshape_view_helper
+
+
 @contextlib.contextmanager
 def cuda_kernels(fused: Fused | None = None) -> Iterator[None]:
-    """Fake tensors may take kernels that the CPU does not have; of a GPU that is known, those that it takes."""
+    """Fake tensors may take kernels that the CPU does not have; of a GPU that is known, those that it takes. Their views have
+    the strides of real ones."""
     torch.nn.functional.scaled_dot_product_attention = partial(fused_as_on_cuda, fused=fused)
     _meta_registrations._meta_grouped_mm_common = grouped_mm_of_any_dtype
+    torch._refs._reshape_view_helper = strided_as_real_views
     try:
         yield
     finally:
         torch.nn.functional.scaled_dot_product_attention = _SDPA
         _meta_registrations._meta_grouped_mm_common = _GROUPED_MM
+        torch._refs._reshape_view_helper = _RESHAPE

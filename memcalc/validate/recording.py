@@ -12,12 +12,13 @@ from typing import Any, Final, cast
 
 from memcalc.errors import InputError, one_line
 from memcalc.inputs.files import read_json_object
-from memcalc.units import show_bytes
+from memcalc.units import MIB, show_bytes
 from memcalc.validate import run
 from memcalc.validate.server import Server
 from memcalc.validate.suites import Case, cases_of
 from memcalc.validate.versions import others
 
+_LARGEST: Final = 64 * MIB  # of a record; a case has some ten KiB
 FINAL: Final = ("measured", "out of memory")
 """Outcomes that another run would not change."""
 
@@ -118,7 +119,7 @@ def _key(case: Case, backend: str) -> str:
 
 def read_record(record: Path) -> list[dict[str, Any]]:
     """The cases of a record; InputError for a file that is none."""
-    document = read_json_object(record, "--record", "a new file, or the record of a suite")
+    document = read_json_object(record, "--record", "a new file, or the record of a suite", _LARGEST)
     if document.get("schema_version") != 1 or not isinstance(document.get("cases"), list):
         raise InputError(f"--record {one_line(record)}: is no record of a suite; allowed: a new file, or one")
     if not document["cases"]:

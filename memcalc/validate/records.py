@@ -137,7 +137,7 @@ def verdicts_of(cases: Iterable[Mapping[str, Any]]) -> Verdicts:
         report = _report(made)
         device = _memory(report, made)["device"]
         ran = made["outcome"] == "measured"
-        said = device + margin(device, report.setup.engine, report.played) <= int(made["environment"]["memory"])
+        said = device + margin(device, report.setup.engine) <= int(made["environment"]["memory"])
         if ran == said:
             right += 1
         else:

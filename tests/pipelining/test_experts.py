@@ -120,7 +120,7 @@ def test_transformers_dispatches_no_tokens_in_a_pipeline() -> None:
         (
             mixed("mixtral", 4) | {"output_router_logits": True},
             {},
-            "--model mixtral: field `output_router_logits` is True",
+            "--pp 2: with output_router_logits of mixtral: the last stage's loss is of its output alone",
         ),
         (
             step_cases("phimoe")[0].fields | {"tie_word_embeddings": False, "num_hidden_layers": 4},

@@ -107,7 +107,7 @@ def test_remote_code_is_never_run() -> None:
     assert "neither memcalc nor transformers" in refused({"model_type": "mine", **mapped})
 
 
-def test_quantized_weights() -> None:
+def test_quantized_weights_of_no_known_method() -> None:
     assert "quantization_config" in refused({**BART, "quantization_config": {"bits": 4}})
 
 

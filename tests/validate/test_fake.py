@@ -11,6 +11,7 @@ from typing import Any
 import oracle
 import pytest
 import torch
+from cases import step_cases
 from fsdp2_oracle import sharded_step
 
 import memcalc
@@ -100,6 +101,7 @@ def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
     [
         {"gpus": 8, "zero": 3, "precision": "bf16"},
         {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16, "clip_grad_norm": True},
+        {"gpus": 8, "zero": 2, "shard_group": 4, "global_batch_size": 16, "sync_each_micro_batch": True},
         {"gpus": 64, "zero": 3, "recompute": "full", "grad_dtype": "bf16"},
         {"gpus": 8, "zero": 3, "precision": "bf16-autocast"},
         {"gpus": 4, "zero": 3, "tp": 2},
@@ -117,6 +119,18 @@ def test_one_gpu(model: dict[str, Any], options: dict[str, Any]) -> None:
 )
 def test_a_rank_of_fsdp2(options: dict[str, Any]) -> None:
     same(validate(LLAMA, engine="fsdp2", seq_len=32, **options))
+
+
+def test_one_token_of_a_state_space() -> None:
+    """Fake tensors' dims of one have the strides of real ones."""
+    (case,) = [case for case in step_cases("granitemoehybrid") if case.seq == 1]
+    same(validate(case.fields, precision="bf16", micro_batch_size=2, seq_len=1))
+
+
+def test_a_rank_of_fsdp2_updates_unlike_layers_in_their_order() -> None:
+    """A for-loop's variables still hold what the weight before was given."""
+    options = {"engine": "fsdp2", "gpus": 4, "zero": 3, "optimizer_implementation": "for-loop", "seq_len": 3}
+    same(validate(GLM4_MOE, precision="fp32", **options))
 
 
 DBRX = {"model_type": "dbrx", "d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 90,
@@ -222,7 +236,15 @@ def test_a_rank_of_a_pipeline_with_experts(model: dict[str, Any], tp: int) -> No
     same(validate(fields, engine="fsdp2", zero=3, gpus=4 * tp, tp=tp, pp=2, pp_rank=0, seq_len=32, global_batch_size=4))
 
 
-@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"global_batch_size": 8}, {"precision": "bf16-autocast"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"global_batch_size": 8},
+        {"global_batch_size": 8, "sync_each_micro_batch": True},
+        {"precision": "bf16-autocast"},
+    ],
+)
 def test_a_rank_of_ddp(options: dict[str, Any]) -> None:
     same(validate(LLAMA, gpus=4, seq_len=32, **options))
 
