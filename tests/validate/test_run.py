@@ -26,7 +26,10 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num
     [
         ({"backend": "tpu"}, "--backend tpu: allowed: fake, cuda"),
         ({"backend": "cuda"}, "--backend cuda: torch sees no CUDA device; allowed: fake"),
-        ({"gpus": 8, "engine": "deepspeed", "zero": 0, "optimizer": "lion"}, r"--optimizer lion \(for-loop\): .*adamw, adam"),
+        (
+            {"gpus": 8, "engine": "deepspeed", "zero": 0, "optimizer": "lion"},
+            r"--optimizer lion \(for-loop\): .*adamw, adam",
+        ),
         ({"gpus": 4, "tp": 4}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed"),
         ({"gpus": 8, "tp": 4, "pp": 2}, r"allowed: .* deepspeed; with --tp 4 --pp 2: --engine fsdp2 --zero 3$"),
         ({"gpus": 8, "engine": "megatron"}, "--engine megatron: .*allowed: none, ddp, fsdp2, deepspeed$"),
