@@ -32,7 +32,7 @@ from memcalc.engines.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
 from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_leaves import leaf_modules
-from memcalc.engines.zero3_step import Untraced, ZeRO3
+from memcalc.engines.zero3_step import Untraced, ZeRO3, alike_ranks
 from memcalc.engines.zero_layout import (
     COORDINATOR,
     ENGINE,
@@ -115,15 +115,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     always += _around(model, setup)
     accumulated = autograds if setup.micro_batches > 1 else ()
     reduced = max(n for kind in kinds_of(model, setup.averaging) for n in joined_after_exceeding(kind.sizes))
-    copy = block(
-        "buffers",
-        "all-reduce copy of gradients",
-        "bucket",
-        reduced,
-        dtype,
-        "end of backward",
-        ENGINE,
-    )
+    copy = block("buffers", "all-reduce copy of gradients", "bucket", reduced, dtype, "end of backward", ENGINE)
     scaled, sent = _scaled_loss(model, setup, 1), sent_dtype(setup)
     copies = [copy]
     if sent is not dtype:
@@ -331,7 +323,9 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     groups = groups_of(model, ranks)
     experts = frozenset(i for group in groups[1:] for i in group.places)
     sent, leaves = sent_dtype(setup), leaf_modules(model)
-    hooks = ZeRO3(ranks, dtype, thresholds, size, sent, experts, groups[-1].ranks, leaves)
+    shares_show = experts or sent is not dtype or setup.recompute == "op"
+    alike = ranks if shares_show else alike_ranks(sizes_of(model), ranks)
+    hooks = ZeRO3(alike, dtype, thresholds, size, sent, experts, groups[-1].ranks if experts else 1, leaves)
     return held._replace(hooks=hooks, order=order_of(model, setup, _around(model, setup), untraced=Untraced(hooks)))
 
 

@@ -8,7 +8,8 @@ each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py (what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import gcd
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,19 @@ EXPERTS: Final = "experts' dp"
 GATHERS_AGAIN: Final = (
     "DeepSpeed's ZeRO-3 gathers more in a layer's recomputation than in its forward, where torch raises"
 )
+
+
+def alike_ranks(sizes: Sequence[int], ranks: int) -> int:
+    """The fewest ranks whose step allocates what a step over `ranks` does: those that divide all sizes are alike.
+
+    Parameters are gathered whole, and gradients are sent whole: the number of ranks shows in their padding alone. It shows
+    besides where a share of a bucket is allocated (gradients reduced in another dtype, experts), and where a recomputation
+    counts ops.
+    """
+    together = gcd(*sizes)
+    if ranks == 1 or together % ranks:
+        return ranks
+    return next(fewer for fewer in range(2, ranks + 1) if not together % fewer)
 
 
 class ZeRO3(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,11 @@ def test_an_error_that_nobody_can_read_is_still_status_2(stderr: str) -> None:
     assert shell(f"memcalc {ESTIMATE} --zero 7 {stderr}") == (2, "", "")
 
 
+def interruptible() -> None:
+    """In a process that is being started: Ctrl-C ends it, even where the tests themselves run with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 INTERRUPTED_AT = """
 import os, signal, sys
 
@@ -110,7 +116,7 @@ def test_interrupted_in_an_import(name: str, arguments: list[str], tmp_path: Pat
     given = [str(config) if argument == "CONFIG" else argument for argument in arguments]
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_AT.format(name=name, arguments=given)],
-        capture_output=True, env=environment(), timeout=60, check=False,
+        capture_output=True, env=environment(), timeout=60, check=False, preexec_fn=interruptible,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
@@ -123,7 +129,8 @@ def test_interrupted_while_it_waits(ignored: bool, tmp_path: Path) -> None:
     trap = "trap '' INT; " if ignored else ""
     line = f"{trap}exec {shlex.join(PROGRAM)} models {pipe} --json"
     with subprocess.Popen(
-        ["bash", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        ["bash", "-c", line],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), preexec_fn=interruptible,
     ) as process:  # fmt: skip
         with pipe.open("wb") as file:  # once the program has opened it, too
             process.send_signal(2)
