@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memcalc.families.program import Program
+    from memcalc.rewritten import OverRun
 
 _DIGIT: Final = 64
 _MASK: Final = (1 << _DIGIT) - 1
@@ -139,6 +140,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     return Trace(
         list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
+        ready=run.ready,
     )  # fmt: skip
 
 
@@ -207,6 +209,11 @@ def _record(program: Program, choices: Choices, batch: int, seq: int, hooks: Hoo
 def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile from a run at the real depth."""
     return _profile(trace(program, choices, batch, seq, program.layers))
+
+
+def profile_over(made: Profile, engine: OverRun) -> Profile:
+    """The profile of what an engine makes of a run that is recorded."""
+    return _profile(engine.play(made.run))
 
 
 def profile_of_steps(run: Trace) -> Profile:

@@ -23,7 +23,7 @@ from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.kernels.ulysses import over_ranks
 from memcalc.megatron.schedules import State, Turn
 from memcalc.ops.ring_attention import Ring
-from memcalc.profile import Choices, Profile, profile
+from memcalc.profile import Choices, Profile, profile, profile_over
 from memcalc.rows import Row
 from memcalc.selective import per_op
 from memcalc.setup import Setup
@@ -380,4 +380,9 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.rows), chunks)
     if key not in model.profiles:
         model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.rows)
-    return model.profiles[key]
+    if holdings.over is None:
+        return model.profiles[key]
+    with_engine = (*key, holdings.over)
+    if with_engine not in model.profiles:
+        model.profiles[with_engine] = profile_over(model.profiles[key], holdings.over)
+    return model.profiles[with_engine]

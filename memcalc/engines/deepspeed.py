@@ -30,7 +30,7 @@ from memcalc.engines.holdings import (
 )
 from memcalc.engines.masked_norm import kept_ranges, masked_norm
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
-from memcalc.engines.zero2_step import ZeRO1, ZeRO2
+from memcalc.engines.zero2_step import NoteGradients, ZeRO1, ZeRO2
 from memcalc.engines.zero3_leaves import leaf_modules
 from memcalc.engines.zero3_step import Untraced, ZeRO3, alike_ranks
 from memcalc.engines.zero_layout import (
@@ -203,9 +203,11 @@ def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdi
     size = setup.reduce_bucket_size
     assert size is not None
     accumulated = _accumulated_2(setup, own)
-    hooks = ZeRO2(setup.compute_dtype, size, flat(model, setup.shards), own, sent_dtype(setup))
+    sizes, sent = tuple(sizes_of(model)), sent_dtype(setup)
+    over = ZeRO2(setup.compute_dtype, size, sizes, flat(model, setup.shards), own, sent)
     order = order_of(model, setup, _around(model, setup), own)
-    return held._replace(backward=(*accumulated, _scaled_loss(model, setup, 2)), hooks=hooks, order=order)
+    backward = (*accumulated, _scaled_loss(model, setup, 2))
+    return held._replace(backward=backward, hooks=NoteGradients(), over=over, order=order)
 
 
 def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.families.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.profile import HooksOf
+    from memcalc.rewritten import OverRun
     from memcalc.setup import Setup
 
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
@@ -85,6 +86,8 @@ class Holdings(NamedTuple):
     """Whether autograd adds to gradients that an earlier micro-batch left on the parameters."""
     hooks: HooksOf | None = None
     """What the engine does around the layers while they run."""
+    over: OverRun | None = None
+    """What it does between the events of that run, once that is recorded."""
     order: Order | None = None
     """None where it is not known, or not the same for all that the run leaves out."""
     buffer_dtype: DType | None = None

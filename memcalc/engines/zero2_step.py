@@ -9,14 +9,18 @@ first gradient of the rank's own partition allocates room for all of them, which
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.autograd import Leaf
-from memcalc.dims import Dim, numel
+from memcalc.dims import Dim
 from memcalc.dtypes import DType
 from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
 from memcalc.families.module import Module, Run
-from memcalc.tensor import Tensor, new_tensor
+from memcalc.rewritten import GradientsReady, Rewriting
+from memcalc.tensor import StorageRow, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.runs import Trace
 
 
 class ZeRO1(NamedTuple):
@@ -32,34 +36,8 @@ class ZeRO1(NamedTuple):
         """All layers are alike."""
 
 
-class ZeRO2(NamedTuple):
-    """What a run under ZeRO-2 depends on."""
-
-    dtype: DType
-    bucket: int
-    flat: Flat
-    own: Owned
-    """The rank's own."""
-    sent: DType
-    """What gradients are all-reduced in."""
-
-    def start(self, run: Run) -> Reduction:
-        return Reduction(self, run)
-
-    def prepared(self, record: object) -> ZeRO2:
-        """A bucket ends in the middle of a layer: the layers are not alike."""
-        return self
-
-
-class BucketComes:
-    """The hooks of one backward."""
-
-    def __init__(self, run: Run, dtype: DType, size: int) -> None:
-        self.run, self.dtype, self.size = run, dtype, size
-        self.buffer: Tensor | None = None
-        for i, weight in enumerate(run.weights.values()):
-            if isinstance(weight.node, Leaf):
-                self._hook(i, weight.node)
+class NoHooks:
+    """Hooks that do nothing."""
 
     def before_forward(self) -> None: ...
 
@@ -71,73 +49,156 @@ class BucketComes:
 
     def after_backward(self) -> None: ...
 
-    def backward_is_over(self) -> None:
-        self.buffer = None  # what follows is the engine's rows
+    def backward_is_over(self) -> None: ...
+
+
+class NoteGradients(NamedTuple):
+    """A run in which each gradient goes as soon as it is ready, and that notes when that is."""
+
+    def start(self, run: Run) -> Notes:
+        return Notes(run)
+
+    def prepared(self, record: object) -> NoteGradients:
+        """A bucket ends in the middle of a layer: no layer stands for others."""
+        return self
+
+
+class Notes(NoHooks):
+    """The hooks of one backward."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.order: list[int] = []
+        self.places: list[int] = []
+        for i, weight in enumerate(run.weights.values()):
+            if isinstance(weight.node, Leaf):
+                self._hook(i, weight.node)
 
     def _hook(self, i: int, leaf: Leaf) -> None:
         def ready(gradient: Tensor) -> None:
-            if self.buffer is None:
-                self.buffer = self.block("reduce bucket", "reduce_bucket_size", self.size)
-            self.ready(i, leaf, gradient)
+            leaf.grad = None
+            memory = self.run.memory
+            self.order.append(i)
+            self.places.append(len(memory.log))
+            memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
 
         leaf.ready = ready
 
-    def ready(self, i: int, leaf: Leaf, gradient: Tensor) -> None:
-        """The gradient of a parameter has been accumulated."""
+    def backward_is_over(self) -> None:
+        self.run.ready = GradientsReady(tuple(self.order), tuple(self.places), len(self.run.memory.log))
 
-    def block(self, name: str, dim: str, elements: int, dtype: DType | None = None) -> Tensor:
-        """Allocate a block that belongs to no layer, of the gradients' dtype unless another is given."""
+
+class ZeRO2(NamedTuple):
+    """What ZeRO-2 does while backward runs depends on."""
+
+    dtype: DType
+    bucket: int
+    sizes: tuple[int, ...]
+    """Elements of every parameter, in definition order."""
+    flat: Flat
+    own: Owned
+    """The rank's own."""
+    sent: DType
+    """What gradients are all-reduced in."""
+
+    def play(self, run: Trace) -> Trace:
+        """The run with the reduction of its gradients in it."""
+        assert run.ready is not None
+        out = Reduction(self, run)
+        for i, place in zip(run.ready.order, run.ready.places, strict=True):
+            out.ready(i, place)
+        out.copy(run.ready.over)
+        out.backward_is_over()
+        return out.finished()
+
+
+class BucketComes(NoHooks):
+    """The hooks of one backward of ZeRO-1."""
+
+    def __init__(self, run: Run, dtype: DType, size: int) -> None:
+        self.run, self.dtype, self.size = run, dtype, size
+        self.buffer: Tensor | None = None
+        for weight in run.weights.values():
+            if isinstance(weight.node, Leaf):
+                weight.node.ready = self._ready
+
+    def backward_is_over(self) -> None:
+        self.buffer = None  # what follows is the engine's rows
+
+    def _ready(self, gradient: Tensor) -> None:
+        """A gradient has been accumulated: the bucket belongs to no layer."""
+        if self.buffer is not None:
+            return
         memory = self.run.memory
         layer, scope = memory.layer, memory.scope
         memory.layer, memory.scope = None, ""
         try:
-            return new_tensor(memory, (Dim(dim, elements),), dtype or self.dtype, name, component="gathered")
+            shape = (Dim("reduce_bucket_size", self.size),)
+            self.buffer = new_tensor(memory, shape, self.dtype, "reduce bucket", component="gathered")
         finally:
             memory.layer, memory.scope = layer, scope
 
 
-class Reduction(BucketComes):
-    """The same, and gradients are reduced."""
+class Reduction(Rewriting):
+    """The bucket, what of it is reduced, and what the rank keeps, between the events of a run."""
 
-    def __init__(self, how: ZeRO2, run: Run) -> None:
-        super().__init__(run, how.dtype, how.bucket)
+    def __init__(self, how: ZeRO2, run: Trace) -> None:
+        super().__init__(run)
         self.how = how
-        self.sizes = [numel(weight.shape)[0] for weight in run.weights.values()]
+        self.bucket: int | None = None
         self.waiting: list[int] = []
         """Parameters by their place in the order of the groups."""
-        self.large: Tensor | None = None
+        self.large: int | None = None
         """A gradient larger than the bucket, which stays where it is until it is reduced."""
         self.filled = 0
-        self.owned: Tensor | None = None
+        self.owned: int | None = None
 
-    def ready(self, i: int, leaf: Leaf, gradient: Tensor) -> None:
-        leaf.grad = None
-        self.run.memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
-        if self.filled + self.sizes[i] > self.size:
+    def ready(self, i: int, place: int) -> None:
+        """The gradient of a parameter is there: at `place`, where it is no gradient of autograd's any more."""
+        self.copy(place)
+        if self.bucket is None:
+            self.bucket = self._block("reduce bucket", "reduce_bucket_size", self.how.bucket)
+        self.copy(place + 2)  # what was a gradient goes on under the next number
+        size = self.how.sizes[i]
+        if self.filled + size > self.how.bucket:
             self._flush()
-        self.large = gradient if self.sizes[i] > self.size else None
+        if size > self.how.bucket:
+            self.large = self.run.log[place + 1]
+            self.hold(self.large)
         self.waiting.append(self.how.flat.order[i])
-        self.filled += self.sizes[i]
+        self.filled += size
 
     def backward_is_over(self) -> None:
         self._flush()
-        if zeros := unreached_of(self.how.own):
-            _zeros = self.block("zeros for what gets no gradient", "parameters", zeros)
-        self.owned = None  # a row of the step
-        super().backward_is_over()
+        elements = unreached_of(self.how.own)
+        zeros = self._block("zeros for what gets no gradient", "parameters", elements) if elements else None
+        for block in (self.owned, self.bucket, zeros):  # the first two are rows of the step
+            if block is not None:
+                self.free(block)
 
     def _flush(self) -> None:
-        copies = copied(self.how.flat.all_reduces(self.waiting, self.size), self.dtype, self.how.sent)
-        self._copy(copies)
-        if self.owned is None and any(part.first <= i < part.end for part in self.how.own for i in self.waiting):
+        self._copy(copied(self.how.flat.all_reduces(self.waiting, self.how.bucket), self.how.dtype, self.how.sent))
+        if self.owned is None and any(part.touches(sorted(self.waiting)) for part in self.how.own):
             name = "gradients of the partition, and of what straddles it"
-            self.owned = self.block(name, "whole gradients", whole_of(self.how.own))
-        self.large = None
+            self.owned = self._block(name, "whole gradients", whole_of(self.how.own))
+        if self.large is not None:
+            self.let_go(self.large)
+            self.large = None
         self.waiting.clear()
         self.filled = 0
 
     def _copy(self, copies: Copies) -> None:
+        """What an all-reduce joins, and what of that it casts, goes when it is over."""
+        blocks: list[int] = []
         if copies.joined:
-            _joined = self.block("copy of the bucket that is reduced", "bucket", copies.joined)
+            blocks.append(self._block("copy of the bucket that is reduced", "bucket", copies.joined))
         if copies.cast:
-            _cast = self.block("the bucket in the dtype that is sent", "bucket", copies.cast, self.how.sent)
+            name = "the bucket in the dtype that is sent"
+            blocks.append(self._block(name, "bucket", copies.cast, self.how.sent))
+        for block in blocks:
+            self.free(block)
+
+    def _block(self, name: str, dim: str, elements: int, dtype: DType | None = None) -> int:
+        """A block that belongs to no layer, of the gradients' dtype unless another is given."""
+        shape = (Dim(dim, elements),)
+        return self.allocate(StorageRow(shape, dtype or self.how.dtype, "gathered", "", name, None))

@@ -18,23 +18,43 @@ def peaks(gpus: tuple[int, ...], **options: object) -> list[dict[str, int]]:
     return [dict(memcalc.estimate(model, engine="deepspeed", gpus=n, seq_len=256, **options).phases) for n in gpus]
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_rank_counts_that_divide_all_sizes_share_a_run_of_zero3(
-    recompute: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[object] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The runs on paper that are made."""
+    runs: list[object] = []
 
     def counted(*given: object) -> object:
-        made.append(given)
+        runs.append(given)
         return profile(*given)
 
     profile = ranks.profile
     monkeypatch.setattr(ranks, "profile", counted)
+    return runs
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_rank_counts_that_divide_all_sizes_share_a_run_of_zero3(
+    recompute: str, made: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = peaks(DIVIDING, zero=3, recompute=recompute)
     assert len(made) == 1
     monkeypatch.setattr(deepspeed, "alike_ranks", lambda _, n: n)
     assert peaks(DIVIDING, zero=3, recompute=recompute) == shared
     assert len(made) == 1 + len(DIVIDING)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_all_rank_counts_and_buckets_share_a_run_of_zero2(recompute: str, made: list[object]) -> None:
+    model = memcalc.load_model("llama-7b")
+    found = {
+        (n, bucket): memcalc.estimate(
+            model, engine="deepspeed", gpus=n, zero=2, seq_len=256, recompute=recompute, reduce_bucket_size=bucket
+        ).phases["backward"]
+        for n in (2, 3, 5, 8, 24, 256)
+        for bucket in (10**6, 5 * 10**8)
+    }
+    assert len(made) == 1
+    assert len(set(found.values())) == len(found)
 
 
 @pytest.mark.parametrize(
