@@ -8,21 +8,13 @@ from typing import Any, Final, NamedTuple
 
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
-from memcalc.engines import Engine, load_engine, megatron_deepspeed, shared_sequences
+from memcalc.engines import Engine, load_engine
 from memcalc.engines.holdings import ENOUGH_MICRO_BATCHES, Holdings, padding_row
-from memcalc.engines.sent import Group, collectives_of_run, of_modules
-from memcalc.families import auto_ep, context_parallel
-from memcalc.families.expert_parallel import share_experts
-from memcalc.families.sequence_parallel import LOSS_PARALLEL, SequenceParallel
-from memcalc.families.tensor_parallel import TensorParallel, split
-from memcalc.families.tensor_parallel_plans import PLANS
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
-from memcalc.kernels.ulysses import over_ranks
 from memcalc.megatron.schedules import State, Turn
-from memcalc.ops.ring_attention import Ring
 from memcalc.profile import Choices, Profile, profile, profile_over
 from memcalc.rows import Row
 from memcalc.selective import per_op
@@ -86,21 +78,18 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
         return _pipeline_ranks(model, setup)
     if setup.pp > 1 and setup.engine == "deepspeed":
         return _deepspeed_stages(model, setup)
-    if megatron_deepspeed.runs_gpt_model(setup):
-        model = megatron_deepspeed.slice_of(model, setup)
-    elif setup.cp > 1 and setup.engine == "deepspeed":
-        model = shared_sequences.rank_of(model, setup)
-    elif setup.tp > 1:
-        model = _tensor_parallel_rank(model, setup)
-    elif setup.ep > 1:
-        model = expert_parallel_rank(model, setup)
-    if setup.pp > 1:
-        sharers = _sharers(model, setup) if setup.shares_sequences else {None: model}
-        return [staged._replace(cp=rank) for rank, of in sharers.items() for staged in _staged_ranks(of, setup)]
-    if setup.shares_sequences:
-        sharers = _sharers(model, setup).items()
-        return [whole._replace(cp=rank) for rank, of in sharers for whole in _whole_ranks(of, setup)]
-    return _whole_ranks(model, setup)
+    run = _staged_ranks if setup.pp > 1 else _whole_ranks
+    return [rank._replace(cp=cp) for cp, own in _parts(model, setup).items() for rank in run(own, setup)]
+
+
+def _parts(model: Model, setup: Setup) -> dict[int | None, Model]:
+    """What ranks that share sequences have of the model, where they differ; else what any rank has of it."""
+    if not setup.splits_layers:
+        return {None: model}
+    from memcalc.parts import part_of, sharers
+
+    own = part_of(model, setup)
+    return {**sharers(own, setup)} if setup.shares_sequences else {None: own}
 
 
 def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
@@ -129,49 +118,6 @@ def _of_the_first(held: Holdings) -> Holdings:
     return held._replace(accumulates=False, hooks=hooks)
 
 
-def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
-    """The model of one tensor-parallel rank, as small as its parts of the weights are."""
-    key = (
-        "tensor-parallel rank",
-        setup.tp,
-        setup.sequence_parallel,
-        setup.cross_entropy,
-        setup.ep,
-        setup.expert_imbalance,
-    )
-    if key not in model.profiles:
-        how = SequenceParallel if setup.sequence_parallel else TensorParallel
-        plan = PLANS[model.model_type] | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
-        program = model.program if setup.ep == 1 else share_experts(model.program, setup.ep, setup.expert_imbalance)
-        own = split(program, plan, setup.tp, how)
-        model.profiles[key] = Model(model.name, model.model_type, own)
-    return model.profiles[key]
-
-
-def expert_parallel_rank(model: Model, setup: Setup) -> Model:
-    """The model of one expert-parallel rank, with its part of the experts, as transformers or DeepSpeed's AutoEP makes it."""
-    key = "expert-parallel rank", setup.engine, setup.ep, setup.expert_imbalance
-    if key not in model.profiles:
-        if setup.engine == "deepspeed":
-            own = auto_ep.on_rank(model.program, model.model_type, setup.ep, setup.expert_imbalance)
-        else:
-            own = share_experts(model.program, setup.ep, setup.expert_imbalance)
-        model.profiles[key] = Model(model.name, model.model_type, own)
-    return model.profiles[key]
-
-
-def _sharers(model: Model, setup: Setup) -> dict[int, Model]:
-    """The models of context-parallel ranks: the first, which has no rank before it, the last, which has none behind it,
-    and one of those between, which are all alike."""
-    out: dict[int, Model] = {}
-    for rank in sorted({0, 1, setup.cp - 1}):
-        ring = Ring(setup.cp, rank, setup.cp_comm_type == "all_gather")
-        if ring not in model.profiles:
-            model.profiles[ring] = Model(model.name, model.model_type, context_parallel.share(model.program, ring))
-        out[rank] = model.profiles[ring]
-    return out
-
-
 def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Collective]:
     if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
         from memcalc.engines.deepspeed_collectives import of_run
@@ -179,21 +125,11 @@ def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Col
         own = of_run(model, setup, made.run.sent)
     else:
         own = engine.collectives(model, setup)
-    return [*_of_modules(model, setup, made), *own]
+    if not setup.splits_layers:
+        return own
+    from memcalc.parts import collectives_of_modules
 
-
-def _of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
-    """What the run's modules have sent, by the plan that they are split after."""
-    if max(setup.tp, setup.cp, setup.ep) == 1:
-        return []
-    layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
-    if setup.engine == "deepspeed" and setup.cp > 1:
-        return shared_sequences.collectives_of(model, setup, made)
-    if setup.engine == "deepspeed" and setup.ep > 1:
-        return collectives_of_run(made, setup, layers, {"ep": Group("ep", setup.ep, auto_ep.SOURCE)})
-    if setup.engine == "deepspeed":
-        return megatron_deepspeed.collectives_of(model, setup, made)
-    return of_modules(made, setup, layers)
+    return [*collectives_of_modules(model, setup, made), *own]
 
 
 def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
@@ -266,10 +202,11 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
 def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
     """Stages of Megatron-DeepSpeed's layers: a profile is that of a whole step, with all micro-batches."""
     from memcalc.engines import deepspeed_pipeline as engine
+    from memcalc.engines.megatron_deepspeed import KERNELS
     from memcalc.pipelining.deepspeed import enough_micro_batches, in_flight
 
     assert setup.attention is not None
-    kernels = megatron_deepspeed.KERNELS
+    kernels = KERNELS
     choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", False, kernels=kernels)
     out: list[Rank] = []
     for stage in engine.stage_ranks(model, setup):
@@ -353,15 +290,20 @@ def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
 
 
 def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
-    if megatron_deepspeed.runs_gpt_model(setup):
-        return megatron_deepspeed.KERNELS
-    shared = model.program.context_parallel
-    if isinstance(shared, context_parallel.ContextParallel):
-        return Kernels(context_parallel.replaced(shared.ring), context_parallel.SOURCE)
+    if setup.splits_layers:
+        from memcalc.parts import kernels_of_part
+
+        own = kernels_of_part(model, setup)
+        if own is not None:
+            return own
     kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
     if setup.attention == "sdpa" and setup.kernels != "megatron":
         kernels = on_gpu(kernels, fused_kernels(setup.gpu))
-    return kernels if setup.cp == 1 else over_ranks(kernels, setup.cp)
+    if setup.cp == 1:
+        return kernels
+    from memcalc.kernels.ulysses import over_ranks
+
+    return over_ranks(kernels, setup.cp)
 
 
 def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:

@@ -112,6 +112,16 @@ class Setup(NamedTuple):
         return self.engine == "fsdp2" and self.cp > 1
 
     @property
+    def runs_gpt_model(self) -> bool:
+        """Whether DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel, not transformers' module."""
+        return self.engine == "deepspeed" and max(self.tp, self.pp) > 1
+
+    @property
+    def splits_layers(self) -> bool:
+        """Whether an axis gives ranks parts of layers, of a sequence or of the experts."""
+        return max(self.tp, self.cp, self.ep) > 1
+
+    @property
     def averaging(self) -> int:
         """Ranks that average their gradients: those of a sequence too."""
         return self.dp * self.cp

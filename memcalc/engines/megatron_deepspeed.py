@@ -30,11 +30,6 @@ LAYERS: Final = "decoder.layers.*"
 LAYERS_SOURCE: Final = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py"
 
 
-def runs_gpt_model(setup: Setup) -> bool:
-    """Whether DeepSpeed's engine has a slice of GPTModel, not transformers' module."""
-    return setup.engine == "deepspeed" and max(setup.tp, setup.pp) > 1
-
-
 def slice_of(model: Model, setup: Setup, span: Span | None = None) -> Model:
     """What one rank has of the model: its slice of every layer, or of those of a stage."""
     a = ARCHITECTURES[model.model_type](model.program.config)

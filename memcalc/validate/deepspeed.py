@@ -166,7 +166,7 @@ def ranks_to_run(setup: Setup, model: Model) -> list[int]:
     from memcalc.engines.zero1_reduction import most_while_reducing
     from memcalc.engines.zero_layout import can_have_most, partitions, whole_of
     from memcalc.engines.zero_partitions import nbytes_of, step_of
-    from memcalc.ranks import expert_parallel_rank
+    from memcalc.parts import expert_parallel_rank
 
     model, ranks = expert_parallel_rank(model, setup) if setup.ep > 1 else model, setup.shards
     owned = partitions(model, ranks)
