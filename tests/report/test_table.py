@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,14 @@ def check_width(shown: str, width: int) -> list[str]:
     return lines
 
 
+@cache
+def bundled(name: str) -> memcalc.Model:
+    """A model with the runs that were made of it: a test at another width makes no others."""
+    return memcalc.load_model(name)
+
+
 def table(model: Any, options: dict[str, Any], file: io.StringIO, rows: bool = False) -> str:
-    params = {"model": model} if model is not None else {}
+    params = {"model": bundled(model) if isinstance(model, str) else model} if model is not None else {}
     print_report(memcalc.estimate(**params, **options), rows=rows, file=file)
     return file.getvalue()
 
@@ -71,7 +78,7 @@ def test_a_terminal_of_any_width(model: Any, options: dict[str, Any], rows: bool
 def test_the_numbers_are_there_at_any_width(model: Any, options: dict[str, Any], width: int) -> None:
     """A narrow terminal may cut names, never numbers."""
     shown = " ".join(without_colours(table(model, options, Terminal())).split())
-    report = memcalc.estimate(model, **options)
+    report = memcalc.estimate(bundled(model) if isinstance(model, str) else model, **options)
     sizes = [report.peak, report.allocated, report.reserved, report.device, *report.phases.values()]
     sizes += [report.total(component) for component in ("parameters", "optimizer_states", "saved_activations")]
     for size in sizes:
