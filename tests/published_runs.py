@@ -202,3 +202,75 @@ RESERVED_RUNS = (
 
 TORCHTITANS_OWN = {"peak": 68.63, "replayed": 82.38}
 """GiB of torchtitan's own model in the first of these runs (tests/torchtitan_oracle.py)."""
+
+
+class OlderRun(NamedTuple):
+    """A run whose code does otherwise than the code that is estimated. All in GiB.
+
+    `replayed` is what the code of its time comes to, written from today's modules and played through the same allocator.
+    """
+
+    name: str
+    model: str | dict[str, Any]
+    options: dict[str, Any]
+    quantity: str
+    """"reserved" or "device"."""
+    published: float
+    replayed: float
+    context: float = 0
+    """In `replayed`, of a device: what is not the allocator's."""
+    allocated: float | None = None
+    """Where that is published too."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def estimate(self) -> memcalc.Report:
+        return memcalc.estimate(self.model, **self.options)
+
+    @property
+    def estimated(self) -> int:
+        report = self.estimate()
+        return report.reserved if self.quantity == "reserved" else report.device
+
+
+_MARCH_2024: dict[str, Any] = {**_FSDP, "gpus": 8, "micro_batch_size": 8, "seq_len": 2048}
+MARCH_2024_RUNS = (
+    OlderRun("Llama-7B, all recomputed", "llama-7b", {**_MARCH_2024, "recompute": "full"}, "reserved", 31.02, 30.37,
+             allocated=22.73),
+    OlderRun("Llama-7B, op", "llama-7b", {**_MARCH_2024, "recompute": "op"}, "reserved", 59.41, 62.30, allocated=49.54),
+)  # fmt: skip
+"""pytorch/torchtitan's pull request 165, in percent of 95.0396 GiB. Its "peak active" is what is allocated, and what is freed
+but still waited for."""
+
+_POWERLM: dict[str, Any] = {
+    "model_type": "granite", "vocab_size": 49152, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 40,
+    "num_attention_heads": 36, "num_key_value_heads": 36, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    "attention_bias": False, "mlp_bias": False, "hidden_act": "silu",
+}  # fmt: skip
+_SFT: dict[str, Any] = {
+    "gpus": 1, "seq_len": 4096, "recompute": "full", "clip_grad_norm": True, "precision": "bf16", "gpu": "a100-80gb",
+}  # fmt: skip
+GRANITE_RUNS = (
+    OlderRun(
+        "PowerLM-3b, 4 sequences", _POWERLM, {**_SFT, "micro_batch_size": 4}, "device", 46.57, 45.00, 0.416, 32.72
+    ),
+    OlderRun(
+        "PowerLM-3b, 8 sequences", _POWERLM, {**_SFT, "micro_batch_size": 8}, "device", 51.69, 51.26, 0.416, 43.83
+    ),
+)
+"""Of tests/published_measurements.json: transformers 4.45.2 and torch 2.4.1 (fms-acceleration's requirements_granite.txt)."""
+
+_BERT: dict[str, Any] = {"seq_len": 512, "precision": "fp32", "attention": "eager", "gpu": "v100-16gb"}
+_BERT_4: dict[str, Any] = {**_BERT, "micro_batch_size": 1, "global_batch_size": 4}
+BERT_RUNS = (
+    OlderRun("bert-large, 4 sequences", "bert-large", {**_BERT, "micro_batch_size": 4}, "device", 14.60, 14.54, 1.312),
+    OlderRun("bert-large, 4 × 1", "bert-large", _BERT_4, "device", 8.48, 8.35, 1.312),
+    OlderRun(
+        "bert-large, 4 × 1, recomputed", "bert-large", {**_BERT_4, "recompute": "full"}, "device", 6.62, 6.59, 1.312
+    ),
+)
+"""transformers' "Performance and scalability" of January 2022: transformers 4.15, torch 1.10 and CUDA 11.2 on a V100 of 16 GB,
+14 949, 8 681 and 6 775 MiB, of which 1 343 are there with one number on the GPU. A classifier; masked tokens are estimated."""
+
+OLDER_RUNS = (*MARCH_2024_RUNS, *GRANITE_RUNS, *BERT_RUNS)

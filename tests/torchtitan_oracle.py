@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from fsdp2_oracle import RankMode, ranks, resizing
+from fsdp2_oracle import ranks, resizing
 from oracle import cuda_kernels
 from per_op import per_op_contexts
+from storage_events import Event, EventMode
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -39,6 +40,23 @@ class Sizes(NamedTuple):
     heads: int = 32
     kv_heads: int = 8
     vocab: int = 128256
+
+
+class Release(NamedTuple):
+    """What was otherwise at some time than in torchtitan 0.1.0 over this torch."""
+
+    recompute: str = "op"
+    positions: int | None = None
+    """Rows of the table of rotations; as many as a sequence has tokens where that is not said."""
+    logits_stay: bool = False
+    """The model returns fp32 logits, which the loop has until the next forward's are there."""
+    reduced_from: str = "default"
+    """The stream that a reduction's input is on."""
+
+
+MARCH_2024 = Release(positions=65536, logits_stay=True, reduced_from="reduce")
+"""torchtrain when it went over to FSDP2 (its pull request 165); FSDP2 got the input off its own stream in June 2024
+(pytorch's pull request 129721)."""
 
 
 class Norm(nn.Module):
@@ -91,12 +109,13 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, s: Sizes, seq: int) -> None:
+    def __init__(self, s: Sizes, positions: int, recompute: str) -> None:
         super().__init__()
+        policy: dict[str, Any] = {"context_fn": per_op_contexts} if recompute == "op" else {}
         self.embedding = nn.Embedding(s.vocab, s.hidden)
-        self.register_buffer("angles", torch.zeros(seq, s.hidden // s.heads // 2, dtype=torch.complex64))
+        self.register_buffer("angles", torch.zeros(positions, s.hidden // s.heads // 2, dtype=torch.complex64))
         self.layers = nn.ModuleList(
-            checkpoint_wrapper(Block(s), context_fn=per_op_contexts, preserve_rng_state=False) for _ in range(s.layers)
+            checkpoint_wrapper(Block(s), preserve_rng_state=False, **policy) for _ in range(s.layers)
         )
         self.norm, self.output = Norm(s.hidden), nn.Linear(s.hidden, s.vocab, bias=False)
 
@@ -107,53 +126,8 @@ class Model(nn.Module):
         return self.output(self.norm(h))
 
 
-class Event(NamedTuple):
-    """An allocation of `nbytes` on a stream, or with none the free of a storage."""
-
-    storage: int
-    nbytes: int
-    stream: str
-
-
-class EventMode(RankMode):
-    """Records what comes and goes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[Event] = []
-        self.stream = "default"
-        self.sizes: dict[int, int] = {}
-        self.propagating = False
-
-    def register(self, tensor: torch.Tensor) -> int:
-        nbytes = 0 if self.propagating else super().register(tensor)
-        if nbytes:
-            self._comes(tensor.untyped_storage()._cdata, nbytes)
-        return nbytes
-
-    def resize(self, tensor: torch.Tensor, nbytes: int) -> None:
-        key = tensor.untyped_storage()._cdata
-        super().resize(tensor, nbytes)
-        if key in self._seen and nbytes != self.sizes.get(key, 0):
-            self._goes(key)
-            self._comes(key, nbytes)
-
-    def _forget(self, key: int, nbytes: int) -> None:
-        super()._forget(key, self.sizes.get(key, 0))
-        self._goes(key)
-
-    def _comes(self, key: int, nbytes: int) -> None:
-        if nbytes:
-            self.sizes[key] = nbytes
-            self.events.append(Event(key, nbytes, self.stream))
-
-    def _goes(self, key: int) -> None:
-        if self.sizes.pop(key, 0):
-            self.events.append(Event(key, 0, ""))
-
-
 @contextlib.contextmanager
-def streams(mode: EventMode) -> Iterator[None]:
+def streams(mode: EventMode, reduced_from: str) -> Iterator[None]:
     """What FSDP2 allocates while it gathers is on one stream; of a reduction all but its input on another.
 
     DTensor's shapes of results, which it works out once per op, are no allocations.
@@ -170,7 +144,7 @@ def streams(mode: EventMode) -> Iterator[None]:
 
     def on_reduce(*args: Any, **kwargs: Any) -> Any:
         comm = args[4] if len(args) > 4 else kwargs["reduce_scatter_comm"]
-        own, places = comm.allocate, iter(("default", "reduce"))
+        own, places = comm.allocate, iter((reduced_from, "reduce"))
 
         def allocate(*sizes: Any, **how: Any) -> torch.Tensor:
             mode.stream = next(places)  # the input of the reduction, then its output
@@ -208,16 +182,16 @@ class Steps(NamedTuple):
     events: list[Event]
 
 
-def two_steps(gpus: int, micro_batch_size: int, seq_len: int, sizes: Sizes) -> Steps:
+def two_steps(gpus: int, micro_batch_size: int, seq_len: int, sizes: Sizes, release: Release | None = None) -> Steps:
     """Of rank 0. From the second step on everything repeats."""
-    mode = EventMode()
+    mode, release = EventMode(), release or Release()
     with contextlib.ExitStack() as stack:
         stack.enter_context(ranks(gpus))
         mesh = init_device_mesh("cpu", (gpus,))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        for context in (cuda_kernels(), resizing(mode), streams(mode)):
+        for context in (cuda_kernels(), resizing(mode), streams(mode, release.reduced_from)):
             stack.enter_context(context)
-        model = Model(sizes, seq_len)
+        model = Model(sizes, release.positions or seq_len, release.recompute)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for i, layer in enumerate(model.layers):
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=i < sizes.layers - 1)
@@ -226,21 +200,30 @@ def two_steps(gpus: int, micro_batch_size: int, seq_len: int, sizes: Sizes) -> S
         for tensor in [*(p._local_tensor for p in model.parameters()), model.angles]:
             mode.register(tensor)
         peaks: list[int] = []
+        kept: list[torch.Tensor] = []
         with mode:
             for _ in range(2):
                 ids, labels = (torch.zeros((micro_batch_size, seq_len), dtype=torch.int64) for _ in range(2))
-                peaks = _step(mode, model, optimizer, ids, labels)
+                peaks = _step(mode, model, optimizer, ids, labels, kept if release.logits_stay else None)
     return Steps(*peaks, mode.events)
 
 
 def _step(
-    mode: EventMode, model: Model, optimizer: torch.optim.Optimizer, ids: torch.Tensor, labels: torch.Tensor
+    mode: EventMode,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    kept: list[torch.Tensor] | None,
 ) -> list[int]:
     optimizer.zero_grad()
     gc.collect()
     peaks: list[int] = []
     mode.begin()
     logits = model(ids)
+    if kept is not None:
+        logits = logits.float()
+        kept[:] = [logits]
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
     peaks.append(mode.highest)
     del logits

@@ -1,0 +1,127 @@
+"""HF's Trainer as it was, on one GPU: what two of its published runs allocate, in order.
+
+Written from today's modules, with what was otherwise:
+
+- transformers 4.45's loss (`GraniteForCausalLM.forward`): logits are cast to fp32, and all but each sequence's last are copied.
+  Its checkpoints are reentrant (`use_reentrant` not given), over an embedding's output that wants a gradient.
+- torch 1.10: `zero_grad` fills gradients with zeros and keeps them, softmax saves its input beside its result (transformers'
+  `softmax_backward_data` has both signatures), dropout's mask has a byte an element, and AdamW goes weight by weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+from oracle import cuda_kernels, not_traced
+from storage_events import Event, EventMode
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+STEPS = 3
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def granite_of_4_45(fields: dict[str, Any], batch: int, seq_len: int) -> list[Event]:
+    """Three steps in bf16 with clipping and AdamW, foreach; every layer is recomputed."""
+
+    def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        logits = model.lm_head(model.model(input_ids=ids).last_hidden_state) / model.config.logits_scaling
+        logits = logits.float()
+        shifted = logits[..., :-1, :].contiguous().view(-1, logits.shape[-1])
+        return F.cross_entropy(shifted, ids[..., 1:].contiguous().view(-1))
+
+    with _fake() as mode:
+        config = transformers.AutoConfig.for_model(**fields, use_cache=False)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.enable_input_require_grads()
+        _steps(mode, model, loss_of, [(batch, seq_len)], foreach=True, gradients_stay=False, recomputed=True)
+    return mode.events
+
+
+def bert_of_4_15(batch: int, micro_batches: int, seq_len: int, recomputed: bool) -> list[Event]:
+    """Three steps of bert-large as a classifier in fp32."""
+
+    def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=ids, labels=ids.new_zeros(ids.shape[0])).loss
+
+    with _fake() as mode, patch.object(F, "dropout", _dropout), patch.object(F, "softmax", _softmax):
+        sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+        config = transformers.BertConfig(**sizes, attn_implementation="eager", use_cache=False)
+        model = transformers.BertForSequenceClassification(config)
+        shapes = [(batch, seq_len)] * micro_batches
+        _steps(mode, model, loss_of, shapes, foreach=False, gradients_stay=True, recomputed=recomputed)
+    return mode.events
+
+
+@contextlib.contextmanager
+def _fake() -> Iterator[EventMode]:
+    with FakeTensorMode(allow_non_fake_inputs=True), cuda_kernels(), not_traced():
+        yield EventMode()
+
+
+def _steps(
+    mode: EventMode,
+    model: Any,
+    loss_of: Loss,
+    shapes: list[tuple[int, int]],
+    *,
+    foreach: bool,
+    gradients_stay: bool,
+    recomputed: bool,
+) -> None:
+    model.train()
+    if recomputed:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+    for tensor in (*model.parameters(), *model.buffers()):
+        mode.register(tensor)
+    with mode:
+        for _ in range(STEPS):
+            for shape in shapes:
+                loss_of(model, torch.zeros(shape, dtype=torch.int64)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not gradients_stay)
+            gc.collect()
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        result = torch.softmax(x, -1)
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        x, result = ctx.saved_tensors
+        return torch._softmax_backward_data(grads[0], result, -1, x.dtype)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(x)
+        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(grads[0])
+
+
+def _softmax(x: torch.Tensor, dim: int = -1, **_: Any) -> torch.Tensor:
+    assert dim in (-1, x.dim() - 1)
+    return _Softmax.apply(x)  # type: ignore[return-value]
+
+
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    return _Dropout.apply(x) if training and p else x  # type: ignore[return-value]
