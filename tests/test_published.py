@@ -215,3 +215,4 @@ def test_measured_elsewhere(run: PublishedRun) -> None:
     assert run.reserved is not None
     assert -MEGATRON_ERROR / 100 < report.reserved / GIB / run.reserved - 1 < 0
     assert report.reserved > report.allocated
+    assert report.fits, "it ran"

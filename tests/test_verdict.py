@@ -14,7 +14,6 @@ import memcalc
 from memcalc.allocator import ROUNDING, CachingAllocator, OutOfMemory
 from memcalc.device import LEAST_ERROR
 from memcalc.expandable import ExpandableAllocator
-from memcalc.fragmentation import assumed
 from memcalc.verdict import Verdict, verdict_of
 
 PUBLISHED: list[dict[str, Any]] = json.loads(
@@ -155,6 +154,23 @@ SETUPS: list[dict[str, Any]] = [
 ]
 
 
+WIDEST_SHARE = 0.524
+"""What a sharded Mistral-7B has reserved beyond what it had allocated, as a part of that (tests/published_measurements.json)."""
+
+
+def lost_of(report: memcalc.Report) -> int:
+    return report.reserved - report.allocated
+
+
+def least_lost(report: memcalc.Report, options: dict[str, Any]) -> float:
+    """What the same setup loses with AdamW, and no smaller a part of its memory; where that is not played either, what was
+    measured."""
+    alike = memcalc.estimate(LLAMA, **options | {"optimizer": "adamw"})
+    if alike.played is None:
+        return report.allocated * WIDEST_SHARE
+    return lost_of(alike) * max(1, report.allocated / alike.allocated)
+
+
 @given(
     st.sampled_from(SETUPS),
     st.sampled_from(("adamw", "adamw-8bit", "lion", "sgd-momentum", "adafactor")),
@@ -178,9 +194,9 @@ def test_no_verdict_is_better_because_less_is_known(
     outside = report.device - report.reserved
     if found.fits:
         assert report.allocated + outside <= found.capacity
-        if report.played is None:
-            assert found.answer == "fits"
-            assert report.reserved - report.allocated >= assumed(report, report.allocated).nbytes
+    if report.played is None:
+        assert found.answer in ("fits", "uncertain", "no"), "nothing was played within the GPU"
+        assert lost_of(report) >= least_lost(report, options)
 
 
 # --- runs that others have published
