@@ -3,7 +3,8 @@
 Sources: torch/csrc/autograd/engine.cpp (the ready queue is ordered by sequence number, highest first; inputs of a node die
 when it returns, its saved variables right after), input_buffer.cpp (a second gradient for the same tensor is added out of
 place unless the buffer is the only owner; under a dispatch mode always out of place, which is what the oracle sees),
-functions/accumulate_grad.cpp (a leaf takes the first gradient as it is), torch/utils/checkpoint.py (non-reentrant).
+functions/accumulate_grad.cpp (a leaf takes the first gradient as it is, if it is laid out as the leaf),
+torch/utils/checkpoint.py (non-reentrant).
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from weakref import ref
 from memcalc.dims import ONE_DIM, Shape, numel
 from memcalc.dtypes import DType
 from memcalc.selective import Keeping, Policy, Taking
-from memcalc.tensor import Autocast, Memory, Packer, Saved, Tensor, contiguous_strides, new_tensor, same_sizes
+from memcalc.tensor import (
+    Autocast,
+    Memory,
+    Packer,
+    Saved,
+    Tensor,
+    contiguous_strides,
+    is_contiguous,
+    new_tensor,
+    same_sizes,
+)
 
 Gradients = list[Tensor | None]
 Backward = Callable[["Node", list[Tensor]], Sequence[Tensor | None]]
@@ -131,7 +142,8 @@ class Leaf(Node):
 
 
 class Constant(Node):
-    """The gradient accumulator of a leaf that a forward makes and nobody trains: the graph keeps both it and its gradient.
+    """The gradient accumulator of a leaf that a forward makes and nobody trains: the graph keeps both it and its gradient,
+    a copy where that is not laid out as the leaf, which is contiguous.
 
     `tensor` refers to the leaf's storage, not to the leaf, which refers to this.
     """
@@ -145,7 +157,10 @@ class Constant(Node):
         self.grad: Tensor | None = None
 
     def run(self, grads: list[Tensor]) -> Gradients:
-        self.grad = grads[0]
+        grad = grads[0]
+        self.grad = (
+            grad if is_contiguous(grad) else new_tensor(self.memory, grad.shape, grad.dtype, "gradient as the leaf")
+        )
         return []
 
 

@@ -10,13 +10,14 @@ Values of another width than the keys' leave CUDA one fused kernel, the memory-e
 (batch, seq, heads, head_dim), and saves the seed and offset of its dropout besides. Its logsumexp is padded to a multiple of
 32 queries (native/transformers/cuda/attention.cu, kAlignLSE).
 
-A bias that wants a gradient leaves CUDA the same kernel (sdp_utils.cpp; flash attention has no bias). It is expanded to all
-batches and heads, a view, and so is its gradient, whose rows the kernel aligns to 16 elements: not counted either.
+A bias that wants a gradient leaves CUDA the same kernel (sdp_utils.cpp; flash attention has no bias). This kernel
+reads rows that begin at multiples of 8 elements: any other bias or mask is copied into one of more columns, of which it gets a
+slice (native/transformers/attention.cpp, preprocess_mask). It is expanded to all batches and heads, a view. The gradient of a
+bias is of all batches and heads, with rows of a multiple of 16 (native/transformers/cuda/attention_backward.cu).
 
-With a mask this is the CPU's flash kernel, as traced. CUDA has no flash kernel for masks: it takes the memory-efficient
-one, or cuDNN's. The additive mask is the same there, of (batch, 1, seq, seq), and expanding it over the heads is a view;
-but the memory-efficient kernel wants rows that are multiples of 8 elements (preprocess_mask, pad_bias): any other seq has
-the mask copied into one of ⌈seq/8⌉·8 columns, and that is what is saved.
+With any other mask, and values as wide as the keys, this is the CPU's flash kernel, as traced. CUDA has no flash kernel for masks: it takes the
+memory-efficient one, or cuDNN's. The additive mask is the same there, of (batch, 1, seq, seq), and expanding it over the heads
+is a view; but where seq is no multiple of 8, the mask is copied as a bias is, and that copy is what is saved.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from memcalc.autograd import Node
 from memcalc.dims import Dim, plus
 from memcalc.dtypes import boolean, fp32, int64
 from memcalc.ops.autocast import autocast
+from memcalc.ops.axes import narrow, pad_dim
 from memcalc.ops.elementwise import cast, like, recording, scale, softmax
 from memcalc.ops.matmul import matmul
 from memcalc.ops.replaceable import replaceable
@@ -39,11 +41,17 @@ from memcalc.tensor import Strides, Tensor, contiguous_strides, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.dims import Dim, Shape
+    from memcalc.dtypes import DType
+    from memcalc.tensor import Memory
 
 SCORES: Final = "scores of the math kernel"
 """What the math kernel's product of queries and keys is called."""
 ALIGNED_QUERIES: Final = 32
 """What the memory-efficient kernel pads its logsumexp to."""
+ALIGNED_BIAS: Final = 8
+"""The elements that a row of its bias begins at multiples of."""
+ALIGNED_BIAS_GRADIENT: Final = 16
+"""What it pads the rows of the bias's gradient to."""
 
 
 def heads_inside(shape: Shape) -> Strides:
@@ -73,8 +81,8 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, effici
     if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
     biased = mask is not None and recording(mask)
-    if mask is not None and biased:
-        mask = expand(mask, *q.shape[:3], k.shape[2])
+    if mask is not None and efficient:
+        mask = expand(aligned_bias(mask), *q.shape[:3], k.shape[2])
     out, *statistics = selected(q.memory, ATTENTION, partial(_efficient if efficient else _flash, q, k, v))
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
@@ -83,6 +91,16 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, effici
             q.memory, _attention_backward, (q, k, v, *([mask] if mask is not None and biased else [])), saved
         )
     return out
+
+
+def aligned_bias(bias: Tensor) -> Tensor:
+    """The bias where its rows are aligned, else a copy with more columns, cut to those of the bias."""
+    *rows, column = bias.strides
+    if column == 1 and not any(stride % ALIGNED_BIAS for stride in rows):
+        return bias
+    keys = bias.shape[3]
+    padded = pad_dim(bias, 3, plus(keys, ALIGNED_BIAS - keys.size % ALIGNED_BIAS))
+    return narrow(padded, 3, keys)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor) -> Results:
@@ -153,5 +171,11 @@ def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", heads_inside(t.shape))
         for t, name in zip(saved[:3], ("query", "key", "value"), strict=True)
     ]
-    biases = [new_tensor(node.memory, shape, dtype, "bias gradient") for shape, dtype in node.metadata[3:]]
-    return [*grads_of_qkv, *biases]
+    return [*grads_of_qkv, *(_bias_gradient(node.memory, shape, dtype) for shape, dtype in node.metadata[3:])]
+
+
+def _bias_gradient(memory: Memory, shape: Shape, dtype: DType) -> Tensor:
+    """Rows that are padded, cut to those of the bias."""
+    *rows, keys = shape
+    padded = (*rows, plus(keys, -keys.size % ALIGNED_BIAS_GRADIENT))
+    return narrow(new_tensor(memory, padded, dtype, "bias gradient"), 3, keys)

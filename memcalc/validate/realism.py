@@ -12,7 +12,7 @@ import torch
 import torch._refs
 from torch import _meta_registrations
 from torch._prims_common import extract_shape_from_varargs, infer_size
-from torch._subclasses import fake_impls
+from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memcalc.dtypes import bf16, fp16, fp32
@@ -74,10 +74,19 @@ def fused_as_on_cuda(
         attn_mask, value, key, query = (t if t is None or not t.is_floating_point() else t.to(dtype) for t in given)
     if attn_mask is not None and attn_mask.dtype is torch.bool:  # convert_boolean_attn_mask
         attn_mask = torch.where(attn_mask.logical_not(), float("-inf"), torch.zeros((), dtype=query.dtype))
-    elif attn_mask is not None:
-        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+    if attn_mask is not None:
+        attn_mask = aligned_bias(attn_mask).expand(*query.shape[:3], key.shape[2])
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     return kernel(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+
+def aligned_bias(bias: torch.Tensor) -> torch.Tensor:
+    """preprocess_mask (native/transformers/attention.cpp): the memory-efficient kernel's bias, in rows of whole 8 elements."""
+    *rows, column = bias.stride()
+    if column == 1 and not any(stride % 8 for stride in rows):
+        return bias
+    keys = bias.shape[-1]
+    return torch.nn.functional.pad(bias, (0, 8 - keys % 8))[..., :keys]
 
 
 def _operands(query: Any, key: Any, value: Any, masked: bool) -> Operands:
@@ -112,16 +121,31 @@ def strided_as_real_views(a: torch.Tensor, *shape: Any, allow_copy: bool) -> tor
 _RESHAPE = torch._refs._reshape_view_helper
 
 
+def with_whole_storage(mode: FakeTensorMode, state: Any, entry: Any, *rest: Any) -> FakeTensor | None:
+    """A result that fake tensors remember of an equal call: where it is a slice of what was allocated (the gradient of an
+    attention bias), torch makes the second one's storage as long as the slice alone."""
+    result = _REMEMBERED(mode, state, entry, *rest)
+    nbytes = None if entry.metadata is None or entry.view_idx is not None else entry.metadata.storage_bytes
+    if result is not None and nbytes is not None and result.untyped_storage().nbytes() < nbytes:
+        result.untyped_storage().resize_(nbytes)
+    return result
+
+
+_REMEMBERED = FakeTensorMode._get_output_tensor_from_cache_entry
+
+
 @contextlib.contextmanager
 def cuda_kernels(fused: Fused | None = None) -> Iterator[None]:
     """Fake tensors may take kernels that the CPU does not have; of a GPU that is known, those that it takes. Their views have
-    the strides of real ones."""
+    the strides of real ones, and their storages the bytes."""
     torch.nn.functional.scaled_dot_product_attention = partial(fused_as_on_cuda, fused=fused)
     _meta_registrations._meta_grouped_mm_common = grouped_mm_of_any_dtype
     torch._refs._reshape_view_helper = strided_as_real_views
+    FakeTensorMode._get_output_tensor_from_cache_entry = with_whole_storage
     try:
         yield
     finally:
         torch.nn.functional.scaled_dot_product_attention = _SDPA
         _meta_registrations._meta_grouped_mm_common = _GROUPED_MM
         torch._refs._reshape_view_helper = _RESHAPE
+        FakeTensorMode._get_output_tensor_from_cache_entry = _REMEMBERED

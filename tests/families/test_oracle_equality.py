@@ -146,6 +146,18 @@ def test_the_memory_efficient_kernel_pads_its_statistics(family: str, seq: int) 
     check(step_cases(family)[1]._replace(seq=seq), "bf16", "sdpa", recompute=False)
 
 
+@pytest.mark.parametrize("heads", [1, 5])
+@pytest.mark.parametrize("seq", [1, 8, 9, 16])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_memory_efficient_kernel_aligns_rows_of_a_bias(batch: int, seq: int, heads: int) -> None:
+    """To 8 keys, and those of its gradient to 16 (preprocess_mask in native/transformers/attention.cpp, and torch's own rule
+    for fake tensors). The model is so small that these are its peak."""
+    fields = {"vocab_size": 3, "d_model": 16, "d_kv": 8, "d_ff": 9, "num_heads": heads, "num_layers": 1}
+    case = step_cases("t5")[1]
+    case = case._replace(batch=batch, seq=seq, fields=case.fields | fields | {"num_decoder_layers": 1})
+    check(case, "bf16", "sdpa", recompute=True)
+
+
 def test_programs_know_whether_they_take_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile is of sequences that are padded alike."""
     taken: list[Tensor] = []

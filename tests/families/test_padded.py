@@ -153,6 +153,18 @@ def test_a_padded_step_of_every_family_is_the_real_one(case: cases.Case, attenti
     assert on_paper.flops == oracle_step.flops
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", ["t5", "deepseek_v3", "axk1"])
+def test_the_memory_efficient_kernel_aligns_rows_of_a_mask(family: str, recompute: bool) -> None:
+    """Of 9 keys, to 16."""
+    case = step_cases(family)[1]
+    workload: dict[str, Any] = {"micro_batch_size": 2, "seq_len": 9, "padded": True, "recompute": recompute}
+    on_paper = paper.paper_step(case.fields, dtype=bf16, **workload)
+    run: dict[str, Any] = {"balanced": case.balanced, "real": case.balanced, "optimizer": "sgd"}
+    oracle_step = oracle.training_step(deepcopy(case.fields), **workload, **run)
+    assert bytes_above_start(on_paper, on_paper.start) == bytes_above_start(oracle_step, oracle_step.resident)
+
+
 ENCODER_DECODERS = [
     pytest.param(step_cases(family)[1], attention, id=f"{family}-{attention}")
     for family in ("t5", "bart", "whisper")
