@@ -15,9 +15,10 @@ reads rows that begin at multiples of 8 elements: any other bias or mask is copi
 slice (native/transformers/attention.cpp, preprocess_mask). It is expanded to all batches and heads, a view. The gradient of a
 bias is of all batches and heads, with rows of a multiple of 16 (native/transformers/cuda/attention_backward.cu).
 
-With any other mask, and values as wide as the keys, this is the CPU's flash kernel, as traced. CUDA has no flash kernel for masks: it takes the
-memory-efficient one, or cuDNN's. The additive mask is the same there, of (batch, 1, seq, seq), and expanding it over the heads
-is a view; but where seq is no multiple of 8, the mask is copied as a bias is, and that copy is what is saved.
+With any other mask, and values as wide as the keys, this is the CPU's flash kernel, as traced. CUDA has no flash kernel for
+masks: it takes the memory-efficient one, or cuDNN's. The additive mask is the same there, of (batch, 1, seq, seq), and
+expanding it over the heads is a view; but where seq is no multiple of 8, the mask is copied as a bias is, and that copy is
+what is saved.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def cuda_kernels(fused: Fused | None = None) -> Iterator[None]:
     torch.nn.functional.scaled_dot_product_attention = partial(fused_as_on_cuda, fused=fused)
     _meta_registrations._meta_grouped_mm_common = grouped_mm_of_any_dtype
     torch._refs._reshape_view_helper = strided_as_real_views
-    FakeTensorMode._get_output_tensor_from_cache_entry = with_whole_storage
+    FakeTensorMode._get_output_tensor_from_cache_entry = with_whole_storage  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
