@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32
-from memcalc.families.module import Hooks, Run
+from memcalc.families.module import Hooks, Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.passes import passes
 from memcalc.rows import Component, Row
@@ -131,7 +131,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
         run.add_weight(weight)
     if choices.hooks is not None:
         run.hooks = choices.hooks.start(run)
-    for buffer in program.buffers():
+    for buffer in after_forward(program.buffers(), program.length(size.seq)):
         run.add_buffer(buffer)
     batch_of = program.give(run)
     if choices.padded:

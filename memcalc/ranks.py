@@ -267,7 +267,7 @@ def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
         setup.sync_each_micro_batch, setup.padded, setup.kernels, setup.attention,
         setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
         setup.max_reuse_distance, setup.prefetch_bucket_size, setup.clip_grad_norm,
-        isinstance(model, Model) and bool(model.program.idle),
+        isinstance(model, Model) and (bool(model.program.idle), model.program.outgrown(setup.seq_len or 0)),
     )  # fmt: skip
     if key not in model.profiles:
         if isinstance(model, Model):

@@ -14,7 +14,7 @@ from memcalc.autograd import backward
 from memcalc.dims import fixed_size, numel, workload_size
 from memcalc.dtypes import DType
 from memcalc.families import FAMILIES
-from memcalc.families.module import Run
+from memcalc.families.module import Run, after_forward
 from memcalc.selective import per_op
 from memcalc.tensor import Autocast, Memory, StorageRow
 
@@ -80,7 +80,7 @@ class PaperRun:
         self.run.policy = per_op if recompute == "op" else None
         for weight in program.weights():
             self.run.add_weight(weight)
-        for buffer in program.buffers():
+        for buffer in after_forward(program.buffers(), seq):
             self.run.add_buffer(buffer)
         self.batch = [self.run.add_input(given) for given in program.inputs(size.batch, size.seq)]
         if padded:

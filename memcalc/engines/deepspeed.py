@@ -157,7 +157,7 @@ def _numbers(count: int, what: str, life: str, source: str) -> Row:
 
 def _around(model: Model, setup: Setup) -> list[Row]:
     """What is there besides weights and states."""
-    return [*_kept_numbers(setup), *input_rows(model, fp32, setup.compute_dtype)]
+    return [*_kept_numbers(setup), *input_rows(model, setup, fp32, setup.compute_dtype)]
 
 
 def _kept_numbers(setup: Setup) -> list[Row]:

@@ -50,7 +50,7 @@ _COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 
 def holdings(model: Model, setup: Setup) -> Holdings:
     always, step, sharding = states_and_step(model, setup)
-    inputs = input_rows(model, sharded_dtype(setup), setup.compute_dtype)
+    inputs = input_rows(model, setup, sharded_dtype(setup), setup.compute_dtype)
     on_paper = min(setup.micro_batches, ENOUGH_MICRO_BATCHES) if setup.keeps_whole_gradients else 1
     hooks = NoSync(sharding, on_paper) if on_paper > 1 else sharding
     earlier = tuple(row for row in step if row.component == "gradients") if sharding.accumulating else ()

@@ -18,7 +18,7 @@ from memcalc.engines.fsdp2_stages import StageStep
 from memcalc.engines.fsdp2_step import Sharding
 from memcalc.engines.holdings import Holdings
 from memcalc.engines.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
-from memcalc.families.module import Input, Run
+from memcalc.families.module import Input, Run, after_forward
 from memcalc.families.program import common_pattern
 from memcalc.inputs.model import Model
 from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, order
@@ -113,7 +113,9 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
         copies = sum(not getattr(stage.span, has) for stage in stages)
         if copies:
             rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", STAGE))
-    kinds = Counter(buffer._replace(layer=None) for stage in stages for buffer in stage.buffers())
+    kinds = Counter(
+        buffer._replace(layer=None) for stage in stages for buffer in after_forward(stage.buffers(), setup.seq_len or 0)
+    )
     for buffer, copies in kinds.items():
         dtype = buffer.dtype or sharded_dtype(setup)
         rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
@@ -175,7 +177,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
             run.add_weight(weight)
         hooks = StageStep(choices.hooks, run)
         run.hooks = hooks
-        for buffer in stage.buffers():
+        for buffer in after_forward(stage.buffers(), setup.seq_len):
             run.add_buffer(buffer)
         run.positions = None if given is None else run.add_input(given)
         if shared is not None and run.positions is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.dims import Dim, Poly, numel
 from memcalc.dtypes import DType
+from memcalc.families.module import after_forward
 from memcalc.optimizers import Parameter, load_optimizer
 from memcalc.rows import Row
 from memcalc.tensor import Memory, StorageRow
@@ -156,7 +157,7 @@ def padding_row(model: Model) -> Row:
     return Row("buffers", name, shape, dtype, life="the step's batch", source="the caller")
 
 
-def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> list[Row]:
+def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | None = None) -> list[Row]:
     """What the caller and the modules hold: the batch, the loss, the model's buffers; `dtype` is the modules'."""
     program = model.program
     rows = [
@@ -173,7 +174,8 @@ def input_rows(model: Model, dtype: DType, computes_in: DType | None = None) -> 
     if not program.source:  # a trace has its own loss, of whatever dtype
         loss_dtype = program.loss_in(computes_in or dtype, dtype)
         rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
-    kinds = Counter(buffer._replace(layer=None) for buffer in model.program.buffers())
+    kept = after_forward(model.program.buffers(), setup.seq_len or 0)
+    kinds = Counter(buffer._replace(layer=None) for buffer in kept)
     for buffer, copies in kinds.items():
         rows.append(
             Row(

@@ -41,8 +41,8 @@ def holdings(model: Model, setup: Setup) -> Holdings:
     if setup.has_master_weights:
         always += weight_rows(model, fp32, "optimizer_states", "always", ": fp32 master")
         casts = weight_rows(model, fp32, "temporaries", "within the step", ": gradient cast to fp32 for the master")
-    before, states = [*always, *input_rows(model, dtype)], state_rows(setup, parameters, updated)
-    always = [*always, *states, *input_rows(model, dtype)]
+    before, states = [*always, *input_rows(model, setup, dtype)], state_rows(setup, parameters, updated)
+    always = [*always, *states, *input_rows(model, setup, dtype)]
     clipping = temporaries(model, setup, dtype)
     how = setup.optimizer, setup.optimizer_implementation
     step += larger(clipping, [*casts, *step_temporaries(*how, met_in_step(model, setup), updated, updated)])

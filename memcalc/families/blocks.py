@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.dims import Dim, divided, merge, plus
-from memcalc.dtypes import fp32, int64
+from memcalc.dtypes import boolean, fp32, int64
 from memcalc.families.module import Buffer, Module, Run
 from memcalc.ops.attention import scaled_dot_product_attention
 from memcalc.ops.elementwise import (
@@ -201,23 +201,39 @@ def rotary_embedding(
 
 def rotary_angles(m: Module, positions: Tensor, kind: str, prefix: str = "") -> Tensor:
     """position_ids * inv_freq, in fp32."""
-    if kind == "longrope":
-        longrope_frequency_update(m, prefix)
+    frequency_update(m, kind, prefix)
     inv_freq = m.buffer(f"{prefix}inv_freq")
     return mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
 
 
-def rotary_buffers(path: str, width: Dim, kind: str, *, prefix: str = "") -> Iterator[Buffer]:
-    """The frequencies that LlamaRotaryEmbedding keeps. Those of longrope's long set are a plain attribute, made in fp32
-    by the first forward and kept (modeling_rope_utils.py)."""
+def rotary_buffers(path: str, width: Dim, kind: str, longest: int | None, *, prefix: str = "") -> Iterator[Buffer]:
+    """The frequencies that LlamaRotaryEmbedding keeps. Dynamic ones are for sequences of up to `longest` tokens. Those of
+    longrope's long set are a plain attribute, made in fp32 by the first forward and kept (modeling_rope_utils.py)."""
     half = divided(width, 2)
-    yield Buffer(f"{path}.{prefix}inv_freq", (half,))
+    yield Buffer(f"{path}.{prefix}inv_freq", (half,), longest=longest if kind == "dynamic" else None)
     yield Buffer(f"{path}.{prefix}original_inv_freq", (half,))
     if kind == "longrope":
         yield Buffer(f"{path}.{prefix}long_inv_freq", (half,), fp32, registered=False)
 
 
-def longrope_frequency_update(m: Module, prefix: str = "") -> None:
+def frequency_update(m: Module, kind: str, prefix: str = "") -> None:
+    """dynamic_rope_update (modeling_rope_utils.py), which is done before the angles are made."""
+    if kind == "longrope":
+        _longrope_frequency_update(m, prefix)
+    elif kind == "dynamic":
+        _dynamic_frequency_update(m.run)
+
+
+def _dynamic_frequency_update(run: Run) -> None:
+    """Compares the sequence's length with the lengths that there are frequencies for."""
+    last = new_tensor(run.memory, (), int64, "last position")
+    seq_len = like(last, "sequence length")
+    del last
+    for compared in ("longer", "shorter"):
+        like(seq_len, compared, boolean)
+
+
+def _longrope_frequency_update(m: Module, prefix: str) -> None:
     """Picks the long or the short set, then copies it into `inv_freq`."""
     _picked = like(m.buffer(f"{prefix}long_inv_freq"), "picked inv_freq")
 

@@ -52,6 +52,10 @@ class ContextParallel(NamedTuple):
 
     ring: Ring
 
+    @property
+    def ranks(self) -> int:
+        return self.ring.ranks
+
     def own(self, chunk: Dim) -> Dim:
         """A rank's tokens of a sequence."""
         return _tokens(chunk, _CHUNKS, "seq/cp")

@@ -174,7 +174,7 @@ class Dbrx(RouterOutputs):
             yield Weight(f"ffn.experts.mlp.{name}", (merge(self.experts, self.ffn), self.hidden), "experts")
 
     def buffers(self) -> Iterator[Buffer]:
-        yield from rotary_buffers("transformer.rotary_emb", self.rotary_dim, self.rope_type)
+        yield from rotary_buffers("transformer.rotary_emb", self.rotary_dim, self.rope_type, self.max_seq_len)
 
     # --- forward
 

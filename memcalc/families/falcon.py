@@ -139,7 +139,9 @@ class Falcon(Bloom):
             yield from norm_weights("input_layernorm", self.hidden)
 
     def buffers(self) -> Iterator[Buffer]:
-        yield from rotary_buffers("transformer.rotary_emb", self.head_dim, self.rope_type)
+        yield from rotary_buffers(
+            "transformer.rotary_emb", self.head_dim, self.rope_type, self.config.max_position_embeddings
+        )
 
     # --- forward
 

@@ -97,7 +97,9 @@ class GPTNeoX(Llama):
         yield from linear_weights("mlp.dense_4h_to_h", self.ffn, self.hidden, "mlp", bias=True)
 
     def buffers(self) -> Iterator[Buffer]:
-        yield from rotary_buffers("gpt_neox.rotary_emb", self.rotary_dim, self.rope_type)
+        yield from rotary_buffers(
+            "gpt_neox.rotary_emb", self.rotary_dim, self.rope_type, self.config.max_position_embeddings
+        )
 
     # --- forward
 

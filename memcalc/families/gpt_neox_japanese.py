@@ -100,7 +100,9 @@ class GPTNeoXJapanese(GPTNeoX):
         yield from linear_weights("mlp.dense_4h_to_h", self.ffn, self.hidden, "mlp", bias=False)
 
     def buffers(self) -> Iterator[Buffer]:
-        yield from rotary_buffers("gpt_neox_japanese.rotary_emb", self.rotary_dim, self.rope_type)
+        yield from rotary_buffers(
+            "gpt_neox_japanese.rotary_emb", self.rotary_dim, self.rope_type, self.config.max_position_embeddings
+        )
 
     # --- forward
 

@@ -116,7 +116,9 @@ class Llama(Program):
 
     def frequencies(self) -> Iterator[Buffer]:
         """The buffers of its rotary embedding."""
-        yield from rotary_buffers("model.rotary_emb", self.rotary_dim, self.rope_type)
+        yield from rotary_buffers(
+            "model.rotary_emb", self.rotary_dim, self.rope_type, self.config.max_position_embeddings
+        )
 
     # --- forward
 

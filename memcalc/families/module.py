@@ -7,13 +7,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from memcalc.autograd import Leaf, checkpoint
+from memcalc.dtypes import fp32, int64
 from memcalc.ops.embedding import embedding
 from memcalc.ops.matmul import conv1d, linear
 from memcalc.ops.norm import layer_norm
 from memcalc.tensor import Memory, Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
@@ -52,11 +53,27 @@ class Buffer(NamedTuple):
     layer: int | None = None
     cast: bool = False
     """Whether forward puts a copy of it in its place that has the dtype of what it computes with."""
+    longest: int | None = None
+    """The longest sequence that it is made for. None: any. See `after_forward`."""
 
     @property
     def full_name(self) -> str:
         """The name with the layer's number."""
         return self.name if self.layer is None else self.name.replace("*", str(self.layer))
+
+
+def after_forward(buffers: Iterable[Buffer], seq_len: int) -> Iterator[Buffer]:
+    """What modules keep after their first forward of sequences of `seq_len` tokens.
+
+    Frequencies for shorter sequences are made anew, in fp32, and with them the module keeps the length that they are for
+    (dynamic_frequency_update in transformers' modeling_rope_utils.py).
+    """
+    for buffer in buffers:
+        if buffer.longest is None or seq_len <= buffer.longest:
+            yield buffer
+            continue
+        yield buffer._replace(dtype=fp32)
+        yield buffer._replace(name=f"{buffer.name}: max_seq_len_cached", shape=(), dtype=int64, registered=False)
 
 
 class Input(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memcalc.autograd import Node
 from memcalc.dims import ONE_DIM, Dim, divided, merge
 from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families.blocks import longrope_frequency_update
+from memcalc.families.blocks import frequency_update
 from memcalc.families.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.experts import REFUSED, TWO, check_experts
 from memcalc.families.gpt2 import norm_weights
@@ -109,8 +109,7 @@ class Phimoe(Mixtral):
         run = m.run
         run.memory.scope = m.path
         grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
-        if self.rope_type == "longrope":
-            longrope_frequency_update(m)
+        frequency_update(m, self.rope_type)
         _last = new_tensor(run.memory, (), int64, "last position")
         _seq_len = like(_last, "sequence length")
         inv_freq = new_tensor(run.memory, (divided(self.rotary_dim, 2),), fp32, "inv_freq")

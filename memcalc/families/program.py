@@ -6,6 +6,7 @@ from collections import Counter
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from memcalc.dims import Dim
 from memcalc.dtypes import fp32, int64
 from memcalc.families.module import Input, Weight
 from memcalc.ops.attention import ALIGNED_QUERIES
@@ -13,7 +14,7 @@ from memcalc.ops.attention import ALIGNED_QUERIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
-    from memcalc.dims import Dim, Shape
+    from memcalc.dims import Shape
     from memcalc.dtypes import DType
     from memcalc.families.config import FamilyConfig
     from memcalc.families.module import Buffer, Module, Run
@@ -31,6 +32,9 @@ class SharedSequences(Protocol):
     def inputs(self, batch: Dim, own: Dim) -> Sequence[Input]:
         """What the caller gives a rank that has `own` tokens of each sequence."""
         ...
+
+    @property
+    def ranks(self) -> int: ...
 
     def give(self, run: Run) -> Tensor:
         """Allocate that: the ids. The run gets its positions and labels."""
@@ -144,6 +148,19 @@ class Program:
             shard = self.context_parallel.own(shard)
         return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
 
+    def length(self, shard: Dim) -> int:
+        """Tokens of a sequence, those of all ranks, of which a tensor between two layers has `shard`."""
+        ranks = 1 if self.context_parallel is None else self.context_parallel.ranks
+        return ranks * self.whole(shard).size
+
+    def outgrown(self, seq_len: int) -> frozenset[int]:
+        """The lengths of the buffers that are made for sequences shorter than these."""
+        return frozenset(length for length in self._longest if seq_len > length)
+
+    @cached_property
+    def _longest(self) -> frozenset[int]:
+        return frozenset(buffer.longest for buffer in self.buffers() if buffer.longest is not None)
+
     def given_positions(self, whole: Dim) -> Input | None:
         """The positions of a sequence, where the caller has to give them."""
         return None if self.tensor_parallel is None else self.tensor_parallel.given_positions(whole)
@@ -236,7 +253,8 @@ class Program:
         # A dim of one merges with its neighbours; a window makes a mask once the sequence reaches it.
         # The memory-efficient attention, which any family has on some GPU, pads the queries of its logsumexp.
         padding = seq % ALIGNED_QUERIES
-        return batch == 1, seq == 1, seq >= (getattr(self.config, "sliding_window", None) or 0), padding
+        windowed = seq >= (getattr(self.config, "sliding_window", None) or 0)
+        return batch == 1, seq == 1, windowed, padding, self.outgrown(self.length(Dim("seq", seq)))
 
 
 def stacked(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memcalc.dims import Dim
 from memcalc.dtypes import fp32
-from memcalc.families.blocks import Rotary, longrope_frequency_update
+from memcalc.families.blocks import Rotary, frequency_update
 from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
 from memcalc.families.delta import ProjectedApart
 from memcalc.families.qwen3_next import DeltaConfig, DeltaLayers
@@ -72,8 +72,7 @@ class Qwen35Layers(DeltaLayers):
         run.memory.scope = m.path
         grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
         position_ids = expand(unsqueeze(positions, 0), GRIDS, run.batch, run.seq)
-        if self.rope_type == "longrope":
-            longrope_frequency_update(m)
+        frequency_update(m, self.rope_type)
         freqs = mul(cast(unsqueeze(position_ids, 3), fp32), cast(run.buffers[f"{m.path}.inv_freq"], fp32))
         cos = scale(like(freqs, "cos"), "mul", "cos")
         sin = scale(like(freqs, "sin"), "mul", "sin")

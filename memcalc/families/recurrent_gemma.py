@@ -197,7 +197,7 @@ class RecurrentGemma(Llama):
 
     def layer_buffers(self, i: int) -> Iterator[Buffer]:
         if self.blocks[i] == "attention":
-            yield from rotary_buffers("temporal_block.rotary_emb", self.rotary_dim, self.rope_type)
+            yield from rotary_buffers("temporal_block.rotary_emb", self.rotary_dim, self.rope_type, self.max_seq_len)
 
     # --- forward
 

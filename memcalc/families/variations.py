@@ -63,7 +63,9 @@ class RotaryByKind(Windowed):
 
     def frequencies(self) -> Iterator[Buffer]:
         for kind, rope_type in self.rope_types.items():
-            yield from rotary_buffers("model.rotary_emb", self.rotary_dim, rope_type, prefix=f"{kind}_")
+            yield from rotary_buffers(
+                "model.rotary_emb", self.rotary_dim, rope_type, self.config.max_position_embeddings, prefix=f"{kind}_"
+            )
 
     def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Rotary]:
         dtype = self.rotary_dtype

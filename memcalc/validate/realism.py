@@ -121,10 +121,12 @@ def strided_as_real_views(a: torch.Tensor, *shape: Any, allow_copy: bool) -> tor
 _RESHAPE = torch._refs._reshape_view_helper
 
 
-def with_whole_storage(mode: FakeTensorMode, state: Any, entry: Any, *rest: Any) -> FakeTensor | None:
+def with_whole_storage(
+    self: FakeTensorMode, state: Any, entry: Any, key: Any, func: Any, args: Any
+) -> FakeTensor | None:
     """A result that fake tensors remember of an equal call: where it is a slice of what was allocated (the gradient of an
     attention bias), torch makes the second one's storage as long as the slice alone."""
-    result = _REMEMBERED(mode, state, entry, *rest)
+    result = _REMEMBERED(self, state, entry, key, func, args)
     nbytes = None if entry.metadata is None or entry.view_idx is not None else entry.metadata.storage_bytes
     if result is not None and nbytes is not None and result.untyped_storage().nbytes() < nbytes:
         result.untyped_storage().resize_(nbytes)
