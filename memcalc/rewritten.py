@@ -28,6 +28,8 @@ class GradientsReady(NamedTuple):
 
     order: tuple[int, ...]
     """Parameters in the order in which backward has their gradients ready, by their place in definition order."""
+    elements: tuple[int, ...]
+    """Of each of them."""
     places: tuple[int, ...]
     """Where in the log each one is: the block that is the gradient comes there."""
     over: int

@@ -203,8 +203,7 @@ def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdi
     size = setup.reduce_bucket_size
     assert size is not None
     accumulated = _accumulated_2(setup, own)
-    sizes, sent = tuple(sizes_of(model)), sent_dtype(setup)
-    over = ZeRO2(setup.compute_dtype, size, sizes, flat(model, setup.shards), own, sent)
+    over = ZeRO2(setup.compute_dtype, size, flat(model, setup.shards), own, sent_dtype(setup))
     order = order_of(model, setup, _around(model, setup), own)
     backward = (*accumulated, _scaled_loss(model, setup, 2))
     return held._replace(backward=backward, hooks=NoteGradients(), over=over, order=order)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.autograd import Leaf
-from memcalc.dims import Dim
+from memcalc.dims import Dim, numel
 from memcalc.dtypes import DType
 from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
 from memcalc.families.module import Module, Run
@@ -69,6 +69,7 @@ class Notes(NoHooks):
     def __init__(self, run: Run) -> None:
         self.run = run
         self.order: list[int] = []
+        self.elements: list[int] = []
         self.places: list[int] = []
         for i, weight in enumerate(run.weights.values()):
             if isinstance(weight.node, Leaf):
@@ -79,13 +80,16 @@ class Notes(NoHooks):
             leaf.grad = None
             memory = self.run.memory
             self.order.append(i)
+            self.elements.append(numel(leaf.shape)[0])
             self.places.append(len(memory.log))
             memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
 
         leaf.ready = ready
 
     def backward_is_over(self) -> None:
-        self.run.ready = GradientsReady(tuple(self.order), tuple(self.places), len(self.run.memory.log))
+        self.run.ready = GradientsReady(
+            tuple(self.order), tuple(self.elements), tuple(self.places), len(self.run.memory.log)
+        )
 
 
 class ZeRO2(NamedTuple):
@@ -93,8 +97,6 @@ class ZeRO2(NamedTuple):
 
     dtype: DType
     bucket: int
-    sizes: tuple[int, ...]
-    """Elements of every parameter, in definition order."""
     flat: Flat
     own: Owned
     """The rank's own."""
@@ -103,11 +105,12 @@ class ZeRO2(NamedTuple):
 
     def play(self, run: Trace) -> Trace:
         """The run with the reduction of its gradients in it."""
-        assert run.ready is not None
+        noted = run.ready
+        assert noted is not None
         out = Reduction(self, run)
-        for i, place in zip(run.ready.order, run.ready.places, strict=True):
-            out.ready(i, place)
-        out.copy(run.ready.over)
+        for i, size, place in zip(noted.order, noted.elements, noted.places, strict=True):
+            out.ready(i, size, place)
+        out.copy(noted.over)
         out.backward_is_over()
         return out.finished()
 
@@ -153,13 +156,12 @@ class Reduction(Rewriting):
         self.filled = 0
         self.owned: int | None = None
 
-    def ready(self, i: int, place: int) -> None:
-        """The gradient of a parameter is there: at `place`, where it is no gradient of autograd's any more."""
+    def ready(self, i: int, size: int, place: int) -> None:
+        """The gradient of a parameter of that size is there: at `place`, where it is no gradient of autograd's any more."""
         self.copy(place)
         if self.bucket is None:
             self.bucket = self._block("reduce bucket", "reduce_bucket_size", self.how.bucket)
         self.copy(place + 2)  # what was a gradient goes on under the next number
-        size = self.how.sizes[i]
         if self.filled + size > self.how.bucket:
             self._flush()
         if size > self.how.bucket:

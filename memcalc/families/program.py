@@ -254,7 +254,8 @@ class Program:
         # The memory-efficient attention, which any family has on some GPU, pads the queries of its logsumexp.
         padding = seq % ALIGNED_QUERIES
         windowed = seq >= (getattr(self.config, "sliding_window", None) or 0)
-        return batch == 1, seq == 1, windowed, padding, self.outgrown(self.length(Dim("seq", seq)))
+        outgrown = self.outgrown(self.length(Dim("seq", seq))) if self._longest else self._longest
+        return batch == 1, seq == 1, windowed, padding, outgrown
 
 
 def stacked(
