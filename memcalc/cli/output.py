@@ -22,7 +22,7 @@ class Tables(NamedTuple):
     all_ranks: bool
 
 
-_BY_SUFFIX: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown"}
+_BY_SUFFIX: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
 STDOUT: Final = "-"
 
 
@@ -33,8 +33,12 @@ def choose_format(json: bool, format: str | None, output: Path | str | None = No
     if json and format not in (None, "table", "json"):
         raise InputError(f"--format {format}: contradicts --json; give one of them")
     asked = "json" if json else format
-    named = _BY_SUFFIX.get(Path(output).suffix.lower()) if output else None
-    if asked is not None and named not in (None, asked):
+    suffix = Path(output).suffix.lower() if output else ""
+    named = _BY_SUFFIX.get(suffix)
+    if asked is None and suffix and named is None:
+        allowed = f"{', '.join(_BY_SUFFIX)}, a name without a suffix, or --format"
+        raise InputError(f"--output {one_line(output)}: no format is named {one_line(suffix)}; allowed: {allowed}")
+    if asked is not None and named not in (None, "table", asked):
         flag = "--json" if json else f"--format {format}"
         raise InputError(f"--output {one_line(output)}: contradicts {flag}; allowed: --format {named}, or another name")
     return asked or named or "table"

@@ -12,6 +12,9 @@ from memcalc.inputs.files import hardware_folder, read_bundled
 from memcalc.units import to_bytes
 
 _MOST_SHOWN: Final = 12
+_NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})?", re.ASCII)
+_SIZE: Final = re.compile(r"[-+]?(?:[0-9][0-9.,_]*|\.[0-9]+)(?:e[-+]?[0-9]+)?\s*(?:[kmgtp]i?b|[kmgtp])", re.ASCII)
+"""What is meant as a memory, whether or not it can be read as one."""
 
 
 class Quantity(NamedTuple):
@@ -98,12 +101,15 @@ def named_gpu(name: str) -> GPU:
         known.update((alias.lower(), gpu.name) for alias in gpu.aliases)
     if wanted in known:
         return _read(known[wanted])
-    raise InputError(f"--gpu {one_line(name)}: {_which(wanted, known)} (or the memory of any other GPU, as 80GB)")
+    also = f"or with a unit: {wanted}GB" if _NUMBER.fullmatch(wanted) else "or the memory of any other GPU, as 80GB"
+    raise InputError(f"--gpu {one_line(name)}: {_which(wanted, known)} ({also})")
 
 
 def _which(wanted: str, known: dict[str, str]) -> str:
-    """What a name that is none may mean: the GPUs whose names begin with it, else those with a name like it."""
-    meant = list(dict.fromkeys(name for alias, name in known.items() if wanted and alias.startswith(wanted)))
+    """What a name that is none may mean: the GPUs whose names begin with it or that have so many GB, else those with a name like
+    it."""
+    begin = [name for alias, name in known.items() if wanted and alias.startswith(wanted)]
+    meant = list(dict.fromkeys([*begin, *_with_so_much(wanted)]))
     if len(meant) > 1:
         shown = ", ".join(_with_memory(name) for name in meant[:_MOST_SHOWN])
         return f"there are several; allowed: {shown}{', …' if len(meant) > _MOST_SHOWN else ''}"
@@ -112,14 +118,23 @@ def _which(wanted: str, known: dict[str, str]) -> str:
     return f"unknown GPU; {f'did you mean {shown}?' if close else 'see `memcalc gpus`'}"
 
 
+def _with_so_much(wanted: str) -> list[str]:
+    """The GPUs whose nominal memory is a number that lacks its unit."""
+    number = float(wanted) if _NUMBER.fullmatch(wanted) else None
+    return [gpu.name for gpu in all_gpus() if gpu.nominal_memory.value == number]
+
+
 def _with_memory(name: str) -> str:
     nominal = _read(name).nominal_memory
     return f"{name} ({nominal.value:g} {nominal.unit})"
 
 
 def of_capacity(text: str) -> GPU | None:
-    """A GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". None for what is no size."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([mgt])(i?)b", text.strip().lower(), re.ASCII)
+    """A GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". None for what is not meant as a size."""
+    match = re.fullmatch(rf"({_NUMBER.pattern}) ?([mgt])(i?)b", text.strip().lower(), re.ASCII)
+    if match is None and _SIZE.fullmatch(text.strip().lower()):
+        allowed = "allowed: digits and a unit (80GB, 24GiB, 1.5TB), or a name of `memcalc gpus`"
+        raise InputError(f"--gpu {one_line(text)}: no memory that can be read; {allowed}")
     if match is None:
         return None
     value, unit = float(match[1]), f"{match[2].upper()}{match[3]}B"

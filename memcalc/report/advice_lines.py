@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memcalc.report.advice import Proposal, advice
+from memcalc.report.folding import Folded
 from memcalc.report.verdict import EXPANDABLE
 from memcalc.units import show_bytes
 
@@ -45,7 +46,7 @@ def _heading(words: str) -> Text:
 
 def _lines(one: Proposal, *under: str) -> list[RenderableType]:
     """The flags, and under them what they lead to and cost."""
-    return [Padding(Text(one.flags), (0, 0, 0, 2)), *(Padding(Text(line), (0, 0, 0, 6)) for line in under)]
+    return [Padding(Text(one.flags), (0, 0, 0, 2)), *(Padding(Folded(line), (0, 0, 0, 6)) for line in under)]
 
 
 def _peak_line(one: Proposal) -> str:

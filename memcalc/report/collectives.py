@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from memcalc.report.fitting import left_out
+from memcalc.report.folding import Folded
 
 _WIDTHS: Final = {"ranks": 5, "calls": 5, "payload": 10, "wire": 10, "time": 9}
 _BETWEEN: Final = 2
@@ -28,7 +30,9 @@ class Numbers(NamedTuple):
         return Numbers(names), left_out(gone)
 
 
-def add_words(table: Table, names: Sequence[str], *, on_one_line: bool) -> Callable[[Sequence[str]], Sequence[str]]:
+def add_words(
+    table: Table, names: Sequence[str], *, on_one_line: bool
+) -> Callable[[Sequence[str]], Sequence[RenderableType]]:
     """Add the columns of a row's words, of which the last one is long. Gives what makes cells of words: they have a column
     each, or all are in one, the last on a line of its own."""
     if on_one_line:
@@ -37,8 +41,8 @@ def add_words(table: Table, names: Sequence[str], *, on_one_line: bool) -> Calla
         return lambda words: words
     table.add_column(" ".join(names), overflow="fold")
 
-    def joined(words: Sequence[str]) -> Sequence[str]:
+    def joined(words: Sequence[str]) -> Sequence[RenderableType]:
         first = " ".join(word for word in words[:-1] if word)
-        return ["\n".join(line for line in (first, words[-1]) if line)]
+        return [Folded("\n".join(line for line in (first, words[-1]) if line))]
 
     return joined

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc.inputs.gpu import GPU, Quantity
-from memcalc.report.consoles import listing_console
+from memcalc.report.consoles import LISTING, console_for
 from memcalc.report.fitting import Column
 from memcalc.report.listing import print_columns
 from memcalc.units import show_bytes
@@ -59,7 +59,7 @@ def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
 
 def print_gpu(gpu: GPU, file: IO[str]) -> None:
     """Every number of one GPU with its source."""
-    console = listing_console(file)
+    console = console_for(file, LISTING)
     title = Text(gpu.name, style="bold")
     title.append(f"  {gpu.full_name}, {gpu.architecture}, {gpu.compute_capability}", style="not bold")
     console.print(title)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO
 
-from memcalc.report.consoles import listing_console
+from memcalc.report.consoles import console_for
 from memcalc.report.fitting import Column, fitting, needed, table_of
 
 
 def print_columns(columns: Sequence[Column], first_to_go: Sequence[str], file: IO[str]) -> None:
-    """The columns that the terminal has a place for and a line of those that it has none for; anywhere else all of them."""
-    console = listing_console(file, needed(columns))
+    """Print the columns that the terminal or COLUMNS has a place for, and name the others in a line; elsewhere all of them."""
+    console = console_for(file, needed(columns))
     kept, gone = fitting(columns, console.width, first_to_go)
     console.print(table_of(kept))
     if gone:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from memcalc.dims import formula, numel
 from memcalc.inputs.model import Model, bundled_spec
-from memcalc.report.consoles import listing_console
+from memcalc.report.consoles import LISTING, console_for
 from memcalc.report.fitting import Column
 from memcalc.report.listing import print_columns
 from memcalc.units import show_count
@@ -69,7 +69,7 @@ def print_list(models: Sequence[Model], file: IO[str]) -> None:
 
 def print_model(model: Model, file: IO[str]) -> None:
     """Parameters by component, then every weight with its named dims."""
-    console = listing_console(file)
+    console = console_for(file, LISTING)
     spec = bundled_spec(model.name)
     title = Text(model.name, style="bold")
     title.append(f"  {model.model_type}, {model.layers} layers, {model.num_parameters:,} parameters", style="not bold")

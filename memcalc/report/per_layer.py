@@ -12,6 +12,7 @@ from rich.text import Text
 from memcalc.collectives import Collective, wire_bytes
 from memcalc.layer_kinds import LayerKind, Shares
 from memcalc.report.collectives import Numbers, add_words
+from memcalc.report.folding import Folded
 from memcalc.setup import DTYPES
 from memcalc.units import show_bytes
 
@@ -122,7 +123,7 @@ def per_layer_table(report: Report, width: int) -> list[RenderableType]:
     ) -> None:
         shown = [f"{calls:.3g}", *(show_bytes(size) for size in sizes)][: len(numbers.names)]
         if wide:
-            table.add_row(*words, what, *shown, each, style=style)
+            table.add_row(*words, what, *shown, Folded(each), style=style)
         else:
             table.add_row(*words_of((*words, "\n  ".join(line for line in (what, each) if line))), *shown, style=style)
 

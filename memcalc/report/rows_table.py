@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc.report.fitting import left_out
+from memcalc.report.folding import Folded
 
 if TYPE_CHECKING:
     from memcalc.estimation import Report
@@ -32,7 +33,8 @@ def _on_one_line(report: Report) -> Table:
     table.add_column("formula", overflow="fold", ratio=3)
     table.add_column("basis", no_wrap=True)
     for i in [*report.items, *report.overheads]:
-        table.add_row(i.component, i.name, f"{i.nbytes:,}", f"{i.at_peak:,}", i.dtype, i.formula, i.basis)
+        sizes = (f"{i.nbytes:,}", f"{i.at_peak:,}")
+        table.add_row(i.component, Folded(i.name), *sizes, i.dtype, Folded(i.formula), i.basis)
     return table
 
 
@@ -49,7 +51,7 @@ def _on_several(report: Report, width: int) -> list[RenderableType]:
             component = i.component
             table.add_row(component, style="bold")
         words = " · ".join(word for word in (i.formula, i.dtype, i.basis) if word)
-        table.add_row(f"{i.name}\n  {words}", f"{i.nbytes:,}", *([f"{i.at_peak:,}"] if both else []))
+        table.add_row(Folded(f"{i.name}\n  {words}"), f"{i.nbytes:,}", *([f"{i.at_peak:,}"] if both else []))
     return [table, *([] if both else [Text(left_out(["at the peak"]))])]
 
 

@@ -22,6 +22,7 @@ from memcalc.report.compute import compute_lines
 from memcalc.report.consoles import console_for
 from memcalc.report.defaults import default_lines
 from memcalc.report.fitting import left_out
+from memcalc.report.folding import Folded
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import per_layer_table
 from memcalc.report.rows_table import rows_table
@@ -64,7 +65,7 @@ def print_report(
         parts += ["", *rows_table(report, console.width)]
     verdict = verdict_text(report)
     if verdict is not None:
-        parts += ["", verdict]
+        parts += ["", Folded(verdict)]
     console.print(Group(*parts, *advice_lines(report)))
 
 

@@ -98,6 +98,15 @@ def test_the_name_of_the_output_is_its_format(
         assert not (tmp_path / f"other{path.suffix}").exists()
 
 
+def test_a_suffix_that_no_format_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("x.foo", "x.v2", "x.json.gz"):
+        refused = estimate(capsys, "-m", "gpt2", "-o", str(tmp_path / name))
+        check_refused(refused, "--output", Path(name).suffix, ".json, .csv, .md, .markdown, .txt", "--format")
+    assert list(tmp_path.iterdir()) == []
+    assert estimate(capsys, "-m", "gpt2", "--format", "table", "-o", str(tmp_path / "x.foo")) == (0, "", "")
+    assert (tmp_path / "x.foo").read_text(encoding="utf-8").startswith("gpt2")
+
+
 def test_a_dash_is_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for more in ([], ["--json"], ["--format", "csv"]):

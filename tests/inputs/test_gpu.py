@@ -187,6 +187,26 @@ def test_no_name_is_shown_twice_for_its_aliases() -> None:
 # --- a GPU by its memory
 
 
+@pytest.mark.parametrize(("number", "names"), [("80", ["a100-80gb", "h100-80gb"]), ("40", ["a100-40gb", "rtx4090"])])
+def test_a_number_without_a_unit(number: str, names: list[str]) -> None:
+    with pytest.raises(InputError, match=rf"there are several; allowed: .* \(or with a unit: {number}GB\)$") as error:
+        load_gpu(number)
+    assert all(f"{name} (" in str(error.value) for name in names)
+    assert "rtx5080" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", ["1e3GB", "8e1GB", "80,5GB", "80G", "-5GB", ".5TB", "80.12345GB", "1,000GB", "5KB"])
+def test_a_memory_that_cannot_be_read(size: str) -> None:
+    with pytest.raises(InputError, match=r"^--gpu .*: no memory that can be read; allowed: digits and a unit \(80GB"):
+        load_gpu(size)
+
+
+def test_no_name_is_read_as_a_memory() -> None:
+    for gpu in all_gpus():
+        for name in (gpu.name, *gpu.aliases):
+            assert load_gpu(name) == gpu
+
+
 @pytest.mark.parametrize(
     ("given", "name", "nbytes"),
     [
@@ -208,7 +228,7 @@ def test_a_memory_that_no_gpu_has(given: str) -> None:
         load_gpu(given)
 
 
-@pytest.mark.parametrize("given", ["80", "B80", "-80GB", "80GBs", "8e1GB", "80 G B", "٨٠GB", "80,5GB"])
+@pytest.mark.parametrize("given", ["B80", "80GBs", "80 G B", "٨٠GB"])
 def test_what_is_no_size(given: str) -> None:
     with pytest.raises(InputError, match=r"unknown GPU.*80GB"):
         load_gpu(given)
