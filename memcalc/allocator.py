@@ -140,7 +140,7 @@ class CachingAllocator:
     # --- the ways in which expandable segments differ
 
     def _place(self, pool: Pool, size: int) -> int:
-        """Where in the list of free blocks the smallest is that is large enough."""
+        """Return where in the list of free blocks the smallest is that is large enough."""
         return bisect_left(pool.free, (size,))
 
     def _new_block(self, pool: Pool, size: int) -> Block:
@@ -201,7 +201,7 @@ class CachingAllocator:
 
 
 def _is_whole(block: Block) -> bool:
-    """Whether a block is all of its segment."""
+    """Tell whether a block is all of its segment."""
     return block.before is None and block.after is None
 
 

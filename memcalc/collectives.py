@@ -41,7 +41,7 @@ class Collective(NamedTuple):
     shares: Shares | None = None
     """What of it each layer has, where the payload is parameters or gradients."""
     once: bool = False
-    """Whether a layer sends it once a step, however many micro-batches that has."""
+    """True if a layer sends it once a step, however many micro-batches that has."""
     each: str = ""
     """One call of one layer, in named dims."""
     basis: Basis = "modelled"

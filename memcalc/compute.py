@@ -40,7 +40,7 @@ class Computed(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """What makes products one item."""
+    """This is what makes products one item."""
 
     name: str
     phase: str

@@ -30,7 +30,7 @@ STEP: Final = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
 
 
 class Group(NamedTuple):
-    """Where the ranks of a collective are: those of the worst group, if nodes cut some groups in two and others not."""
+    """This is where the ranks of a collective are: those of the worst group, if nodes cut some groups in two and others not."""
 
     size: int
     nodes: int
@@ -52,7 +52,7 @@ class Link(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a collective takes in one optimizer step."""
+    """This is what a collective takes in one optimizer step."""
 
     seconds: float
     link: str
@@ -129,7 +129,7 @@ def _from(start: int, size: int, apart: int, gpus_per_node: int) -> Group:
 
 
 def link_inside(gpu: GPU, group: Group, apart: int) -> Link | Unknown:
-    """What joins the ranks of a group that are in one node. A bridge joins two GPUs, larger groups take PCIe."""
+    """Return what joins the ranks of a group that are in one node. A bridge joins two GPUs, larger groups take PCIe."""
     if not gpu.links:
         return Unknown(f"the links of {gpu.full_name} are not known")
     if gpu.vendor != "nvidia":

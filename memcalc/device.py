@@ -41,7 +41,7 @@ NCCL are figures of other GPUs. What streams hold longer does not count here: it
 
 
 class Played(Protocol):
-    """What a run came to when it was played through the allocator (memcalc.replay.Replay)."""
+    """This is what a run came to when it was played through the allocator (memcalc.replay.Replay)."""
 
     @property
     def reserved(self) -> int: ...
@@ -73,17 +73,17 @@ def workspace_of(gpu: GPU | None) -> int:
 
 
 def _capability(gpu: GPU | None) -> str:
-    """What the workspaces' rules go by; '' without a GPU. Of one that is only known by its memory Hopper's, which has the
+    """Return what the workspaces' rules go by; '' without a GPU. Of one that is only known by its memory Hopper's, which has the
     largest by either rule."""
     return "" if gpu is None else gpu.compute_capability or "9.0"
 
 
 class Kernels(NamedTuple):
-    """What multiplies matrices, as far as its workspaces go."""
+    """This is what multiplies matrices, as far as its workspaces go."""
 
     transformer_engine: bool = False
     grouped: bool = False
-    """Whether it multiplies those of several experts at once."""
+    """True if it multiplies those of several experts at once."""
 
 
 TORCH: Final = Kernels()
@@ -111,7 +111,7 @@ def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
 
 
 def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = TORCH) -> list[Item]:
-    """What `torch.cuda.max_memory_allocated` counts besides the tensors at the peak, whole blocks apart."""
+    """Return what `torch.cuda.max_memory_allocated` counts besides the tensors at the peak, whole blocks apart."""
     lost = 0
     for item in items:
         if item.at_peak:
@@ -154,7 +154,7 @@ def whole_blocks_item(counted: int, played: Played) -> Item:
 
 
 def reserved_items(allocated: int, played: Played | None, engine: str, assumed: Callable[[], Assumed]) -> list[Item]:
-    """What the caching allocator holds beyond `allocated` bytes: as recorded, as played, or else as `assumed`."""
+    """Return what the caching allocator holds beyond `allocated` bytes: as recorded, as played, or else as `assumed`."""
     source = "CUDACachingAllocator.cpp"
     recorded = figures().fragmentation_of(engine)
     if recorded is not None:
@@ -180,7 +180,7 @@ def margin(device: int, engine: str) -> int:
 
 
 def device_items(gpus: int, gpu: GPU | None) -> list[Item]:
-    """What a process holds outside torch."""
+    """Return what a process holds outside torch."""
     out = [
         _outside(CONTEXT, _measured(CONTEXT, gpu), _CUDA_CONTEXT, "measured on an RTX 6000 Ada, CUDA 13.0, lazy loading",
                  "differs by GPU, driver and loaded kernels: 300 to 430 MiB since CUDA 11.7")

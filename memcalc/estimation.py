@@ -37,7 +37,7 @@ def estimate(
     params: int | str | None = None,
     **options: Any,
 ) -> Report:
-    """What one training step needs, per GPU.
+    """Return what one training step needs, per GPU.
 
     `model` as for `load_model`; or `params`, a bare number of parameters ("7.5B"), for model states alone. `options` are
     the command line's, with underscores. InputError (a ValueError) says in one line what is wrong.
@@ -60,7 +60,7 @@ def estimate(
 
 
 class _Key(NamedTuple):
-    """What makes two rows the same item."""
+    """This is what makes two rows the same item."""
 
     component: Component
     name: str
@@ -76,7 +76,7 @@ class _Sized(NamedTuple):
 
 
 class _At(NamedTuple):
-    """Where a phase has its peak."""
+    """This is where a phase has its peak."""
 
     state: State | None
     moment: Moment | None
@@ -100,7 +100,7 @@ class _Found(NamedTuple):
 
 
 def left_by(rank: Rank) -> list[Row]:
-    """What is there after backward that no engine knows of."""
+    """Return what is there after backward that no engine knows of."""
     return [
         row
         for profile in rank.profiles
@@ -196,7 +196,7 @@ class Report(OnDevice):
         return own + (rank.between.bytes_at(self._batch, self._seq) * state.between if rank.between else 0)
 
     def _waiting_rows(self, state: State) -> list[Row]:
-        """The same, row by row."""
+        """Return the same, row by row."""
         between = self.rank.between
         return [
             *([between._replace(copies=state.between)] if between and state.between else []),
@@ -213,7 +213,7 @@ class Report(OnDevice):
         ]
 
     def _saved_rows(self) -> list[Row]:
-        """What is saved at the end of a forward, with all micro-batches in flight."""
+        """Return what is saved at the end of a forward, with all micro-batches in flight."""
         forwards = [state for state in self.rank.states if state.kind == "forward"]
         if not forwards:
             return []
@@ -327,7 +327,7 @@ class Report(OnDevice):
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """Whether it runs on the GPU, for the worst of this pipeline rank, the first and the last; None without a GPU."""
+        """Tell whether it runs on the GPU, for the worst of this pipeline rank, the first and the last; None without a GPU."""
         if self.gpu is None:
             return None
         from memcalc.verdict import verdict_of
@@ -338,7 +338,7 @@ class Report(OnDevice):
 
     @property
     def fits(self) -> bool | None:
-        """Whether it runs on the GPU; None without one, or where that is not known."""
+        """Tell whether it runs on the GPU; None without one, or where that is not known."""
         return None if self.verdict is None else self.verdict.fits
 
     @property
@@ -350,12 +350,12 @@ class Report(OnDevice):
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """What this rank sends in one optimizer step, as the engine really does it."""
+        """Return what this rank sends in one optimizer step, as the engine really does it."""
         return self.rank.collectives()
 
     @cached_property
     def textbook(self) -> list[Collective]:
-        """The same step as the papers count it; empty where the engine does just that."""
+        """Return the same step as the papers count it; empty where the engine does just that."""
         return self.rank.textbook()
 
     @cached_property

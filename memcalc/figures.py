@@ -36,7 +36,7 @@ class Size(NamedTuple):
 
 
 class Fragmentation(NamedTuple):
-    """What the caching allocator holds beyond what is allocated, of an engine whose allocations are not played, or where
+    """This is what the caching allocator holds beyond what is allocated, of an engine whose allocations are not played, or where
     that was farther off."""
 
     engine: str
@@ -77,7 +77,7 @@ _INSTEAD: Final[ContextVar[Figures | None]] = ContextVar("figures", default=None
 
 
 def figures() -> Figures:
-    """Those that ship with memcalc, or those that are used instead."""
+    """Return those that ship with memcalc, or those that are used instead."""
     instead = _INSTEAD.get()
     return _bundled() if instead is None else instead
 

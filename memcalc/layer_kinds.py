@@ -25,7 +25,7 @@ class LayerKind(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What of a collective over parameters or gradients is the layers'."""
+    """This is what of a collective over parameters or gradients is the layers'."""
 
     kinds: tuple[LayerKind, ...]
     whole: int

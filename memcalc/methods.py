@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def precision_of(options: Options, engine: str, model: Model | None) -> str:
-    """What weights and states are, which an engine may not have."""
+    """Return what weights and states are, which an engine may not have."""
     precision = options.precision
     if engine == "megatron" and precision not in ("fp32", "bf16-mixed", "fp16-mixed"):
         refuse("precision", precision, f"with engine megatron {NOT_YET}fp32, bf16-mixed, fp16-mixed")
@@ -35,7 +35,7 @@ def precision_of(options: Options, engine: str, model: Model | None) -> str:
 
 
 def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | None) -> str:
-    """What gradients are kept or reduced in."""
+    """Return what gradients are kept or reduced in."""
     natural = (
         "fp32"
         if precision.endswith("-autocast")
@@ -212,7 +212,7 @@ def cp_comm_type_of(options: Options, engine: str) -> str | None:
 
 
 def sync_each_micro_batch_of(options: Options, engine: str) -> bool | None:
-    """Whether DDP or FSDP2 reduces after every micro-batch; None where it is not up to the caller.
+    """Tell whether DDP or FSDP2 reduces after every micro-batch; None where it is not up to the caller.
 
     By default not: so do accelerate's `accumulate` and `no_sync` (GradientAccumulationPlugin.sync_each_batch is off) with HF
     Trainer, and Lightning's `_block_parallel_sync_behavior`.

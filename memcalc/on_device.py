@@ -28,12 +28,12 @@ class OnDevice:
     items: Any
 
     def with_setup(self, setup: Setup) -> OnDevice:
-        """The same model's step with another setup."""
+        """Return the same model's step with another setup."""
         raise NotImplementedError
 
     @property
     def states_only(self) -> bool:
-        """Whether this is of a bare number of parameters, whose activations nobody knows."""
+        """Tell whether this is of a bare number of parameters, whose activations nobody knows."""
         return self.setup.seq_len is None
 
     @cached_property
@@ -82,12 +82,12 @@ class OnDevice:
 
     @property
     def outside(self) -> list[Item]:
-        """What a process holds outside torch."""
+        """Return what a process holds outside torch."""
         return devices.device_items(self.setup.gpus, self.gpu)
 
     @property
     def counted(self) -> int:
-        """What is allocated without a replay: the peak's tensors, their rounding, workspaces."""
+        """Return what is allocated without a replay: the peak's tensors, their rounding, workspaces."""
         return self.peak + sum(item.nbytes for item in self._counted)
 
     def assumed(self, allocated: int) -> Assumed:
@@ -101,17 +101,17 @@ class OnDevice:
 
     @property
     def allocated(self) -> int:
-        """What torch.cuda.max_memory_allocated would show."""
+        """Return what torch.cuda.max_memory_allocated would show."""
         return self._with("allocator")
 
     @property
     def reserved(self) -> int:
-        """What torch.cuda.max_memory_reserved would show on a GPU that has room; assumed where `played` is None."""
+        """Return what torch.cuda.max_memory_reserved would show on a GPU that has room; assumed where `played` is None."""
         return self._with("allocator", "reserved")
 
     @property
     def device(self) -> int:
-        """What nvidia-smi would show."""
+        """Return what nvidia-smi would show."""
         return self._with("allocator", "reserved", "device")
 
     @property

@@ -34,7 +34,7 @@ class Action(NamedTuple):
 
 
 class Process:
-    """What a process does with the allocator."""
+    """This is what a process does with the allocator."""
 
     def __init__(self, allocator: CachingAllocator, workspaces: Workspaces) -> None:
         self.allocator = allocator

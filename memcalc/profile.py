@@ -57,7 +57,7 @@ class HooksOf(Protocol):
 
 
 class Choices(NamedTuple):
-    """What a program's run depends on besides sizes."""
+    """This is what a program's run depends on besides sizes."""
 
     dtype: DType
     attention: str
@@ -98,7 +98,7 @@ class Profile:
     _rows: dict[int, list[Row]] = field(default_factory=dict[int, list[Row]])
 
     def rows(self, moment: Moment) -> list[Row]:
-        """What is alive at a moment, one row for equal blocks of all layers."""
+        """Return what is alive at a moment, one row for equal blocks of all layers."""
         if moment.place not in self._rows:
             self._rows[moment.place] = _collapse(self.run, moment.place)
         return self._rows[moment.place]
@@ -182,7 +182,7 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
 
 
 def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None:
-    """Where the stack repeats: behind the first layers, where these alone are recomputed."""
+    """Return where the stack repeats: behind the first layers, where these alone are recomputed."""
     pattern = program.pattern()
     if pattern is None or recomputed is None or recomputed >= program.layers:
         return pattern
@@ -191,7 +191,7 @@ def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None
 
 
 def _record(program: Program, choices: Choices, batch: int, seq: int, hooks: HooksOf) -> Hooks:
-    """What `hooks` have seen in a run of the whole stack."""
+    """Return what `hooks` have seen in a run of the whole stack."""
     started: list[Hooks] = []
 
     class Kept(NamedTuple):
@@ -303,7 +303,7 @@ def _sizes(run: Trace) -> list[int]:
 
 
 def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
-    """Where in the log another phase, layer or micro-batch begins: the phase, and whether its moments could be a peak."""
+    """Return where in the log another phase, layer or micro-batch begins: the phase, and whether its moments could be a peak."""
     early, late, _ = run.middle
     forward, backward, more = run.repeated
     segments = {place: (phase, layer) for place, phase, layer in run.segments}

@@ -96,7 +96,7 @@ _ATTENDS_IN_FP32: Final = ("minimax", "openai-gpt")
 
 
 def runs_gpt_model(options: Options, engine: str) -> bool:
-    """Whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
+    """Tell whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
     return engine == "deepspeed" and max(options.tp, options.pp) > 1
 
 

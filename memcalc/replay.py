@@ -35,7 +35,7 @@ _BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
 
 
 class Replay(NamedTuple):
-    """What a run came to."""
+    """This is what a run came to."""
 
     reserved: int
     allocated: int
@@ -44,7 +44,7 @@ class Replay(NamedTuple):
     """How often cached segments were given back because the device was full."""
     steps: int
     steady: bool
-    """Whether the last step left the free blocks that an earlier one did."""
+    """True if the last step left the free blocks that an earlier one did."""
     retried: int = 0
     """How often segments were given back in the last step: where it is steady, so often in all that follow."""
 

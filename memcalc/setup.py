@@ -78,7 +78,7 @@ class Setup(NamedTuple):
     """Megatron's; None with another engine."""
     attention_mask_in_dataloader: bool | None
     sync_each_micro_batch: bool | None
-    """Whether DDP and FSDP2 reduce after every micro-batch; None where another engine or a pipeline's schedule decides."""
+    """True if DDP and FSDP2 reduce after every micro-batch; None where another engine or a pipeline's schedule decides."""
     attention: str | None
     cross_entropy: str | None
     padded: bool
@@ -96,7 +96,7 @@ class Setup(NamedTuple):
 
     @property
     def keeps_whole_gradients(self) -> bool:
-        """Whether gradients stay as backward makes them until the last micro-batch's are reduced with them (`no_sync`)."""
+        """Tell whether gradients stay as backward makes them until the last micro-batch's are reduced with them (`no_sync`)."""
         return self.sync_each_micro_batch is False and self.micro_batches > 1
 
     @property
@@ -108,7 +108,7 @@ class Setup(NamedTuple):
 
     @property
     def shares_sequences(self) -> bool:
-        """Whether ranks share sequences as torch's context parallelism has it."""
+        """Tell whether ranks share sequences as torch's context parallelism has it."""
         return self.engine == "fsdp2" and self.cp > 1
 
     @property
@@ -148,12 +148,12 @@ class Setup(NamedTuple):
 
     @property
     def autocast_dtype(self) -> DType | None:
-        """What torch.autocast casts to in forward; None where it is off."""
+        """Return what torch.autocast casts to in forward; None where it is off."""
         return DTYPES[self.precision.split("-")[0]] if self.precision.endswith("-autocast") else None
 
     @property
     def has_master_weights(self) -> bool:
-        """Whether an fp32 copy of 16-bit weights is kept."""
+        """Tell whether an fp32 copy of 16-bit weights is kept."""
         return self.precision.endswith("-mixed")
 
 
@@ -282,7 +282,7 @@ def _megatrons(options: Options, name: str, engine: str) -> bool | None:
 
 
 def _network_gbps(options: Options) -> float | None:
-    """What was given, else what NVIDIA's own node with this GPU has."""
+    """Return what was given, else what NVIDIA's own node with this GPU has."""
     if options.gpu is None:
         if options.network_gbps is not None:
             refuse("network_gbps", options.network_gbps, "goes with the links of a GPU; allowed: with --gpu")

@@ -23,7 +23,7 @@ Strides = tuple[int, ...]
 
 
 class StorageRow(NamedTuple):
-    """What a storage was allocated for: enough to name, size and explain its bytes."""
+    """This is what a storage was allocated for: enough to name, size and explain its bytes."""
 
     shape: Shape
     dtype: DType
@@ -77,10 +77,10 @@ class Work(NamedTuple):
 
 
 class Packer(Protocol):
-    """What stands between a node and the tensors that it saves, inside a checkpoint."""
+    """This is what stands between a node and the tensors that it saves, inside a checkpoint."""
 
     keeps: bool
-    """Whether what is packed stays alive."""
+    """True if what is packed stays alive."""
 
     def pack(self, tensor: Tensor) -> Saved: ...
 
@@ -92,7 +92,7 @@ class Saved(Protocol):
 
 
 class Contexts(Protocol):
-    """What stands between an op and its results, inside a selective checkpoint (`memcalc.selective`)."""
+    """This is what stands between an op and its results, inside a selective checkpoint (`memcalc.selective`)."""
 
     def call(self, op: str, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
 
@@ -306,7 +306,7 @@ def is_contiguous(tensor: Tensor) -> bool:
 
 
 def is_row_major(shape: Shape, strides: Strides) -> bool:
-    """Whether a tensor of these strides is contiguous."""
+    """Tell whether a tensor of these strides is contiguous."""
     expected = 1
     for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
         if dim.size != 1:
@@ -340,7 +340,7 @@ def new_tensor(
 
 
 def same_sizes(left: Shape, right: Shape) -> bool:
-    """Whether two shapes have equal sizes, whatever their dims are called."""
+    """Tell whether two shapes have equal sizes, whatever their dims are called."""
     if left is right:
         return True
     if len(left) != len(right):

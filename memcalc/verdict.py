@@ -111,7 +111,7 @@ def outside(rank: Report) -> int:
 
 
 def _sure(capacity: int) -> int:
-    """What a run may take so that it and the error of the least are within the capacity."""
+    """Return what a run may take so that it and the error of the least are within the capacity."""
     return capacity * 100 // (100 + LEAST_ERROR)
 
 

@@ -24,15 +24,15 @@ class Engine(Protocol):
     """A module of this package."""
 
     def holdings(self, model: Model, setup: Setup) -> Holdings:
-        """What the engine holds on one rank."""
+        """Return what the engine holds on one rank."""
         ...
 
     def collectives(self, model: Model, setup: Setup) -> list[Collective]:
-        """What one rank sends in one optimizer step."""
+        """Return what one rank sends in one optimizer step."""
         ...
 
     def textbook(self, model: Model, setup: Setup) -> list[Collective]:
-        """What the papers say it sends, where that differs."""
+        """Return what the papers say it sends, where that differs."""
         ...
 
 

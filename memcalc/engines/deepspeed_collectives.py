@@ -152,7 +152,7 @@ def _all_reduce(
 
 
 def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
-    """Whether a step overflowed; the norm of each group, that of experts with those that have the same ones besides."""
+    """Return what tells whether a step overflowed; the norm of each group, that of experts with those that have the same ones besides."""
     dp = setup.averaging
     groups = groups_of(model, dp)
     n = len(groups)
@@ -173,7 +173,7 @@ def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
 
 
 def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]:
-    """What ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
+    """Return what ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
     if setup.averaging == 1:
         return []
     m = setup.micro_batches

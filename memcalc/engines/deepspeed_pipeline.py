@@ -64,7 +64,7 @@ def stage_ranks(model: Model, setup: Setup) -> list[StageRank]:
 
 
 def holdings_of(setup: Setup, rank: StageRank) -> Holdings:
-    """What there is besides what a step allocates."""
+    """Return what there is besides what a step allocates."""
     dtype, model = setup.compute_dtype, rank.model
     always = weight_rows(model, dtype, "parameters", "always")
     elements = flat_elements(model, setup.dp)
@@ -149,12 +149,12 @@ def _buffers(setup: Setup, rank: StageRank) -> list[Row]:
 
 
 def profile_of(setup: Setup, rank: StageRank, choices: Choices) -> Profile:
-    """What is alive in a step of this stage, all micro-batches through its schedule."""
+    """Return what is alive in a step of this stage, all micro-batches through its schedule."""
     return profile_of_steps(_trace(setup, rank, choices))
 
 
 def key_of(setup: Setup, rank: StageRank) -> Hashable:
-    """What of a pipeline a stage's profile depends on."""
+    """Return what of a pipeline a stage's profile depends on."""
     micro_batches = enough_micro_batches(rank.number, setup.pp, setup.micro_batches)
     return setup.pp, rank.number, micro_batches, setup.grad_dtype
 
@@ -183,7 +183,7 @@ def _trace(setup: Setup, rank: StageRank, choices: Choices) -> Trace:
 
 
 def collectives_of(setup: Setup, rank: StageRank, profile: Profile) -> list[Collective]:
-    """What one rank of this stage sends in a step."""
+    """Return what one rank of this stage sends in a step."""
     in_run = enough_micro_batches(rank.number, setup.pp, setup.micro_batches)
     groups = {"tp": Group("tp", setup.tp, LAYERS_SOURCE)}
     made = collectives_of_run(profile, setup, LAYERS, groups, in_run)

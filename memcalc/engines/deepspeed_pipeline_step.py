@@ -62,7 +62,7 @@ def meta_of(ranks: int) -> Shape:
 
 
 class _Batch(NamedTuple):
-    """What the data loader's function makes for one micro-batch (get_batch_pipe in pretrain_gpt.py)."""
+    """This is what the data loader's function makes for one micro-batch (get_batch_pipe in pretrain_gpt.py)."""
 
     tokens: Tensor
     positions: Tensor

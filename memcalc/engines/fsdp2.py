@@ -119,7 +119,7 @@ def _spread(setup: Setup, weight: Weight) -> tuple[str, int]:
 
 
 def over(setup: Setup) -> str:
-    """What the names of shards are divided by."""
+    """Return what the names of shards are divided by."""
     if setup.replicas > 1:
         return "shard group"
     return "dp" if setup.cp == 1 else "(dp·cp)"
@@ -130,7 +130,7 @@ def _is_apart(setup: Setup, weight: Weight) -> bool:
 
 
 def _parameters(model: Model, setup: Setup) -> list[Parameter]:
-    """What one rank updates."""
+    """Return what one rank updates."""
     return [
         Parameter(w.name, _shard(w.shape, *_spread(setup, w)), count, w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
@@ -139,7 +139,7 @@ def _parameters(model: Model, setup: Setup) -> list[Parameter]:
 
 
 def _met_in_step(model: Model, setup: Setup) -> list[Parameter]:
-    """The same as a step meets them."""
+    """Return the same as a step meets them."""
     return [
         Parameter(w.name, _shard(w.shape, *_spread(setup, w)), copies, w.layer is not None and len(w.shape) == 2)
         for w, copies in weights_in_turn(model, setup)
@@ -230,7 +230,7 @@ def _of_unit(
 
 
 def _shares(model: Model, setup: Setup, unit: Weight) -> Shares:
-    """What of the units that have such a weight each layer has, padded."""
+    """Return what of the units that have such a weight each layer has, padded."""
     apart, ranks = _is_apart(setup, unit), _spread(setup, unit)[1]
 
     def sent(weight: Weight) -> int:

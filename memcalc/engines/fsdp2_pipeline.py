@@ -128,13 +128,13 @@ def _shared(rank: StagedRank) -> ContextParallel | None:
 
 
 def _positions(rank: StagedRank, own: Dim) -> Input | None:
-    """Those of a sequence of which the rank has `own` tokens, where the caller has to give them."""
+    """Return those of a sequence of which the rank has `own` tokens, where the caller has to give them."""
     shared = _shared(rank)
     return rank.program.given_positions(own) if shared is None else shared.positions(own)
 
 
 def hidden_states(rank: StagedRank) -> Shape:
-    """What a micro-batch has between two stages."""
+    """Return what a micro-batch has between two stages."""
     return _BATCH, rank.program.between_layers(rank.program.whole(_SEQ)), rank.program.hidden
 
 
@@ -142,7 +142,7 @@ def hidden_states(rank: StagedRank) -> Shape:
 
 
 def profile_of(setup: Setup, rank: StagedRank, choices: Choices) -> Profile:
-    """What is alive in a step of this rank, all micro-batches through its schedule."""
+    """Return what is alive in a step of this rank, all micro-batches through its schedule."""
     with _without_collections():
         return profile_of_steps(_trace(setup, rank, choices))
 
@@ -212,7 +212,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
 
 
 def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
-    """What is held around a step where ranks share sequences."""
+    """Return what is held around a step where ranks share sequences."""
     shared, stages = _shared(rank), rank.program.stages
     if shared is None:
         return []
@@ -222,7 +222,7 @@ def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, 
 
 
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
-    """What of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
+    """Return what of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
     stage besides on how many are not, whose losses are there, and where sequences are shared the batch's shards on all."""
     stages = tuple(
         (span.first, span.last, *(stage.variant(i) for i in range(stage.layers)))

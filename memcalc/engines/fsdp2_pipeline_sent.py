@@ -37,7 +37,7 @@ class Unit(NamedTuple):
 
 
 def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
-    """What one rank sends in a step."""
+    """Return what one rank sends in a step."""
     split = of_stages(made, setup, paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
     dtype = sharded_dtype(setup)
     clipping = [*norms(rank.model, setup, dtype), *norm_over_stages(setup, dtype)]

@@ -50,7 +50,7 @@ class Sharding(NamedTuple):
     reduced: DType
     """Of gradients on their way."""
     accumulating: bool
-    """Whether an earlier micro-batch left gradients."""
+    """True if an earlier micro-batch left gradients."""
     replicas: int = 1
     """Groups of such ranks whose shards of gradients are all-reduced (hybrid sharding)."""
     experts: ExpertUnits | None = None

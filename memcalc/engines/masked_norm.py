@@ -26,7 +26,7 @@ def kept_ranges(model: Model) -> Row:
 
 
 def masked_norm(model: Model) -> list[Row]:
-    """What is alive while the mask is made, most at its end: the flat gradient, the ends, their sums, and the mask."""
+    """Return what is alive while the mask is made, most at its end: the flat gradient, the ends, their sums, and the mask."""
     elements, life = model.num_parameters, "within the step"
     places = Dim("(parameters+1)", elements + 1)
     return [
@@ -42,7 +42,7 @@ def _ends(model: Model) -> Dim:
 
 
 def _is_whole(weight: Weight) -> bool:
-    """Whether a rank has all of it."""
+    """Tell whether a rank has all of it."""
     return not any(part.name.endswith("/tp") for dim in weight.shape for part in dim.parts)
 
 

@@ -138,7 +138,7 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 
 
 def holdings_of(setup: Setup, stage: Stage) -> Holdings:
-    """What is there all the time; the activations of its chunks come from their profiles."""
+    """Return what is there all the time; the activations of its chunks come from their profiles."""
     dtype, grad_dtype = setup.compute_dtype, DTYPES[setup.grad_dtype]
     classes = weights_of(stage)
     always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
@@ -162,7 +162,7 @@ def holdings_of(setup: Setup, stage: Stage) -> Holdings:
 
 
 def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
-    """What one rank updates: its weights, or its shard of all of them."""
+    """Return what one rank updates: its weights, or its shard of all of them."""
     if not setup.zero:
         return [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
     part = Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", buffer.padded // buffer.ranks)
@@ -170,7 +170,7 @@ def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
 
 
 def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
-    """What the distributed optimizer's two buffers have between weights that are no multiples of 64, and at the end."""
+    """Return what the distributed optimizer's two buffers have between weights that are no multiples of 64, and at the end."""
     padding = buffer.padded - buffer.elements if setup.zero else 0
     of = (("weights", setup.compute_dtype), ("main gradients", DTYPES[setup.grad_dtype]))
     shape = (Dim("padding", padding),)
@@ -216,7 +216,7 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
 
 
 def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
-    """What autograd is given where the kernel has added the gradient itself: one for each shape, whichever layer's."""
+    """Return what autograd is given where the kernel has added the gradient itself: one for each shape, whichever layer's."""
     shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
     if stage.chunks[-1].layout.last:
         shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))

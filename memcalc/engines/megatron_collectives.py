@@ -42,7 +42,7 @@ _LOSS: Final = ("maximum of the logits", "logits of the targets", "sum of expone
 
 
 def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[Collective]:
-    """What one rank of this stage sends in a step."""
+    """Return what one rank of this stage sends in a step."""
     within = [c for chunk, made in zip(stage.chunks, profiles, strict=True) for c in _within_layers(setup, chunk, made)]
     out = [*_joined(within), *_pipeline(setup, stage)]
     out += [*_data_parallel(setup, stage), *_replicated(setup, stage), *_balance(setup, stage), *_norms(setup, stage)]
@@ -50,7 +50,7 @@ def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[
 
 
 def _joined(of_chunks: list[Collective]) -> list[Collective]:
-    """What several chunks of a rank send alike is one collective."""
+    """Make one collective of what several chunks of a rank send alike."""
     alike: dict[Collective, list[Collective]] = {}
     for c in of_chunks:
         alike.setdefault(c._replace(calls=0, payload=0, formula="", layers=0), []).append(c)
@@ -148,7 +148,7 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _shares(stage: Stage, buffer: Buffer, *, padded: bool) -> Shares:
-    """What of a buffer the layers have; the padding at its end is nobody's."""
+    """Return what of a buffer the layers have; the padding at its end is nobody's."""
     names = {w.name for w in buffer.weights}
     unit = ALIGNED if padded else 1
 

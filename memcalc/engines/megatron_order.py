@@ -55,7 +55,7 @@ def _flat(component: Component, buffer: Buffer, dtype: DType) -> Row:
 
 
 def _parts(stage: Stage, buffer: Buffer) -> list[Parameter]:
-    """What the first rank updates of each weight. The padding of its shard counts as part of the last one."""
+    """Return what the first rank updates of each weight. The padding of its shard counts as part of the last one."""
     names = {weight.name for weight in buffer.weights}
     sizes = [numel(w.shape)[0] for chunk in stage.chunks for w in chunk.weights() if w.name in names]
     shard = buffer.padded // buffer.ranks

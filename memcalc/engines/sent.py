@@ -84,14 +84,14 @@ def of_modules(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
 
 
 def of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:
-    """The same of a pipeline rank's step, of whose micro-batches, which are all alike, so many were `run_on_paper`."""
+    """Return the same of a pipeline rank's step, of whose micro-batches, which are all alike, so many were `run_on_paper`."""
     return _of_step(profile, setup, "model.layers.*", _groups(setup), run_on_paper)
 
 
 def _of_step(
     profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group], run_on_paper: int
 ) -> list[Collective]:
-    """What each micro-batch sends, as often as there are any, and what the step's one reduction does."""
+    """Return what each micro-batch sends, as often as there are any, and what the step's one reduction does."""
     run = profile.run
     noted = [sent for sent in run.sent if sent.axis in groups]
     calls = _calls(noted, run.middle)

@@ -34,7 +34,7 @@ def rank_of(model: Model, setup: Setup) -> Model:
 
 
 def collectives_of(model: Model, setup: Setup, profile: Profile) -> list[Collective]:
-    """What its attention and its loss have sent in a run, and single numbers in stage 0's step."""
+    """Return what its attention and its loss have sent in a run, and single numbers in stage 0's step."""
     layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
     sent = collectives_of_run(profile, setup, layers, {AXIS: Group(AXIS, setup.cp, SOURCE)})
     return [*sent, *_agreed_upon(setup)]

@@ -21,7 +21,7 @@ class Begun(NamedTuple):
     is_leaf: bool
 
     def seen_by(self, leaf: bool) -> frozenset[int]:
-        """What the search for the next use takes it to have: it looks into modules if the one that is over is a leaf, and
+        """Return what the search for the next use takes it to have: it looks into modules if the one that is over is a leaf, and
         only then, whatever this one is."""
         if leaf:
             return self.within

@@ -18,7 +18,7 @@ LEAVES: Final = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
 
 
 def leaf_modules(model: Model) -> frozenset[Where]:
-    """Those of a model, by path and layer. AutoEP puts another block in their place, which is none."""
+    """Return those of a model, by path and layer. AutoEP puts another block in their place, which is none."""
     if model.model_type not in LEAVES or model.program.expert_parallel > 1:
         return frozenset()
     experts = (w for w in model.program.weights() if w.component == "experts")

@@ -51,7 +51,7 @@ def alike_ranks(sizes: Sequence[int], ranks: int) -> int:
 
 
 class ZeRO3(NamedTuple):
-    """What a run under ZeRO-3 depends on."""
+    """This is what a run under ZeRO-3 depends on."""
 
     ranks: int
     dtype: DType
@@ -71,7 +71,7 @@ class ZeRO3(NamedTuple):
         return Recorder(self, run) if self.order is None else Step(self, run, self.order)
 
     def prepared(self, record: Callable[[ZeRO3], Any]) -> ZeRO3:
-        """What is kept depends on what comes next, layer or not."""
+        """The choice of what is kept depends on what comes next, layer or not."""
         recorder: Recorder = record(self)
         return self._replace(order=tuple(recorder.order))
 
@@ -91,7 +91,7 @@ class Untraced(NamedTuple):
 
 
 class _Hooks:
-    """What a run calls: the model is a module too."""
+    """This is what a run calls: the model is a module too."""
 
     def __init__(self, run: Run, visits: Visits) -> None:
         self.run = run

@@ -129,7 +129,7 @@ def ready_order(model: Model) -> list[int]:
 
 
 class Partition(NamedTuple):
-    """What one rank has of a group's flat buffer in stages 1 and 2."""
+    """This is what one rank has of a group's flat buffer in stages 1 and 2."""
 
     first: int
     """The parameters that touch it, by their place in the order of the groups: from `first` up to `end`."""
@@ -148,7 +148,7 @@ class Partition(NamedTuple):
     """Elements of the parameters that touch it and get no gradient."""
 
     def touches(self, parameters: Sequence[int]) -> bool:
-        """Whether one of them, which are in order, is in it."""
+        """Tell whether one of them, which are in order, is in it."""
         i = bisect_left(parameters, self.first)
         return i < len(parameters) and parameters[i] < self.end
 
@@ -270,7 +270,7 @@ class AllReduce(NamedTuple):
 
 
 def flat(model: Model, ranks: int) -> Flat:
-    """Where everything is."""
+    """Return where everything is."""
     groups = groups_of(model, ranks)
     order = [-1] * len(sizes_of(model))
     for k, i in enumerate(i for group in groups for i in group.places):
@@ -306,13 +306,13 @@ def copied(calls: list[AllReduce], dtype: DType, sent: DType) -> Copies:
 
 
 def sent_dtype(setup: Setup) -> DType:
-    """What gradients are reduced in: fp32 where ranks share sequences, unless `seq_parallel_communication_data_type` says
+    """Return what gradients are reduced in: fp32 where ranks share sequences, unless `seq_parallel_communication_data_type` says
     otherwise (deepspeed/runtime/constants.py; stages 1 and 2 whatever it says: stage_1_and_2.py, allreduce_bucket)."""
     return fp32 if setup.cp > 1 else setup.compute_dtype
 
 
 def over(setup: Setup) -> str:
-    """What the names of shards are divided by."""
+    """Return what the names of shards are divided by."""
     return "dp" if setup.cp == 1 else "(dp·cp)"
 
 
@@ -347,7 +347,7 @@ class SubGroup(NamedTuple):
 
 
 def sub_groups_of(model: Model, setup: Setup) -> list[SubGroup]:
-    """Those of each of the optimizer's groups (stage3.py, _create_fp16_sub_groups)."""
+    """Return those of each of the optimizer's groups (stage3.py, _create_fp16_sub_groups)."""
     assert setup.sub_group_size is not None
     return [
         SubGroup(group.ranks, parts)

@@ -27,7 +27,7 @@ PARTITION: Final = "flat fp32 partition"
 
 
 def has_fused_adam(setup: Setup) -> bool:
-    """Whether the optimizer is DeepSpeed's own FusedAdam (ops/adam/fused_adam.py)."""
+    """Tell whether the optimizer is DeepSpeed's own FusedAdam (ops/adam/fused_adam.py)."""
     return setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused"
 
 

@@ -54,7 +54,7 @@ def _all(setup: Setup) -> str:
 
 
 def flat_states(setup: Setup, elements: int, source: str, count: int = 1, dim: str | None = None) -> list[Row]:
-    """The same of `count` partitions of so many elements, `dim` if they are not of all parameters."""
+    """Return the same of `count` partitions of so many elements, `dim` if they are not of all parameters."""
     dim = dim or _all(setup)
     flat = Parameter(PARTITION, (Dim(dim, elements),), count, False)
     name = "fp32 master" if setup.has_master_weights else FP32_COPY
@@ -78,7 +78,7 @@ def owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
 
 
 class _Moment(NamedTuple):
-    """What a step has at one moment, besides gradients and their padding."""
+    """This is what a step has at one moment, besides gradients and their padding."""
 
     rows: tuple[Row, ...]
     nbytes: int
@@ -109,7 +109,7 @@ def zeros_of(owned: Owned, dtype: DType) -> list[Row]:
 
 
 def zeros(elements: int, dtype: DType) -> list[Row]:
-    """The same of so many elements. The gradients of the partition have their places, too."""
+    """Return the same of so many elements. The gradients of the partition have their places, too."""
     life, name = "the end of backward to the step", "zeros for what gets no gradient"
     return [block("buffers", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
 

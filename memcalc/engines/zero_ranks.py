@@ -26,7 +26,7 @@ class AmongRanks(NamedTuple):
     has: Callable[[Weight], bool]
 
     def shares(self, model: Model, sent: Callable[[Weight], int]) -> Shares:
-        """What of them the layers have. `sent`: elements that are sent for one of the model's."""
+        """Return what of them the layers have. `sent`: elements that are sent for one of the model's."""
         return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
 
     def of_optimizer(self, model: Model) -> Shares:

@@ -50,7 +50,7 @@ def all_ranks_table(report: Report, width: int) -> list[RenderableType]:
 
 
 def rank_columns(report: Report) -> list[Column]:
-    """What a line of the table has of each rank."""
+    """Return what a line of the table has of each rank."""
     ranks = report.each_rank()
     return [
         Column("rank", [str(one.rank.number) for one in ranks]),

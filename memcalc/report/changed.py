@@ -51,7 +51,7 @@ def changed(given: Options, setup: Setup, model: Any, rungs: Iterable[Rung]) -> 
 
 
 def _batch(given: Options, setup: Setup, flags: dict[str, Any]) -> dict[str, Any]:
-    """What has to be said of the global batch, and of dp where that was given to be checked."""
+    """Return what has to be said of the global batch, and of dp where that was given to be checked."""
     gpus, tp, pp, cp, micro_batch = (
         flags.get(name, getattr(setup, name)) for name in ("gpus", "tp", "pp", "cp", "micro_batch_size")
     )

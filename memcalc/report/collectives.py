@@ -22,7 +22,7 @@ class Numbers(NamedTuple):
     names: tuple[str, ...]
 
     def that_fit(self, width: int) -> tuple[Numbers, str]:
-        """Those that leave room for the words of a row, calls and payload in any case, and a line of what is left out."""
+        """Return those that leave room for the words of a row, calls and payload in any case, and a line of what is left out."""
         names = self.names
         while names[-1] != "payload" and sum(_WIDTHS[name] + _BETWEEN for name in names) > width - _WORDS:
             names = names[:-1]

@@ -52,7 +52,7 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
 
 
 def _title(comparison: Comparison) -> str:
-    """What ran, and as which of how many ranks."""
+    """Return what ran, and as which of how many ranks."""
     s, axes = comparison.report.setup, ("tp", "pp", "cp", "ep")
     parts = [comparison.report.model.name, f"{s.engine}, ZeRO {s.zero}" if s.zero else s.engine]
     parts += [f"{axis} {getattr(s, axis)}" for axis in axes if getattr(s, axis) > 1]
@@ -68,7 +68,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _history(phases: Sequence[Mapping[str, Any]]) -> Table:
-    """What the allocator did, phase by phase."""
+    """Return what the allocator did, phase by phase."""
     table = _empty(
         "the allocator's history of a step", ("peak", "end", "allocations", "frees", "new segments", "taken")
     )

@@ -63,7 +63,7 @@ def _shown(setup: Setup, name: str) -> str:
 
 
 def _is_another(report: Report, launcher: Launcher, given: dict[str, Any]) -> bool:
-    """Whether the launcher's step goes with all that was given, can be estimated, and is not the one that is reported."""
+    """Tell whether the launcher's step goes with all that was given, can be estimated, and is not the one that is reported."""
     wanted = launcher.options | ({"zero": given["zero"]} if "zero" in given else {})
     if any(given.get(name, value) != value for name, value in wanted.items()):
         return False

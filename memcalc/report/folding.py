@@ -43,7 +43,7 @@ def with_breaks(line: Text, width: int) -> Text:
 
 
 def _cuts(word: str, room: int) -> Iterator[int]:
-    """Where a word's parts begin, without the first one."""
+    """Yield where a word's parts begin, without the first one."""
     place = taken = 0
     for piece in _PIECE.findall(word):
         length = cell_len(piece)

@@ -24,7 +24,7 @@ def notes(report: Report) -> list[str]:
 
 
 def _of_lengths(report: Report) -> list[str]:
-    """What an estimate of padded batches leaves out."""
+    """Return what an estimate of padded batches leaves out."""
     if not report.setup.padded:
         return []
     return ["--padded: every batch is as long as --seq-len; batches of varying lengths reserve more than this estimate"]

@@ -55,7 +55,7 @@ def shares(report: Report) -> list[Share]:
 
 
 def _of_weights(c: Collective, shares: Shares, kind: LayerKind) -> Share:
-    """What the weights or gradients of one layer are of a collective: units of layers have calls of their own."""
+    """Return what the weights or gradients of one layer are of a collective: units of layers have calls of their own."""
     units = c.layer is not None
     calls = c.calls / sum(k.layers for k in shares.kinds) if units else c.calls * kind.elements / shares.whole
     payload = c.payload * kind.elements // shares.whole
@@ -75,7 +75,7 @@ def _in_named_dims(c: Collective, whole: int, weights: str) -> str:
 
 
 class Total(NamedTuple):
-    """What one layer sends over an axis, the mean of all where they differ; or what a stage sends."""
+    """This is what one layer sends over an axis, the mean of all where they differ; or what a stage sends."""
 
     what: str
     calls: float

@@ -37,11 +37,11 @@ class Remedy(NamedTuple):
     """The same change from its weakest form to its strongest."""
     tier: int = SAME
     of_activations: bool = False
-    """Whether it leaves the optimizer's step as it is."""
+    """True if it leaves the optimizer's step as it is."""
     saves_less: bool = False
-    """Whether it saves less than the one of its kind that is listed before it."""
+    """True if it saves less than the one of its kind that is listed before it."""
     mixed: bool = False
-    """Whether it can need more than it saves, so that it is no part of all that helps at once."""
+    """True if it can need more than it saves, so that it is no part of all that helps at once."""
     usual: int = -1
     """The rung to name where there is no GPU to fit."""
 
@@ -107,7 +107,7 @@ def _buffers(report: Report) -> list[Remedy]:
 
 
 def _matters(report: Report, nbytes: int) -> bool:
-    """Whether a buffer of so many bytes is worth a line: a fiftieth of the peak."""
+    """Tell whether a buffer of so many bytes is worth a line: a fiftieth of the peak."""
     return nbytes * 50 > report.peak
 
 
@@ -166,7 +166,7 @@ def _shards(report: Report) -> list[Remedy]:
 
 
 def _may_save(report: Report, stage: int) -> bool:
-    """Whether a lower stage may need less: a small model's shards save less than the buffers of its stage take."""
+    """Tell whether a lower stage may need less: a small model's shards save less than the buffers of its stage take."""
     whole = 2 * report.model.num_parameters // (report.setup.tp * report.setup.pp)
     return sum(item.at_peak for item in report.items if item.component == "buffers") > whole // 2 * (
         report.setup.zero - stage

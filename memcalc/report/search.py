@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 def suffices(report: Report) -> bool:
-    """Whether a setup fits; of a bare number of parameters, whether its states leave that open."""
+    """Tell whether a setup fits; of a bare number of parameters, whether its states leave that open."""
     gpu = report.gpu
     if gpu is None or report.peak + outside(report) > gpu.capacity:
         return False
@@ -159,7 +159,7 @@ class Search:
         return sorted(best.values(), key=self._dearness)
 
     def _cannot(self, remedy: Remedy) -> bool:
-        """Whether a change of activations cannot be enough, as there is too much without any."""
+        """Tell whether a change of activations cannot be enough, as there is too much without any."""
         return remedy.of_activations and self.base.report.phases["step"] > self.capacity
 
     def _pairs(self) -> list[Found]:

@@ -142,7 +142,7 @@ def _layout(report: Report) -> list[str]:
 
 
 def _part(setup: Setup) -> str:
-    """What of a model a pipeline rank has one or several of."""
+    """Return what of a model a pipeline rank has one or several of."""
     return "chunk" if setup.virtual_stages > 1 else "stage"
 
 
@@ -266,7 +266,7 @@ def _phase_lines(report: Report) -> list[Text]:
 
 
 def _why(report: Report) -> str:
-    """What the peak holds that the other phases' peaks hold less of."""
+    """Return what the peak holds that the other phases' peaks hold less of."""
     components = ("temporaries", "gradients", "saved_activations", "buffers")
     moving = [i for i in report.items if i.at_peak and i.component in components and i.life != "always"]
     moving.sort(key=lambda i: -i.at_peak)
@@ -314,7 +314,7 @@ def _communication_lines(report: Report) -> list[Text]:
 
 
 def _time_lines(report: Report) -> list[Text]:
-    """What of the communication the step waits for, at the speed of data sheets."""
+    """Return what of the communication the step waits for, at the speed of data sheets."""
     if report.gpu is None:
         return []
     unknown = [cost.missing for cost in report.costs if isinstance(cost, Unknown)]
