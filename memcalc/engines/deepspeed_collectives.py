@@ -152,7 +152,7 @@ def _all_reduce(
 
 
 def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
-    """Return what tells whether a step overflowed; the norm of each group, that of experts with those that have the same ones besides."""
+    """Return what tells of an overflow; the norm of each group, that of experts with those that have the same ones besides."""
     dp = setup.averaging
     groups = groups_of(model, dp)
     n = len(groups)
