@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.errors", "memcalc.units", "memcalc.dims", "memcalc.dtypes"),
     ("memcalc.allocator", "memcalc.expandable"),
     ("memcalc.tensor", "memcalc.ops.strides"),
-    ("memcalc.selective",),
+    ("memcalc.selective", "memcalc.rewritten"),
     ("memcalc.autograd",),
     ("memcalc.ops",),
     (
@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("memcalc.unrolled",),
     ("memcalc.engines",),
-    ("memcalc.sizing", "memcalc.ranks"),
+    ("memcalc.sizing", "memcalc.parts", "memcalc.ranks"),
     ("memcalc.process", "memcalc.replay", "memcalc.least"),
     ("memcalc.on_device", "memcalc.verdict"),
     ("memcalc.estimation",),
