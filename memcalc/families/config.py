@@ -337,6 +337,9 @@ class RotaryConfig(FamilyConfig):
         width = self.rotary_width
         if width < 2 or (width % 2 and width == self.width_of_head):  # an odd part of a head is built, but cannot run
             raise ValueError(f"{width} rotated dims of a head (head_dim {self.width_of_head}) are not an even number")
+        if kind == "dynamic" and width == 2:
+            heads = f"2 rotated dims of a head (head_dim {self.width_of_head})"
+            raise ValueError(f"{heads} divide by zero with rope_type 'dynamic'; allowed: 4 and more")
         if kind == "longrope":
             _check_factors(rope, width // 2)
 

@@ -118,6 +118,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "output_hidden_states": True}, "output_hidden_states True"),
     ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "'spiral'"),
     ({"model_type": "llama", "rope_scaling": {"rope_type": "linear"}}, "'factor'"),
+    (
+        {"model_type": "llama", "head_dim": 2, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "2 rotated dims of a head (head_dim 2)",
+    ),
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
     ({"model_type": "qwen2", "num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "layer_types"),
     ({"model_type": "qwen2", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "use_sliding_window"),
