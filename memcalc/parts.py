@@ -1,5 +1,4 @@
-"""What of a model one rank has where axes split its layers (tensor, sequence, context, expert parallel), and what its modules
-send."""
+"""A rank's part of a model whose layers are split (tensor, sequence, context, expert parallel), and what its modules send."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def sharers(model: Model, setup: Setup) -> dict[int, Model]:
 
 
 def collectives_of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
-    """What the run's modules have sent, by the plan that they are split after."""
+    """Return what the run's modules have sent, by the plan that they are split after."""
     layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
     if setup.engine == "deepspeed" and setup.cp > 1:
         return shared_sequences.collectives_of(model, setup, made)

@@ -83,7 +83,7 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
 
 
 def _parts(model: Model, setup: Setup) -> dict[int | None, Model]:
-    """What ranks that share sequences have of the model, where they differ; else what any rank has of it."""
+    """Return the part of the model of each rank that shares sequences, where they differ; else that of any rank."""
     if not setup.splits_layers:
         return {None: model}
     from memcalc.parts import part_of, sharers

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OverRun(Protocol):
-    """What an engine does while a recorded run goes on."""
+    """An engine that acts while a recorded run goes on."""
 
     def play(self, run: Trace) -> Trace:
         """The run with the engine's blocks in it."""
@@ -24,12 +24,12 @@ class OverRun(Protocol):
 
 
 class GradientsReady(NamedTuple):
-    """What a run has noted of its gradients."""
+    """The gradients of a run, as it has noted them."""
 
     order: tuple[int, ...]
     """Parameters in the order in which backward has their gradients ready, by their place in definition order."""
     elements: tuple[int, ...]
-    """Of each of them."""
+    """The elements of each of them."""
     places: tuple[int, ...]
     """Where in the log each one is: the block that is the gradient comes there."""
     over: int

@@ -113,12 +113,12 @@ class Setup(NamedTuple):
 
     @property
     def runs_gpt_model(self) -> bool:
-        """Whether DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel, not transformers' module."""
+        """True where DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel, not transformers' module."""
         return self.engine == "deepspeed" and max(self.tp, self.pp) > 1
 
     @property
     def splits_layers(self) -> bool:
-        """Whether an axis gives ranks parts of layers, of a sequence or of the experts."""
+        """True where an axis gives ranks parts of layers, of a sequence or of the experts."""
         return max(self.tp, self.cp, self.ep) > 1
 
     @property

@@ -93,7 +93,7 @@ class Notes(NoHooks):
 
 
 class ZeRO2(NamedTuple):
-    """What ZeRO-2 does while backward runs depends on."""
+    """ZeRO-2 while backward runs, for one rank."""
 
     dtype: DType
     bucket: int
@@ -190,7 +190,7 @@ class Reduction(Rewriting):
         self.filled = 0
 
     def _copy(self, copies: Copies) -> None:
-        """What an all-reduce joins, and what of that it casts, goes when it is over."""
+        """Allocate what an all-reduce joins and casts; both go when it is over."""
         blocks: list[int] = []
         if copies.joined:
             blocks.append(self._block("copy of the bucket that is reduced", "bucket", copies.joined))
