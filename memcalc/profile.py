@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import ge
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -32,8 +32,6 @@ from memcalc.selective import Policy
 from memcalc.tensor import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memcalc.families.program import Program
     from memcalc.rewritten import OverRun
 
@@ -47,13 +45,6 @@ class HooksOf(Protocol):
     """An engine that does something around layers: `start` makes the hooks of one run."""
 
     def start(self, run: Run) -> Hooks: ...
-
-    def prepared(self, record: Callable[[HooksOf], Hooks]) -> HooksOf | None:
-        """The hooks of an engine that has watched a step first (`record` runs one), which the whole stack then runs with.
-
-        None for hooks around layers that are all the same.
-        """
-        ...
 
 
 class Choices(NamedTuple):
@@ -140,7 +131,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     return Trace(
         list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
-        ready=run.ready,
+        noted=run.noted,
     )  # fmt: skip
 
 
@@ -162,10 +153,6 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
-    if choices.hooks is not None:
-        prepared = choices.hooks.prepared(partial(_record, program, choices, batch, seq))
-        if prepared is not None:
-            return full_profile(program, choices._replace(hooks=prepared), batch, seq)
     pattern = _pattern(program, choices.recompute_layers)
     if pattern is None:
         return full_profile(program, choices, batch, seq)
@@ -190,30 +177,20 @@ def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None
     return (lead, period) if lead + 6 * period <= program.layers else None
 
 
-def _record(program: Program, choices: Choices, batch: int, seq: int, hooks: HooksOf) -> Hooks:
-    """Return what `hooks` have seen in a run of the whole stack."""
-    started: list[Hooks] = []
-
-    class Kept(NamedTuple):
-        def start(self, run: Run) -> Hooks:
-            started.append(hooks.start(run))
-            return started[0]
-
-        def prepared(self, record: Callable[[HooksOf], Hooks]) -> HooksOf | None:
-            return None
-
-    trace(program, choices._replace(hooks=Kept()), batch, seq, program.layers)
-    return started[0]
-
-
 def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile from a run at the real depth."""
     return _profile(trace(program, choices, batch, seq, program.layers))
 
 
-def profile_over(made: Profile, engine: OverRun) -> Profile:
+def recording(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
+    """A run at the real depth, for engines that act between its events: a bucket ends in the middle of a layer, and the choice
+    of what is kept depends on what comes next, so that no layer stands for others."""
+    return trace(program, choices, batch, seq, program.layers)
+
+
+def profile_over(run: Trace, engine: OverRun) -> Profile:
     """The profile of what an engine makes of a run that is recorded."""
-    return _profile(engine.play(made.run))
+    return _profile(engine.play(run))
 
 
 def profile_of_steps(run: Trace) -> Profile:

@@ -15,7 +15,7 @@ from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.megatron.schedules import State, Turn
-from memcalc.profile import Choices, Profile, profile, profile_over
+from memcalc.profile import Choices, Profile, profile, profile_over, recording
 from memcalc.rows import Row
 from memcalc.selective import per_op
 from memcalc.setup import Setup
@@ -107,8 +107,8 @@ def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
         rank = Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
         return rank._replace(on_paper=held.micro_batches)
     first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
-    hooks = None if held.order is None else held.order.untraced
-    untraced = None if hooks is None else partial(_profile, model, setup, held._replace(hooks=hooks))
+    over = None if held.order is None else held.order.untraced
+    untraced = None if over is None else partial(_profile, model, setup, held._replace(over=over))
     return Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, first=first, untraced=untraced)
 
 
@@ -319,12 +319,15 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
-    key = ("profile", *choices, program.branch(setup.micro_batch_size, setup.rows), chunks)
-    if key not in model.profiles:
-        model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.rows)
-    if holdings.over is None:
+    branch = program.branch(setup.micro_batch_size, setup.rows)
+    key = ("profile", *choices, branch, chunks, holdings.over)
+    if key in model.profiles:
         return model.profiles[key]
-    with_engine = (*key, holdings.over)
-    if with_engine not in model.profiles:
-        model.profiles[with_engine] = profile_over(model.profiles[key], holdings.over)
-    return model.profiles[with_engine]
+    if holdings.over is None:
+        model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.rows)
+        return model.profiles[key]
+    recorded = ("recorded", *choices, branch, chunks)
+    if recorded not in model.profiles:
+        model.profiles[recorded] = recording(program, choices, setup.micro_batch_size, setup.rows)
+    model.profiles[key] = profile_over(model.profiles[recorded], holdings.over)
+    return model.profiles[key]

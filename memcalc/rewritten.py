@@ -7,11 +7,13 @@ sizes and ranks. The result is the trace that a run with the engine's hooks woul
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from memcalc.tensor import StorageRow
+from memcalc.dims import Dim
+from memcalc.tensor import Memory, StorageRow
 
 if TYPE_CHECKING:
+    from memcalc.dtypes import DType
     from memcalc.runs import Trace
 
 
@@ -23,17 +25,31 @@ class OverRun(Protocol):
         ...
 
 
-class GradientsReady(NamedTuple):
-    """The gradients of a run, as it has noted them."""
+class Block:
+    """A block of the engine's own: it is freed when nobody refers to it any more."""
 
-    order: tuple[int, ...]
-    """Parameters in the order in which backward has their gradients ready, by their place in definition order."""
-    elements: tuple[int, ...]
-    """The elements of each of them."""
-    places: tuple[int, ...]
-    """Where in the log each one is: the block that is the gradient comes there."""
-    over: int
-    """Where in the log backward is over."""
+    __slots__ = ("log", "number")
+
+    def __init__(self, memory: Memory, row: StorageRow) -> None:
+        self.log, self.number = memory.log, len(memory.rows)
+        memory.rows.append(row)
+        memory.log.append(self.number)
+
+    def __del__(self) -> None:
+        self.log.append(~self.number)
+
+
+class Kept:
+    """A block of the old log that the engine refers to: it is freed when neither the run nor the engine does so any more."""
+
+    __slots__ = ("freed", "number", "out")
+
+    def __init__(self, out: Rewriting, number: int) -> None:
+        self.out, self.number = out, number
+        out.hold(number)
+
+    def __del__(self) -> None:
+        self.out.let_go(self.number)
 
 
 class Rewriting:
@@ -41,8 +57,8 @@ class Rewriting:
 
     def __init__(self, run: Trace) -> None:
         self.run = run
-        self.log: list[int] = []
-        self.rows: list[StorageRow] = []
+        self.memory = Memory()
+        """The log that is written, and what the engine sends."""
         self._new: dict[int, int] = {}
         """The number that a block of the old log has now."""
         self._copied: list[int] = []
@@ -51,10 +67,11 @@ class Rewriting:
         """How long the new log was when each event of the old one was reached: a segment begins before the engine's blocks."""
         self._held: dict[int, bool] = {}
         """Blocks that the engine holds longer than the old log does, and whether that has freed them."""
+        self._sent = 0
 
     def copy(self, end: int) -> None:
         """Copy the events up to `end` of the old log."""
-        log, rows = self.log, self.rows
+        log, rows = self.memory.log, self.memory.rows
         for event in self.run.log[len(self._copied) : end]:
             self._copied.append(len(log))
             if event >= 0:
@@ -67,35 +84,38 @@ class Rewriting:
                 log.append(~self._new[~event])
             self._reached.append(len(log))
 
-    def allocate(self, row: StorageRow) -> int:
-        """A new block of the engine."""
-        block = len(self.rows)
-        self.rows.append(row)
-        self.log.append(block)
-        return block
+    def copy_sent(self, end: int) -> None:
+        """Copy what the run itself has sent, up to the `end`th."""
+        self.memory.sent += self.run.sent[self._sent : end]
+        self._sent = max(self._sent, end)
 
-    def free(self, block: int) -> None:
-        """One of the engine's blocks goes."""
-        self.log.append(~block)
+    def block(self, name: str, dim: str, elements: int, dtype: DType) -> Block:
+        """A new block of the engine, of so many elements; it belongs to no layer."""
+        return Block(self.memory, StorageRow((Dim(dim, elements),), dtype, "gathered", "", name, None))
 
-    def hold(self, block: int) -> None:
-        """The engine holds a block of the old log."""
-        self._held[block] = False
+    def kept(self, number: int) -> Kept:
+        """The engine refers to a block of the old log from here on."""
+        return Kept(self, number)
 
-    def let_go(self, block: int) -> None:
-        """It does no more: the block goes, unless something else still has it."""
-        if self._held.pop(block):
-            self.free(self._new[block])
+    def hold(self, number: int) -> None:
+        self._held[number] = False
+
+    def let_go(self, number: int) -> None:
+        if self._held.pop(number):
+            self.memory.log.append(~self._new[number])
 
     def finished(self) -> Trace:
         """The trace, when all of the old log is copied."""
-        run = self.run
+        run, memory = self.run, self.memory
         self.copy(len(run.log))
+        self.copy_sent(len(run.sent))
         reached = self._reached
         return run._replace(
-            log=self.log,
-            rows=self.rows,
+            log=list(memory.log),
+            rows=memory.rows,
             segments=[(reached[place], phase, layer) for place, phase, layer in run.segments],
             forward_end=reached[run.forward_end],
+            sent=tuple(memory.sent),
             renamed=frozenset(self._copied[place] for place in run.renamed),
+            noted=None,
         )

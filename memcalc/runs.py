@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from memcalc.kernels import TRANSFORMERS, Kernels
-from memcalc.rewritten import GradientsReady
+from memcalc.noted import Noted
 from memcalc.tensor import Sent, StorageRow, Work
 
 
@@ -53,8 +53,8 @@ class Trace(NamedTuple):
     repeated: Repeated = ONCE
     renamed: frozenset[int] = frozenset()
     """Places of the log where a block goes on under the number that follows."""
-    ready: GradientsReady | None = None
-    """When gradients were ready, where the run was asked to note it."""
+    noted: Noted | None = None
+    """What the run was asked to note."""
 
     def turns(self) -> dict[int, range]:
         """From which places in the log on which of the middle periods is not a neighbour of what is running.

@@ -15,7 +15,7 @@ from command import PACKAGE, environment
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.errors", "memcalc.units", "memcalc.dims", "memcalc.dtypes"),
     ("memcalc.allocator", "memcalc.expandable"),
-    ("memcalc.tensor", "memcalc.ops.strides"),
+    ("memcalc.tensor", "memcalc.noted", "memcalc.ops.strides"),
     ("memcalc.selective", "memcalc.rewritten"),
     ("memcalc.autograd",),
     ("memcalc.ops",),

@@ -6,7 +6,7 @@ from memcalc.dims import Dim
 from memcalc.dtypes import fp32
 from memcalc.rewritten import Rewriting
 from memcalc.runs import NO_MIDDLE, Trace
-from memcalc.tensor import StorageRow
+from memcalc.tensor import Sent, StorageRow
 
 
 def row(name: str) -> StorageRow:
@@ -28,9 +28,9 @@ def test_nothing_between_leaves_the_run_as_it_is() -> None:
 def test_a_block_between_moves_what_follows() -> None:
     out = Rewriting(recorded())
     out.copy(2)
-    bucket = out.allocate(row("bucket"))
+    bucket = out.block("bucket", "n", 1, fp32)
     out.copy(4)
-    out.free(bucket)
+    del bucket
     run = out.finished()
     assert run.log == [0, 1, 2, ~0, 3, ~2, ~1, ~3]
     assert [one.name for one in run.rows] == ["a", "b", "bucket", "a, renamed"]
@@ -38,12 +38,12 @@ def test_a_block_between_moves_what_follows() -> None:
     assert (run.forward_end, run.renamed) == (2, {3})
 
 
-def test_what_the_engine_holds_goes_when_it_lets_go() -> None:
+def test_what_the_engine_keeps_goes_when_it_lets_go() -> None:
     out = Rewriting(recorded())
     out.copy(4)
-    out.hold(2)
+    kept = out.kept(2)
     out.copy(6)
-    out.let_go(2)
+    del kept
     assert out.finished().log == [0, 1, ~0, 2, ~1, ~2]
     assert Rewriting(recorded()).finished().log == [0, 1, ~0, 2, ~1, ~2]
 
@@ -51,7 +51,15 @@ def test_what_the_engine_holds_goes_when_it_lets_go() -> None:
 def test_what_something_else_still_has_stays() -> None:
     out = Rewriting(recorded())
     out.copy(4)
-    out.hold(2)
-    out.let_go(2)
-    between = out.allocate(row("between"))
-    assert out.finished().log == [0, 1, ~0, 2, between, ~1, ~2]
+    kept = out.kept(2)
+    del kept
+    between = out.block("between", "n", 1, fp32)
+    assert out.finished().log == [0, 1, ~0, 2, between.number, ~1, ~2]
+
+
+def test_what_the_engine_sends_comes_between_what_the_run_sends() -> None:
+    first, second, own = (Sent("cp", "all_to_all", name, "forward", None, (), fp32) for name in "abc")
+    out = Rewriting(recorded()._replace(sent=(first, second)))
+    out.copy_sent(1)
+    out.memory.sent.append(own)
+    assert out.finished().sent == (first, own, second)

@@ -29,9 +29,11 @@ from memcalc.engines.holdings import (
     weight_rows,
 )
 from memcalc.engines.masked_norm import kept_ranges, masked_norm
+from memcalc.engines.notes import NoteGradients, NoteModules
 from memcalc.engines.zero1_reduction import Reducing, most_while_reducing
-from memcalc.engines.zero2_step import NoteGradients, ZeRO1, ZeRO2
+from memcalc.engines.zero2_step import ZeRO1, ZeRO2
 from memcalc.engines.zero3_leaves import leaf_modules
+from memcalc.engines.zero3_linear import zero3_linear
 from memcalc.engines.zero3_step import Untraced, ZeRO3, alike_ranks
 from memcalc.engines.zero_layout import (
     COORDINATOR,
@@ -71,6 +73,7 @@ from memcalc.engines.zero_partitions import (
     zeros_of,
 )
 from memcalc.engines.zero_ranks import joined_after_exceeding, kinds_of
+from memcalc.ops.matmul import linear
 from memcalc.optimizers import Parameter
 from memcalc.rows import Row, shard
 
@@ -326,8 +329,9 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
     sent, leaves = sent_dtype(setup), leaf_modules(model)
     shares_show = experts or sent is not dtype or setup.recompute == "op"
     alike = ranks if shares_show else alike_ranks(sizes_of(model), ranks)
-    hooks = ZeRO3(alike, dtype, thresholds, size, sent, experts, groups[-1].ranks if experts else 1, leaves)
-    return held._replace(hooks=hooks, order=order_of(model, setup, _around(model, setup), untraced=Untraced(hooks)))
+    over = ZeRO3(alike, dtype, thresholds, size, sent, experts, groups[-1].ranks if experts else 1)
+    order = order_of(model, setup, _around(model, setup), untraced=Untraced(over))
+    return held._replace(hooks=NoteModules(leaves, ((linear, zero3_linear),)), over=over, order=order)
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:

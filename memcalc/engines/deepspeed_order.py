@@ -36,6 +36,7 @@ from memcalc.engines.zero_ranks import kinds_of
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.profile import HooksOf
+    from memcalc.rewritten import OverRun
     from memcalc.rows import Row
     from memcalc.setup import Setup
 
@@ -52,7 +53,7 @@ def order_of(
     before: list[Row],
     own: Owned = (),
     first: HooksOf | None = None,
-    untraced: HooksOf | None = None,
+    untraced: OverRun | None = None,
 ) -> Order | None:
     """Of a rank that owns this of the flat buffers. `before`: what is there besides weights and states; `first` and
     `untraced` as in Order."""

@@ -25,9 +25,6 @@ class NoSync(NamedTuple):
     def start(self, run: Run) -> NoSyncStep:
         return NoSyncStep(self.sharding, run, self.micro_batches)
 
-    def prepared(self, record: object) -> None:
-        """All layers are alike."""
-
 
 class WaitingExperts(WaitingUnit, ExpertUnit):
     """The experts of a rank in one layer, whose gradients wait."""

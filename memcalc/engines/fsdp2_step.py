@@ -61,9 +61,6 @@ class Sharding(NamedTuple):
     def start(self, run: Run) -> Step:
         return Step(self, run)
 
-    def prepared(self, record: object) -> None:
-        """All layers are alike."""
-
     def unit_at(self, path: str, layer: int | None) -> tuple[str, int | None]:
         """The unit that a module or a weight at `path` is in: the path of its stack or of experts, and its layer."""
         if self.experts is not None and f"{path}.".startswith(f"{self.experts.path}."):

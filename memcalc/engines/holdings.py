@@ -64,8 +64,8 @@ class Order(NamedTuple):
     """The engine's hooks while the first micro-batch runs, where those of the later ones differ."""
     clipping: tuple[Row, ...] = ()
     """In each step before `casts`, and gone when they come."""
-    untraced: HooksOf | None = None
-    """The engine's hooks while the very first micro-batch of a process runs, where those of the later ones differ."""
+    untraced: OverRun | None = None
+    """The engine while the very first micro-batch of a process runs, where those of the later ones differ."""
     scripts: Callable[[], Scripts] | None = None
     """What happens around the runs, block by block, for an engine that is not told well enough by rows: of these there are
     then those of `before` alone, which come first."""

@@ -14,28 +14,20 @@ from typing import Any
 
 from memcalc.autograd import Leaf, Node, Recomputation
 from memcalc.families.module import Module, Run
+from memcalc.noted import Visited, Where
 from memcalc.tensor import Tensor
-
-Where = tuple[str, int | None]
-"""A module: its path, and its layer where that has a `*`."""
 
 Event = Callable[["Visit", bool], None]
 """What is done when a visit begins or ends; whether in forward."""
 
 
 class Visit:
-    """One call of a module: its parameters, by their place in definition order. A leaf's are those of modules in it too."""
+    """One call of a module."""
 
-    __slots__ = ("begun", "from_outside", "is_leaf", "outer", "parameters", "waiting", "where", "within")
+    __slots__ = ("begun", "from_outside", "outer", "visited", "waiting")
 
-    def __init__(
-        self, where: Where, own: frozenset[int], within: frozenset[int], outer: Visit | None, *, is_leaf: bool
-    ) -> None:
-        self.where = where
-        self.parameters = within if is_leaf else own
-        self.within = within
-        """Its own parameters and those of all modules in it."""
-        self.is_leaf = is_leaf
+    def __init__(self, visited: Visited, outer: Visit | None) -> None:
+        self.visited = visited
         self.outer = outer
         self.waiting = 0
         """Nodes that have not run yet, those of inner modules included."""
@@ -53,7 +45,7 @@ class Visits:
         leaves: AbstractSet[Where],
         begins: Event,
         ends: Event,
-        gathered: Callable[[int], Tensor | None] = lambda _: None,
+        gathered: Callable[[int], Tensor | None],
     ) -> None:
         self.leaves, self.begins, self.ends, self.whole = leaves, begins, ends, gathered
         self.memory = run.memory
@@ -82,14 +74,15 @@ class Visits:
     def enter(self, path: str, layer: int | None, weights: Sequence[Tensor] = ()) -> bool:
         where = path, layer
         outer = self.running[-1] if self.running else None
-        if outer is not None and (outer.where == where or outer.is_leaf):
+        if outer is not None and (outer.visited.where == where or outer.visited.is_leaf):
             return False
         if self._is_recomputed(where):
             return False
         own, within = (of.get(where, frozenset[int]()) for of in (self.own, self.within))
         if given := [self.places[key] for weight in weights if (key := (weight.name, layer)) in self.places]:
             own, within = own.union(given), within.union(given)
-        visit = Visit(where, own, within, outer, is_leaf=where in self.leaves)
+        is_leaf = where in self.leaves
+        visit = Visit(Visited(where, within if is_leaf else own, within, is_leaf), outer)
         self.running.append(visit)
         self.begins(visit, True)
         return True

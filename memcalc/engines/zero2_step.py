@@ -8,16 +8,17 @@ first gradient of the rank's own partition allocates room for all of them, which
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.autograd import Leaf
-from memcalc.dims import Dim, numel
+from memcalc.dims import Dim
 from memcalc.dtypes import DType
+from memcalc.engines.notes import NoHooks
 from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
-from memcalc.families.module import Module, Run
-from memcalc.rewritten import GradientsReady, Rewriting
-from memcalc.tensor import StorageRow, Tensor, new_tensor
+from memcalc.families.module import Run
+from memcalc.noted import Ready
+from memcalc.rewritten import Block, Kept, Rewriting
+from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.runs import Trace
@@ -31,65 +32,6 @@ class ZeRO1(NamedTuple):
 
     def start(self, run: Run) -> BucketComes:
         return BucketComes(run, self.dtype, self.bucket)
-
-    def prepared(self, record: object) -> None:
-        """All layers are alike."""
-
-
-class NoHooks:
-    """Hooks that do nothing."""
-
-    def before_forward(self) -> None: ...
-
-    def layer(self, forward: Callable[..., object], m: Module, *args: object) -> object:
-        return forward(m, *args)
-
-    def after_forward(self, loss: Tensor) -> Tensor:
-        return loss
-
-    def after_backward(self) -> None: ...
-
-    def backward_is_over(self) -> None: ...
-
-
-class NoteGradients(NamedTuple):
-    """A run in which each gradient goes as soon as it is ready, and that notes when that is."""
-
-    def start(self, run: Run) -> Notes:
-        return Notes(run)
-
-    def prepared(self, record: object) -> NoteGradients:
-        """A bucket ends in the middle of a layer: no layer stands for others."""
-        return self
-
-
-class Notes(NoHooks):
-    """The hooks of one backward."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.order: list[int] = []
-        self.elements: list[int] = []
-        self.places: list[int] = []
-        for i, weight in enumerate(run.weights.values()):
-            if isinstance(weight.node, Leaf):
-                self._hook(i, weight.node)
-
-    def _hook(self, i: int, leaf: Leaf) -> None:
-        def ready(gradient: Tensor) -> None:
-            leaf.grad = None
-            memory = self.run.memory
-            self.order.append(i)
-            self.elements.append(numel(leaf.shape)[0])
-            self.places.append(len(memory.log))
-            memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
-
-        leaf.ready = ready
-
-    def backward_is_over(self) -> None:
-        self.run.ready = GradientsReady(
-            tuple(self.order), tuple(self.elements), tuple(self.places), len(self.run.memory.log)
-        )
 
 
 class ZeRO2(NamedTuple):
@@ -105,14 +47,15 @@ class ZeRO2(NamedTuple):
 
     def play(self, run: Trace) -> Trace:
         """The run with the reduction of its gradients in it."""
-        noted = run.ready
+        noted = run.noted
         assert noted is not None
-        out = Reduction(self, run)
-        for i, size, place in zip(noted.order, noted.elements, noted.places, strict=True):
-            out.ready(i, size, place)
-        out.copy(noted.over)
-        out.backward_is_over()
-        return out.finished()
+        reduction = Reduction(self, run)
+        for event in noted.events:
+            assert isinstance(event, Ready)
+            reduction.ready(event.parameter, noted.elements[event.parameter], event.place)
+        reduction.out.copy(noted.over)
+        reduction.backward_is_over()
+        return reduction.out.finished()
 
 
 class BucketComes(NoHooks):
@@ -142,65 +85,51 @@ class BucketComes(NoHooks):
             memory.layer, memory.scope = layer, scope
 
 
-class Reduction(Rewriting):
+class Reduction:
     """The bucket, what of it is reduced, and what the rank keeps, between the events of a run."""
 
     def __init__(self, how: ZeRO2, run: Trace) -> None:
-        super().__init__(run)
+        self.out = Rewriting(run)
         self.how = how
-        self.bucket: int | None = None
+        self.bucket: Block | None = None
         self.waiting: list[int] = []
         """Parameters by their place in the order of the groups."""
-        self.large: int | None = None
+        self.large: Kept | None = None
         """A gradient larger than the bucket, which stays where it is until it is reduced."""
         self.filled = 0
-        self.owned: int | None = None
+        self.owned: Block | None = None
 
     def ready(self, i: int, size: int, place: int) -> None:
         """The gradient of a parameter of that size is there: at `place`, where it is no gradient of autograd's any more."""
-        self.copy(place)
+        out = self.out
+        out.copy(place)
         if self.bucket is None:
-            self.bucket = self._block("reduce bucket", "reduce_bucket_size", self.how.bucket)
-        self.copy(place + 2)  # what was a gradient goes on under the next number
+            self.bucket = out.block("reduce bucket", "reduce_bucket_size", self.how.bucket, self.how.dtype)
+        out.copy(place + 2)  # what was a gradient goes on under the next number
         if self.filled + size > self.how.bucket:
             self._flush()
         if size > self.how.bucket:
-            self.large = self.run.log[place + 1]
-            self.hold(self.large)
+            self.large = out.kept(out.run.log[place + 1])
         self.waiting.append(self.how.flat.order[i])
         self.filled += size
 
     def backward_is_over(self) -> None:
         self._flush()
-        elements = unreached_of(self.how.own)
-        zeros = self._block("zeros for what gets no gradient", "parameters", elements) if elements else None
-        for block in (self.owned, self.bucket, zeros):  # the first two are rows of the step
-            if block is not None:
-                self.free(block)
+        elements, name = unreached_of(self.how.own), "zeros for what gets no gradient"
+        _zeros = self.out.block(name, "parameters", elements, self.how.dtype) if elements else None
+        self.owned = self.bucket = None  # rows of the step
 
     def _flush(self) -> None:
         self._copy(copied(self.how.flat.all_reduces(self.waiting, self.how.bucket), self.how.dtype, self.how.sent))
         if self.owned is None and any(part.touches(sorted(self.waiting)) for part in self.how.own):
             name = "gradients of the partition, and of what straddles it"
-            self.owned = self._block(name, "whole gradients", whole_of(self.how.own))
-        if self.large is not None:
-            self.let_go(self.large)
-            self.large = None
+            self.owned = self.out.block(name, "whole gradients", whole_of(self.how.own), self.how.dtype)
+        self.large = None
         self.waiting.clear()
         self.filled = 0
 
     def _copy(self, copies: Copies) -> None:
         """Allocate what an all-reduce joins and casts; both go when it is over."""
-        blocks: list[int] = []
-        if copies.joined:
-            blocks.append(self._block("copy of the bucket that is reduced", "bucket", copies.joined))
-        if copies.cast:
-            name = "the bucket in the dtype that is sent"
-            blocks.append(self._block(name, "bucket", copies.cast, self.how.sent))
-        for block in blocks:
-            self.free(block)
-
-    def _block(self, name: str, dim: str, elements: int, dtype: DType | None = None) -> int:
-        """A block that belongs to no layer, of the gradients' dtype unless another is given."""
-        shape = (Dim(dim, elements),)
-        return self.allocate(StorageRow(shape, dtype or self.how.dtype, "gathered", "", name, None))
+        out, dtype, sent = self.out, self.how.dtype, self.how.sent
+        _joined = copies.joined and out.block("copy of the bucket that is reduced", "bucket", copies.joined, dtype)
+        _cast = copies.cast and out.block("the bucket in the dtype that is sent", "bucket", copies.cast, sent)

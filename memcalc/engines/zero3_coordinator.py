@@ -10,25 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from memcalc.noted import Visited
 
-class Begun(NamedTuple):
-    """A module that begins, by its parameters."""
-
-    parameters: frozenset[int]
-    """Those that are gathered for it."""
-    within: frozenset[int]
-    """Its own and those of all modules in it."""
-    is_leaf: bool
-
-    def seen_by(self, leaf: bool) -> frozenset[int]:
-        """Return what the search for the next use takes it to have: it looks into modules if the one that is over is a leaf, and
-        only then, whatever this one is."""
-        if leaf:
-            return self.within
-        return frozenset() if self.is_leaf else self.parameters
-
-
-Order = Sequence[Begun]
+Order = Sequence[Visited]
 """The modules that begin, in forward and then in backward."""
 
 
@@ -126,7 +110,7 @@ class Coordinator:
             for begun in self.order[self.step :]:
                 if traversed >= self.thresholds.max_reuse:
                     break
-                following = begun.seen_by(is_leaf)
+                following = _seen_by(is_leaf, begun)
                 going -= following
                 traversed += sum(self.sizes[i] for i in following)
         if not forward:
@@ -146,3 +130,11 @@ class Coordinator:
                 self.available.discard(i)
                 self.live -= self.sizes[i]
                 self.free(i)
+
+
+def _seen_by(leaf: bool, begun: Visited) -> frozenset[int]:
+    """Return what the search for the next use takes a module to have: it looks into modules if the one that is over is a leaf,
+    and only then, whatever this one is."""
+    if leaf:
+        return begun.within
+    return frozenset() if begun.is_leaf else begun.parameters

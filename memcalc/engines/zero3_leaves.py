@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from memcalc.engines.visits import Where
     from memcalc.inputs.model import Model
+    from memcalc.noted import Where
 
 LEAVES: Final = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
 """Model types whose routed block is one: MixtralSparseMoeBlock, Qwen2MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock."""

@@ -8,24 +8,21 @@ each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py (what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import gcd
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from memcalc.autograd import Checkpoint, Leaf, Recomputation
-from memcalc.dims import Dim, numel
+from memcalc.dims import Dim
 from memcalc.dtypes import DType
-from memcalc.engines.visits import Visit, Visits, Where
-from memcalc.engines.zero3_coordinator import Begun, Coordinator, Gathered, Order, Thresholds
-from memcalc.engines.zero3_linear import zero3_linear
-from memcalc.families.module import Module, Run
+from memcalc.engines.zero3_coordinator import Coordinator, Gathered, Order, Thresholds
 from memcalc.inputs.options import refuse
-from memcalc.ops.matmul import linear
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.noted import Begins, Ends, Holds, LetsGo, Noted, Ready, Visited
+from memcalc.rewritten import Block, Kept, Rewriting
+from memcalc.tensor import Sent
 
 if TYPE_CHECKING:
     from memcalc.collectives import Kind
+    from memcalc.runs import Trace
 
 
 EXPERTS: Final = "experts' dp"
@@ -51,7 +48,7 @@ def alike_ranks(sizes: Sequence[int], ranks: int) -> int:
 
 
 class ZeRO3(NamedTuple):
-    """This is what a run under ZeRO-3 depends on."""
+    """ZeRO-3 while forward and backward run."""
 
     ranks: int
     dtype: DType
@@ -62,18 +59,12 @@ class ZeRO3(NamedTuple):
     experts: frozenset[int] = frozenset()
     """Parameters that are sharded over the ranks with the same experts, by their place in definition order."""
     expert_ranks: int = 1
-    leaves: frozenset[Where] = frozenset()
-    """Modules that are gathered whole, and reduced when their backward is over."""
-    order: Order | None = None
-    """Which parameters each module has, as an earlier step has recorded it; None: this run records."""
 
-    def start(self, run: Run) -> Step | Recorder:
-        return Recorder(self, run) if self.order is None else Step(self, run, self.order)
-
-    def prepared(self, record: Callable[[ZeRO3], Any]) -> ZeRO3:
-        """The choice of what is kept depends on what comes next, layer or not."""
-        recorder: Recorder = record(self)
-        return self._replace(order=tuple(recorder.order))
+    def play(self, run: Trace) -> Trace:
+        """The run with what is gathered and reduced in it. Which modules come is known from a step before."""
+        assert run.noted is not None
+        order = [event.visited for event in run.noted.events if isinstance(event, Begins)]
+        return _played(Step(self, run, run.noted, order))
 
 
 class Untraced(NamedTuple):
@@ -82,49 +73,32 @@ class Untraced(NamedTuple):
 
     how: ZeRO3
 
-    def start(self, run: Run) -> UntracedStep:
+    def play(self, run: Trace) -> Trace:
+        """The run with what is gathered in it."""
+        assert run.noted is not None
         thresholds = self.how.thresholds._replace(max_reuse=0, persistence=0, prefetch=0)
-        return UntracedStep(self.how._replace(thresholds=thresholds), run)
-
-    def prepared(self, record: object) -> None:
-        """All layers are alike."""
+        return _played(UntracedStep(self.how._replace(thresholds=thresholds), run, run.noted, ()))
 
 
-class _Hooks:
-    """This is what a run calls: the model is a module too."""
-
-    def __init__(self, run: Run, visits: Visits) -> None:
-        self.run = run
-        self.visits = visits
-        run.memory.visitor = visits
-        run.memory.kernels = {**run.memory.kernels, linear: zero3_linear}
-
-    def before_forward(self) -> None:
-        self.visits.enter("", None)
-
-    def layer(self, forward: Any, m: Module, *args: Any) -> Any:
-        return forward(m, *args)
-
-    def after_forward(self, loss: Tensor) -> Tensor:
-        self.visits.leave(done=True)
-        return loss
-
-    def after_backward(self) -> None: ...
-
-    def backward_is_over(self) -> None: ...
-
-
-class Recorder(_Hooks):
-    """The first steps: which module begins when, and nothing else."""
-
-    def __init__(self, how: ZeRO3, run: Run) -> None:
-        self.order: list[Begun] = []
-        super().__init__(run, Visits(run, how.leaves, self._begins, self._ends))
-
-    def _begins(self, visit: Visit, forward: bool) -> None:
-        self.order.append(Begun(visit.parameters, visit.within, visit.is_leaf))
-
-    def _ends(self, visit: Visit, forward: bool) -> None: ...
+def _played(step: Step) -> Trace:
+    """The run of a step with the step's blocks in it."""
+    out = step.out
+    for event in step.noted.events:
+        out.copy(event.place)
+        match event:
+            case Begins():
+                step.begins(event)
+            case Ends():
+                step.ends(event)
+            case Ready():
+                step.ready(event)
+            case Holds():
+                step.holds(event)
+            case LetsGo():
+                step.lets_go(event)
+    out.copy(step.noted.over)
+    step.backward_is_over()
+    return out.finished()
 
 
 class Handle:
@@ -135,41 +109,48 @@ class Handle:
     def __init__(self) -> None:
         self.parameters: list[int] = []
         """Those that are in a buffer with others."""
-        self.buffers: list[Tensor] = []
+        self.buffers: list[Block] = []
         self.arrived = False
 
 
-class Step(_Hooks):
-    """The hooks of one forward and backward."""
+class Step:
+    """One forward and backward."""
 
-    def __init__(self, how: ZeRO3, run: Run, order: Order) -> None:
-        self.whole: dict[int, Tensor] = {}
-        super().__init__(run, Visits(run, how.leaves, self._begins, self._ends, self.whole.get))
-        self.how = how
-        self.sizes = [numel(weight.shape)[0] for weight in run.weights.values()]
+    def __init__(self, how: ZeRO3, run: Trace, noted: Noted, order: Order) -> None:
+        self.how, self.noted, self.out = how, noted, Rewriting(run)
+        self.whole: dict[int, Block] = {}
+        self.held: dict[int, Block] = {}
+        """What the graph refers to besides, by the number of the reference."""
+        self.sizes = noted.elements
         self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
-        self.bucket: list[tuple[int, Tensor | None]] = []
+        self.bucket: list[tuple[int, Kept | None]] = []
         self.in_bucket = 0
-        self.more_in_forward: WeakKeyDictionary[Checkpoint, Counter[str]] = WeakKeyDictionary()
+        self.more_in_forward: dict[int, Counter[str]] = {}
         """Of each checkpoint that keeps results, how many ops of a kind its forward ran that its recomputation has not."""
-        self.beginning: Where = ("", None)
-        self.waiting: dict[int, Leaf] = {}
-        """Whose gradients wait for the rest of a leaf module."""
-        late = frozenset[int]().union(*(self.visits.within[where] for where in how.leaves & self.visits.within.keys()))
-        for i, weight in enumerate(run.weights.values()):
-            if isinstance(weight.node, Leaf):
-                self._hook(i, weight.node, late=i in late)
+        self.waiting: dict[int, Kept] = {}
+        """Gradients that wait for the rest of a leaf module."""
+        modules = (event.visited for event in noted.events if isinstance(event, Begins))
+        self.late = frozenset[int]().union(*(visited.within for visited in modules if visited.is_leaf))
 
     # --- parameters
 
-    def _begins(self, visit: Visit, forward: bool) -> None:
-        self.beginning = visit.where
-        self.coordinator.fetch(visit.where, visit.parameters, forward)
+    def begins(self, event: Begins) -> None:
+        self.now: Begins | Ends | Ready = event
+        self.coordinator.fetch(event.visited.where, event.visited.parameters, event.forward)
 
-    def _ends(self, visit: Visit, forward: bool) -> None:
-        if visit.is_leaf and not forward:
-            self._reduce_leaf_module(visit)
-        self.coordinator.release(visit.where, visit.parameters, forward, is_leaf=visit.is_leaf)
+    def ends(self, event: Ends) -> None:
+        self.now = event
+        visited = event.visited
+        if visited.is_leaf and not event.forward:
+            self._reduce_leaf_module(visited)
+        self.coordinator.release(visited.where, visited.parameters, event.forward, is_leaf=visited.is_leaf)
+
+    def holds(self, event: Holds) -> None:
+        if event.parameter in self.whole:
+            self.held[event.number] = self.whole[event.parameter]
+
+    def lets_go(self, event: LetsGo) -> None:
+        self.held.pop(event.number, None)
 
     def _launch(self, gathered: Gathered) -> Handle | None:
         """all_gather_coalesced: parameters of each group of ranks by themselves."""
@@ -183,7 +164,7 @@ class Step(_Hooks):
         if not parameters:
             return
         elements = sum(self._padded(i) for i in parameters)
-        self._send("all_gather", self.run.memory.phase, parameters[0], elements)
+        self._send("all_gather", self._phase(), parameters[0], elements)
         if self._ranks(parameters[0]) == 1:
             return
         self._run("all_gather")
@@ -191,13 +172,13 @@ class Step(_Hooks):
             (i,) = parameters
             self._run("slice")
             self._run("view")
-            self.whole[i] = self._block("gathered parameters", elements, layer=self._layer_of(i))
+            self.whole[i] = self._block("gathered parameters", elements)
         else:
             self._run("cat into a buffer")
             self._run("slice", self._ranks(parameters[0]))
             name = "all-gather buffer of several parameters"
             handle.parameters += parameters
-            handle.buffers.append(self._block(name, elements, layer=self._layer_of(parameters[0])))
+            handle.buffers.append(self._block(name, elements))
 
     def _arrive(self, handle: Handle | None) -> None:
         """AllGatherCoalescedHandle.wait: the first that waits copies all of them out of the buffer."""
@@ -209,20 +190,17 @@ class Step(_Hooks):
             self._run("slice", -(-self.sizes[i] // own))  # one of each rank that has any of it
             self._run("cat")
             self._run("view")
-            self.whole[i] = self._block("gathered parameters", self.sizes[i], layer=self._layer_of(i))
+            self.whole[i] = self._block("gathered parameters", self.sizes[i])
 
     def _run(self, op: str, times: int = 1) -> None:
         """Selective checkpointing raises where a recomputation has more of an op than its forward had
         (torch/utils/checkpoint.py, _CachedTorchDispatchMode): what was fetched ahead of a layer is gathered within it."""
-        within = self.run.memory.checkpoint
-        frame = within.frame if isinstance(within, Recomputation) else within
-        if not isinstance(frame, Checkpoint) or frame.context is None:
-            return
-        m = frame.args[0]
-        if isinstance(m, Module) and (m.path, m.layer) == self.beginning:
+        now = self.now
+        if not isinstance(now, Begins) or now.within is None or now.within.module == now.visited.where:
             return  # the hooks of the layer itself are before its checkpoint
-        more = self.more_in_forward.setdefault(frame, Counter())
-        more[op] += times if frame is within else -times
+        within = now.within
+        more = self.more_in_forward.setdefault(within.number, Counter())
+        more[op] += -times if within.again else times
         if more[op] < 0:
             refuse("recompute", "op", f"{GATHERS_AGAIN}; allowed: none, full, or --engine fsdp2")
 
@@ -236,34 +214,33 @@ class Step(_Hooks):
         ranks = self._ranks(i)
         return -(-self.sizes[i] // ranks) * ranks
 
+    def _phase(self) -> Literal["forward", "backward"]:
+        return self.now.phase if isinstance(self.now, Begins) else "backward"
+
     def _send(self, kind: Kind, phase: str, parameter: int, elements: int) -> None:
         axis = EXPERTS if parameter in self.how.experts else "dp"
         shape = (Dim("elements", elements),)
         dtype = self.how.sent if kind == "reduce_scatter" else self.how.dtype
-        self.run.memory.sent.append(Sent(axis, kind, "", phase, None, shape, dtype))
+        self.out.copy_sent(self.now.sent)
+        self.out.memory.sent.append(Sent(axis, kind, "", phase, None, shape, dtype))
 
     # --- gradients
 
-    def _hook(self, i: int, leaf: Leaf, *, late: bool) -> None:
-        def ready(gradient: Tensor) -> None:
-            self.run.memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
-            if late:
-                self.waiting[i] = leaf
-            else:
-                leaf.grad = None
-                self._reduce(i, gradient)
+    def ready(self, event: Ready) -> None:
+        self.now = event
+        self.out.copy(event.place + 2)  # what was a gradient goes on under the next number
+        gradient = self.out.kept(self.out.run.log[event.place + 1])
+        if event.parameter in self.late:
+            self.waiting[event.parameter] = gradient
+        else:
+            self._reduce(event.parameter, gradient)
 
-        leaf.ready = ready
-
-    def _reduce_leaf_module(self, visit: Visit) -> None:
+    def _reduce_leaf_module(self, visited: Visited) -> None:
         """reduce_leaf_module_grads: one by one, when the gradient of what the module was given is there."""
-        for i in sorted(visit.parameters & self.waiting.keys()):
-            leaf = self.waiting.pop(i)
-            gradient, leaf.grad = leaf.grad, None
-            assert gradient is not None
-            self._reduce(i, gradient)
+        for i in sorted(visited.parameters & self.waiting.keys()):
+            self._reduce(i, self.waiting.pop(i))
 
-    def _reduce(self, i: int, gradient: Tensor) -> None:
+    def _reduce(self, i: int, gradient: Kept) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads: a gradient moves into the bucket, if it fits."""
         size = self.sizes[i]
         if self.bucket and (self.bucket[0][0] in self.how.experts) != (i in self.how.experts):
@@ -296,7 +273,7 @@ class Step(_Hooks):
         self.bucket.clear()
         self.in_bucket = 0
 
-    def _copied(self, elements: int) -> Tensor | None:
+    def _copied(self, elements: int) -> Block | None:
         """reduce_scatter_coalesced: what is sent, where it is a copy."""
         if len(self.bucket) == 1 and elements == self.in_bucket:
             return None
@@ -304,23 +281,14 @@ class Step(_Hooks):
         _pads = self._of_sent("padding of the bucket", padding) if padding else None
         return self._of_sent("copy of the bucket that is reduced", elements)
 
-    def _of_sent(self, name: str, elements: int) -> Tensor:
+    def _of_sent(self, name: str, elements: int) -> Block:
         return self._block(name, elements, self.how.sent)
 
-    def _block(self, name: str, elements: int, dtype: DType | None = None, layer: int | None = None) -> Tensor:
-        memory = self.run.memory
-        before = memory.layer, memory.scope
-        memory.layer, memory.scope = layer, ""
-        try:
-            return new_tensor(memory, (Dim("elements", elements),), dtype or self.how.dtype, name, component="gathered")
-        finally:
-            memory.layer, memory.scope = before
-
-    def _layer_of(self, i: int) -> int | None:
-        """The layer that a gathered parameter counts as: none, as no two of them need have the same around them."""
-        return None
+    def _block(self, name: str, elements: int, dtype: DType | None = None) -> Block:
+        return self.out.block(name, "elements", elements, dtype or self.how.dtype)
 
     def backward_is_over(self) -> None:
+        self.out.copy_sent(len(self.out.run.sent))
         if self.bucket:
             self._flush()
         self.coordinator.release_leftovers()
@@ -328,14 +296,7 @@ class Step(_Hooks):
 
 
 class UntracedStep(Step):
-    """Without buckets, whose copies a later step makes all the same: they end in the middle of layers."""
+    """Without buckets, whose copies a later step makes all the same."""
 
-    def __init__(self, how: ZeRO3, run: Run) -> None:
-        self.layers = [layer for _, layer in run.weights]
-        super().__init__(how, run, ())
-
-    def _layer_of(self, i: int) -> int | None:
-        return self.layers[i]
-
-    def _reduce(self, i: int, gradient: Tensor) -> None:
+    def _reduce(self, i: int, gradient: Kept) -> None:
         """It is copied into the bucket."""

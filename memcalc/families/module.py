@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memcalc.dims import Dim, Shape
     from memcalc.dtypes import DType
     from memcalc.families.tensor_parallel import TensorParallel
-    from memcalc.rewritten import GradientsReady
+    from memcalc.noted import Noted
     from memcalc.selective import Policy
 
 P = ParamSpec("P")
@@ -133,8 +133,8 @@ class Run:
     """Only so many of the first layers are recomputed; None: all."""
     sent_once: list[Sent] = field(default_factory=list[Sent])
     """What is sent when gradients of several micro-batches are reduced together; `memory.sent` has what each one sends."""
-    ready: GradientsReady | None = None
-    """When gradients were ready, as hooks that were asked to have noted it."""
+    noted: Noted | None = None
+    """What hooks that were asked to have noted."""
     held: list[Tensor] = field(default_factory=list[Tensor])
     """What the caller's frame has besides the batch, from before forward until backward is over."""
     attention_mask: Tensor | None = None

@@ -14,10 +14,9 @@ from steps_compared import flops_of
 
 import memcalc
 from memcalc.dtypes import bf16
-from memcalc.engines.zero3_coordinator import Begun, Thresholds
-from memcalc.engines.zero3_step import Recorder, ZeRO3
-from memcalc.families.module import Run
-from memcalc.profile import Choices, trace
+from memcalc.engines.notes import NoteModules
+from memcalc.noted import Begins
+from memcalc.profile import Choices, recording
 from memcalc.validate.run import validate
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -239,21 +238,12 @@ CASES = [case for model_type in model_types() for case in step_cases(model_type)
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
 def test_stage_3_gathers_every_weight_that_is_used(case: Case) -> None:
     """Each belongs to a module that runs, or is read by one."""
-    program, order = program_of(case.fields), list[Begun]()
-    stage = ZeRO3(2, bf16, Thresholds(0, 0, 0, 0), 1000, bf16)
-
-    class Recording:
-        def start(self, run: Run) -> Recorder:
-            recorder = stage.start(run)
-            assert isinstance(recorder, Recorder)
-            recorder.order = order
-            return recorder
-
-        def prepared(self, record: object) -> None: ...
-
-    choices = Choices(bf16, program.attention_kinds[0], False, False, hooks=Recording())
-    trace(program, choices, case.batch, case.seq, program.layers)
-    gathered = frozenset[int]().union(*(begun.parameters for begun in order))
+    program = program_of(case.fields)
+    choices = Choices(bf16, program.attention_kinds[0], False, False, hooks=NoteModules())
+    noted = recording(program, choices, case.batch, case.seq).noted
+    assert noted is not None
+    begun = (event.visited for event in noted.events if isinstance(event, Begins))
+    gathered = frozenset[int]().union(*(visited.parameters for visited in begun))
     weights = enumerate(program.weights())
     assert [w.name for i, w in weights if i not in gathered and w.name not in program.untrained] == []
 

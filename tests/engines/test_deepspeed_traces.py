@@ -20,15 +20,15 @@ def peaks(gpus: tuple[int, ...], **options: object) -> list[dict[str, int]]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The runs on paper that are made."""
+    """The runs on paper that are recorded."""
     runs: list[object] = []
 
     def counted(*given: object) -> object:
         runs.append(given)
-        return profile(*given)
+        return recording(*given)
 
-    profile = ranks.profile
-    monkeypatch.setattr(ranks, "profile", counted)
+    recording = ranks.recording
+    monkeypatch.setattr(ranks, "recording", counted)
     return runs
 
 
@@ -40,7 +40,20 @@ def test_rank_counts_that_divide_all_sizes_share_a_run_of_zero3(
     assert len(made) == 1
     monkeypatch.setattr(deepspeed, "alike_ranks", lambda _, n: n)
     assert peaks(DIVIDING, zero=3, recompute=recompute) == shared
-    assert len(made) == 1 + len(DIVIDING)
+    assert len(made) == 2
+
+
+def test_all_rank_counts_and_thresholds_share_a_recorded_run_of_zero3(made: list[object]) -> None:
+    model = memcalc.load_model("llama-7b")
+    found = {
+        (n, live): memcalc.estimate(
+            model, engine="deepspeed", gpus=n, zero=3, seq_len=256, max_live_parameters=live
+        ).phases["forward"]
+        for n in (2, 3, 7, 24)
+        for live in (10**7, 10**9)
+    }
+    assert len(made) == 1
+    assert len(set(found.values())) > len(found) // 2
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
