@@ -17,10 +17,9 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
-from operator import ge
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from memcalc.amounts import amount, bytes_of, undominated
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.dtypes import DType, fp32
 from memcalc.families.module import Hooks, Run, after_forward
@@ -34,11 +33,6 @@ from memcalc.tensor import Memory
 if TYPE_CHECKING:
     from memcalc.families.program import Program
     from memcalc.rewritten import OverRun
-
-_DIGIT: Final = 64
-_MASK: Final = (1 << _DIGIT) - 1
-_LENGTH: Final = 7  # six coefficients and the bytes of gradients
-_GRADIENTS: Final = _DIGIT * 6
 
 
 class HooksOf(Protocol):
@@ -214,11 +208,16 @@ def _profile(run: Trace) -> Profile:
     forward, backward, saved, left = _peaks(run)
     return Profile(
         run,
-        _undominated(forward),
-        _undominated(backward),
-        Moment(*_unpack(saved), run.forward_end),
-        Moment(*_unpack(left), len(run.log)),
+        _moments(forward),
+        _moments(backward),
+        Moment(*bytes_of(saved), run.forward_end),
+        Moment(*bytes_of(left), len(run.log)),
     )
+
+
+def _moments(peaks: dict[int, int]) -> tuple[Moment, ...]:
+    """The moments that no other one reaches, whatever batch and seq and however gradients count."""
+    return tuple(Moment(*bytes_of(live), peaks[live]) for live in undominated(peaks))
 
 
 def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
@@ -273,7 +272,7 @@ def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
 
 def _sizes(run: Trace) -> list[int]:
     """The bytes (packed) of each block, as often as the repeated micro-batch stands for others."""
-    sizes = [_pack(row.shape, row.dtype, row.component) for row in run.rows]
+    sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
     for block in run.copies():
         sizes[block] *= 1 + run.repeated.more
     return sizes
@@ -292,49 +291,6 @@ def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
         between = layer is not None and (layer in early or layer in late)
         out[place] = phase, not (between or (more and (place in forward or place in backward)))
     return out
-
-
-@lru_cache(maxsize=16384)
-def _pack(shape: Shape, dtype: DType, component: str) -> int:
-    """The coefficients of a block's bytes in one integer, so that a moment is one addition."""
-    size, poly = numel(shape)
-    if component == "gradients":
-        return size * dtype.itemsize << _GRADIENTS
-    if component not in ("activation", "gathered"):
-        return 0
-    return sum(c * dtype.itemsize << _DIGIT * i for i, c in enumerate(poly) if c)
-
-
-def _unpack(live: int) -> tuple[Poly, int]:
-    digits: list[int] = []
-    for _ in range(_LENGTH):
-        digit = live & _MASK
-        if digit > _MASK >> 1:  # a negative one, as of (seq-3): it has borrowed from the next
-            digit -= 1 << _DIGIT
-        digits.append(digit)
-        live = (live - digit) >> _DIGIT
-    return tuple(digits[:6]), digits[6]  # type: ignore[return-value]
-
-
-def _undominated(peaks: dict[int, int]) -> tuple[Moment, ...]:
-    """The moments that no other one reaches, whatever batch and seq (from 1 up) and however gradients count."""
-    moments = [Moment(*_unpack(live), place) for live, place in peaks.items()]
-    keys = sorted(((*_from_one(m.poly), m.gradients, i) for i, m in enumerate(moments)), key=sum, reverse=True)
-    kept: list[tuple[int, ...]] = []
-    for key in keys:
-        for i, other in enumerate(kept):
-            if all(map(ge, other[:-1], key)):
-                kept.insert(0, kept.pop(i))  # what exceeds one moment is likely to exceed the next
-                break
-        else:
-            kept.append(key)
-    return tuple(moments[key[-1]] for key in kept)
-
-
-def _from_one(poly: Poly) -> Poly:
-    """The polynomial in (batch - 1) and (seq - 1): none of its coefficients can be made up for by another one's size."""
-    c0, c1, c2, b0, b1, b2 = poly
-    return (c0 + c1 + c2 + b0 + b1 + b2, c1 + 2 * c2 + b1 + 2 * b2, c2 + b2, b0 + b1 + b2, b1 + 2 * b2, b2)
 
 
 def _alive(run: Trace, place: int) -> set[int]:

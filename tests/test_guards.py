@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.errors", "memcalc.units", "memcalc.dims", "memcalc.dtypes"),
     ("memcalc.allocator", "memcalc.expandable"),
     ("memcalc.tensor", "memcalc.noted", "memcalc.ops.strides"),
-    ("memcalc.selective", "memcalc.rewritten"),
+    ("memcalc.selective", "memcalc.rewritten", "memcalc.amounts"),
     ("memcalc.autograd",),
     ("memcalc.ops",),
     (
