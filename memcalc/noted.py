@@ -38,6 +38,8 @@ class Begins(NamedTuple):
 
     place: int
     """In the log: the event comes before what is logged there."""
+    segment: int
+    """The segment of the log that it is in, by its number."""
     visited: Visited
     forward: bool
     phase: Literal["forward", "backward"]
@@ -51,15 +53,19 @@ class Ends(NamedTuple):
     """A module is over."""
 
     place: int
+    segment: int
     visited: Visited
     forward: bool
     sent: int
 
 
 class Ready(NamedTuple):
-    """A gradient is ready: the block that it is in goes on at `place` under the next number, as none of autograd's."""
+    """A gradient is ready: from `after` on its block goes on under the number `block`, as none of autograd's."""
 
     place: int
+    segment: int
+    after: int
+    block: int
     parameter: int
     sent: int
 
@@ -68,6 +74,7 @@ class Holds(NamedTuple):
     """From here on the graph refers to the memory that a parameter has been gathered into, if it has been."""
 
     place: int
+    segment: int
     number: int
     parameter: int
 
@@ -76,6 +83,7 @@ class LetsGo(NamedTuple):
     """It does so no more."""
 
     place: int
+    segment: int
     number: int
 
 
@@ -85,10 +93,11 @@ Event = Begins | Ends | Ready | Holds | LetsGo
 class Noted(NamedTuple):
     """The events of one step in their order."""
 
+    weights: tuple[Where, ...]
+    """The name and the layer of each parameter, in definition order."""
     elements: tuple[int, ...]
-    """Of each parameter, in definition order."""
-    layers: tuple[int | None, ...]
-    """The layer of each of them."""
     events: tuple[Event, ...]
     over: int
     """Where in the log backward is over."""
+    sent: int
+    """How many collectives the run has sent then."""

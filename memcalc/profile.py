@@ -25,6 +25,7 @@ from memcalc.dtypes import DType, fp32
 from memcalc.families.module import Hooks, Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.passes import passes
+from memcalc.rewritten import rewritten
 from memcalc.rows import Component, Row
 from memcalc.runs import NO_MIDDLE, Middle, Trace
 from memcalc.selective import Policy
@@ -184,7 +185,7 @@ def recording(program: Program, choices: Choices, batch: int, seq: int) -> Trace
 
 def profile_over(run: Trace, engine: OverRun) -> Profile:
     """The profile of what an engine makes of a run that is recorded."""
-    return _profile(engine.play(run))
+    return _profile(rewritten(run, engine))
 
 
 def profile_of_steps(run: Trace) -> Profile:

@@ -10,18 +10,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from memcalc.dims import Dim
-from memcalc.tensor import Memory, StorageRow
+from memcalc.tensor import Memory, Sent, StorageRow
 
 if TYPE_CHECKING:
     from memcalc.dtypes import DType
+    from memcalc.noted import Noted
     from memcalc.runs import Trace
+
+
+class Out(Protocol):
+    """The run that an engine acts over, while it goes on. An engine's block is freed when nobody refers to it any more."""
+
+    def reach(self, place: int) -> None:
+        """The run goes on up to this place."""
+        ...
+
+    def block(self, name: str, dim: str, elements: int, dtype: DType) -> object:
+        """A new block of the engine, of so many elements; it belongs to no layer."""
+        ...
+
+    def kept(self, number: int) -> object:
+        """The engine refers to a block of the run from here on."""
+        ...
+
+    def send(self, sent: Sent, after: int) -> None:
+        """The engine calls a collective, after so many of the run's own."""
+        ...
 
 
 class OverRun(Protocol):
     """An engine that acts while a recorded run goes on."""
 
-    def play(self, run: Trace) -> Trace:
-        """The run with the engine's blocks in it."""
+    def play(self, noted: Noted, out: Out) -> None:
+        """Act between the events."""
         ...
 
 
@@ -42,7 +63,7 @@ class Block:
 class Kept:
     """A block of the old log that the engine refers to: it is freed when neither the run nor the engine does so any more."""
 
-    __slots__ = ("freed", "number", "out")
+    __slots__ = ("number", "out")
 
     def __init__(self, out: Rewriting, number: int) -> None:
         self.out, self.number = out, number
@@ -50,6 +71,14 @@ class Kept:
 
     def __del__(self) -> None:
         self.out.let_go(self.number)
+
+
+def rewritten(run: Trace, engine: OverRun) -> Trace:
+    """The run with the engine's blocks in it."""
+    assert run.noted is not None
+    out = Rewriting(run)
+    engine.play(run.noted, out)
+    return out.finished()
 
 
 class Rewriting:
@@ -69,10 +98,10 @@ class Rewriting:
         """Blocks that the engine holds longer than the old log does, and whether that has freed them."""
         self._sent = 0
 
-    def copy(self, end: int) -> None:
-        """Copy the events up to `end` of the old log."""
+    def reach(self, place: int) -> None:
+        """Copy the log up to there."""
         log, rows = self.memory.log, self.memory.rows
-        for event in self.run.log[len(self._copied) : end]:
+        for event in self.run.log[len(self._copied) : place]:
             self._copied.append(len(log))
             if event >= 0:
                 self._new[event] = len(rows)
@@ -84,17 +113,18 @@ class Rewriting:
                 log.append(~self._new[~event])
             self._reached.append(len(log))
 
-    def copy_sent(self, end: int) -> None:
-        """Copy what the run itself has sent, up to the `end`th."""
+    def send(self, sent: Sent, after: int) -> None:
+        self._copy_sent(after)
+        self.memory.sent.append(sent)
+
+    def _copy_sent(self, end: int) -> None:
         self.memory.sent += self.run.sent[self._sent : end]
         self._sent = max(self._sent, end)
 
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> Block:
-        """A new block of the engine, of so many elements; it belongs to no layer."""
         return Block(self.memory, StorageRow((Dim(dim, elements),), dtype, "gathered", "", name, None))
 
     def kept(self, number: int) -> Kept:
-        """The engine refers to a block of the old log from here on."""
         return Kept(self, number)
 
     def hold(self, number: int) -> None:
@@ -107,8 +137,8 @@ class Rewriting:
     def finished(self) -> Trace:
         """The trace, when all of the old log is copied."""
         run, memory = self.run, self.memory
-        self.copy(len(run.log))
-        self.copy_sent(len(run.sent))
+        self.reach(len(run.log))
+        self._copy_sent(len(run.sent))
         reached = self._reached
         return run._replace(
             log=list(memory.log),

@@ -27,9 +27,9 @@ def test_nothing_between_leaves_the_run_as_it_is() -> None:
 
 def test_a_block_between_moves_what_follows() -> None:
     out = Rewriting(recorded())
-    out.copy(2)
+    out.reach(2)
     bucket = out.block("bucket", "n", 1, fp32)
-    out.copy(4)
+    out.reach(4)
     del bucket
     run = out.finished()
     assert run.log == [0, 1, 2, ~0, 3, ~2, ~1, ~3]
@@ -40,9 +40,9 @@ def test_a_block_between_moves_what_follows() -> None:
 
 def test_what_the_engine_keeps_goes_when_it_lets_go() -> None:
     out = Rewriting(recorded())
-    out.copy(4)
+    out.reach(4)
     kept = out.kept(2)
-    out.copy(6)
+    out.reach(6)
     del kept
     assert out.finished().log == [0, 1, ~0, 2, ~1, ~2]
     assert Rewriting(recorded()).finished().log == [0, 1, ~0, 2, ~1, ~2]
@@ -50,7 +50,7 @@ def test_what_the_engine_keeps_goes_when_it_lets_go() -> None:
 
 def test_what_something_else_still_has_stays() -> None:
     out = Rewriting(recorded())
-    out.copy(4)
+    out.reach(4)
     kept = out.kept(2)
     del kept
     between = out.block("between", "n", 1, fp32)
@@ -60,6 +60,5 @@ def test_what_something_else_still_has_stays() -> None:
 def test_what_the_engine_sends_comes_between_what_the_run_sends() -> None:
     first, second, own = (Sent("cp", "all_to_all", name, "forward", None, (), fp32) for name in "abc")
     out = Rewriting(recorded()._replace(sent=(first, second)))
-    out.copy_sent(1)
-    out.memory.sent.append(own)
+    out.send(own, after=1)
     assert out.finished().sent == (first, own, second)

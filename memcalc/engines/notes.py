@@ -13,7 +13,7 @@ from memcalc.dtypes import uint8
 from memcalc.engines.visits import Visit, Visits
 from memcalc.families.module import Module, Run
 from memcalc.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Ready, Selective, Where
-from memcalc.tensor import Memory, Storage, Tensor
+from memcalc.tensor import Storage, Tensor
 
 
 class NoHooks:
@@ -66,15 +66,22 @@ class GradientNotes(NoHooks):
         def ready(gradient: Tensor) -> None:
             leaf.grad = None
             memory = self.memory
-            self.events.append(Ready(len(memory.log), i, len(memory.sent)))
+            place = len(memory.log)
+            after, block = place + 2, len(memory.rows)
+            self.events.append(Ready(place, self.segment, after, block, i, len(memory.sent)))
             memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
 
         leaf.ready = ready
 
     def backward_is_over(self) -> None:
-        elements = tuple(numel(weight.shape)[0] for weight in self.run.weights.values())
-        layers = tuple(layer for _, layer in self.run.weights)
-        self.run.noted = Noted(elements, layers, tuple(self.events), len(self.memory.log))
+        weights, memory = self.run.weights, self.memory
+        elements = tuple(numel(weight.shape)[0] for weight in weights.values())
+        self.run.noted = Noted(tuple(weights), elements, tuple(self.events), len(memory.log), len(memory.sent))
+
+    @property
+    def segment(self) -> int:
+        """The segment of the log that is being written."""
+        return len(self.memory.segments) - 1
 
 
 class ModuleNotes(GradientNotes):
@@ -98,12 +105,12 @@ class ModuleNotes(GradientNotes):
     def _begins(self, visit: Visit, forward: bool) -> None:
         memory = self.memory
         phase = "forward" if memory.phase == "forward" else "backward"
-        noted = Begins(len(memory.log), visit.visited, forward, phase, self._selective(), len(memory.sent))
-        self.events.append(noted)
+        place, sent = len(memory.log), len(memory.sent)
+        self.events.append(Begins(place, self.segment, visit.visited, forward, phase, self._selective(), sent))
 
     def _ends(self, visit: Visit, forward: bool) -> None:
         memory = self.memory
-        self.events.append(Ends(len(memory.log), visit.visited, forward, len(memory.sent)))
+        self.events.append(Ends(len(memory.log), self.segment, visit.visited, forward, len(memory.sent)))
 
     def _selective(self) -> Selective | None:
         """The checkpoint that is running, if it keeps some results."""
@@ -120,18 +127,19 @@ class ModuleNotes(GradientNotes):
     def _referred_to(self, i: int) -> Tensor:
         """A stand-in for the memory that a parameter has been gathered into, which notes how long it is referred to."""
         number = next(self.numbers)
-        self.events.append(Holds(len(self.memory.log), number, i))
-        return Tensor(_Reference(self.memory, self.events, number), (ONE_DIM,), (1,), uint8)
+        self.events.append(Holds(len(self.memory.log), self.segment, number, i))
+        return Tensor(_Reference(self, number), (ONE_DIM,), (1,), uint8)
 
 
 class _Reference(Storage):
     """A storage of no bytes."""
 
-    __slots__ = ("events", "number")
+    __slots__ = ("notes", "number")
 
-    def __init__(self, memory: Memory, events: list[Event], number: int) -> None:
-        self.memory, self.index = memory, -1
-        self.events, self.number = events, number
+    def __init__(self, notes: ModuleNotes, number: int) -> None:
+        self.memory, self.index = notes.memory, -1
+        self.notes, self.number = notes, number
 
     def __del__(self) -> None:
-        self.events.append(LetsGo(len(self.memory.log), self.number))
+        notes = self.notes
+        notes.events.append(LetsGo(len(self.memory.log), notes.segment, self.number))

@@ -16,12 +16,11 @@ from memcalc.dtypes import DType
 from memcalc.engines.notes import NoHooks
 from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
 from memcalc.families.module import Run
-from memcalc.noted import Ready
-from memcalc.rewritten import Block, Kept, Rewriting
+from memcalc.noted import Noted, Ready
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.runs import Trace
+    from memcalc.rewritten import Out
 
 
 class ZeRO1(NamedTuple):
@@ -45,17 +44,14 @@ class ZeRO2(NamedTuple):
     sent: DType
     """What gradients are all-reduced in."""
 
-    def play(self, run: Trace) -> Trace:
-        """The run with the reduction of its gradients in it."""
-        noted = run.noted
-        assert noted is not None
-        reduction = Reduction(self, run)
+    def play(self, noted: Noted, out: Out) -> None:
+        """Reduce the gradients that are ready."""
+        reduction = Reduction(self, out)
         for event in noted.events:
             assert isinstance(event, Ready)
-            reduction.ready(event.parameter, noted.elements[event.parameter], event.place)
-        reduction.out.copy(noted.over)
+            reduction.ready(event, noted.elements[event.parameter])
+        out.reach(noted.over)
         reduction.backward_is_over()
-        return reduction.out.finished()
 
 
 class BucketComes(NoHooks):
@@ -88,29 +84,28 @@ class BucketComes(NoHooks):
 class Reduction:
     """The bucket, what of it is reduced, and what the rank keeps, between the events of a run."""
 
-    def __init__(self, how: ZeRO2, run: Trace) -> None:
-        self.out = Rewriting(run)
-        self.how = how
-        self.bucket: Block | None = None
+    def __init__(self, how: ZeRO2, out: Out) -> None:
+        self.out, self.how = out, how
+        self.bucket: object = None
         self.waiting: list[int] = []
         """Parameters by their place in the order of the groups."""
-        self.large: Kept | None = None
+        self.large: object = None
         """A gradient larger than the bucket, which stays where it is until it is reduced."""
         self.filled = 0
-        self.owned: Block | None = None
+        self.owned: object = None
 
-    def ready(self, i: int, size: int, place: int) -> None:
-        """The gradient of a parameter of that size is there: at `place`, where it is no gradient of autograd's any more."""
+    def ready(self, event: Ready, size: int) -> None:
+        """The gradient of a parameter of that size is there."""
         out = self.out
-        out.copy(place)
+        out.reach(event.place)
         if self.bucket is None:
             self.bucket = out.block("reduce bucket", "reduce_bucket_size", self.how.bucket, self.how.dtype)
-        out.copy(place + 2)  # what was a gradient goes on under the next number
+        out.reach(event.after)
         if self.filled + size > self.how.bucket:
             self._flush()
         if size > self.how.bucket:
-            self.large = out.kept(out.run.log[place + 1])
-        self.waiting.append(self.how.flat.order[i])
+            self.large = out.kept(event.block)
+        self.waiting.append(self.how.flat.order[event.parameter])
         self.filled += size
 
     def backward_is_over(self) -> None:

@@ -17,12 +17,11 @@ from memcalc.dtypes import DType
 from memcalc.engines.zero3_coordinator import Coordinator, Gathered, Order, Thresholds
 from memcalc.inputs.options import refuse
 from memcalc.noted import Begins, Ends, Holds, LetsGo, Noted, Ready, Visited
-from memcalc.rewritten import Block, Kept, Rewriting
 from memcalc.tensor import Sent
 
 if TYPE_CHECKING:
     from memcalc.collectives import Kind
-    from memcalc.runs import Trace
+    from memcalc.rewritten import Out
 
 
 EXPERTS: Final = "experts' dp"
@@ -60,11 +59,10 @@ class ZeRO3(NamedTuple):
     """Parameters that are sharded over the ranks with the same experts, by their place in definition order."""
     expert_ranks: int = 1
 
-    def play(self, run: Trace) -> Trace:
-        """The run with what is gathered and reduced in it. Which modules come is known from a step before."""
-        assert run.noted is not None
-        order = [event.visited for event in run.noted.events if isinstance(event, Begins)]
-        return _played(Step(self, run, run.noted, order))
+    def play(self, noted: Noted, out: Out) -> None:
+        """Gather and reduce. Which modules come is known from a step before."""
+        order = [event.visited for event in noted.events if isinstance(event, Begins)]
+        _play(Step(self, noted, order, out))
 
 
 class Untraced(NamedTuple):
@@ -73,18 +71,16 @@ class Untraced(NamedTuple):
 
     how: ZeRO3
 
-    def play(self, run: Trace) -> Trace:
-        """The run with what is gathered in it."""
-        assert run.noted is not None
+    def play(self, noted: Noted, out: Out) -> None:
+        """Gather."""
         thresholds = self.how.thresholds._replace(max_reuse=0, persistence=0, prefetch=0)
-        return _played(UntracedStep(self.how._replace(thresholds=thresholds), run, run.noted, ()))
+        _play(UntracedStep(self.how._replace(thresholds=thresholds), noted, (), out))
 
 
-def _played(step: Step) -> Trace:
-    """The run of a step with the step's blocks in it."""
+def _play(step: Step) -> None:
     out = step.out
     for event in step.noted.events:
-        out.copy(event.place)
+        out.reach(event.place)
         match event:
             case Begins():
                 step.begins(event)
@@ -96,9 +92,8 @@ def _played(step: Step) -> Trace:
                 step.holds(event)
             case LetsGo():
                 step.lets_go(event)
-    out.copy(step.noted.over)
+    out.reach(step.noted.over)
     step.backward_is_over()
-    return out.finished()
 
 
 class Handle:
@@ -109,25 +104,28 @@ class Handle:
     def __init__(self) -> None:
         self.parameters: list[int] = []
         """Those that are in a buffer with others."""
-        self.buffers: list[Block] = []
+        self.buffers: list[object] = []
         self.arrived = False
 
 
 class Step:
     """One forward and backward."""
 
-    def __init__(self, how: ZeRO3, run: Trace, noted: Noted, order: Order) -> None:
-        self.how, self.noted, self.out = how, noted, Rewriting(run)
-        self.whole: dict[int, Block] = {}
-        self.held: dict[int, Block] = {}
+    def __init__(self, how: ZeRO3, noted: Noted, order: Order, out: Out) -> None:
+        self.how, self.noted, self.out = how, noted, out
+        self.whole: dict[int, object] = {}
+        self.held: dict[int, object] = {}
         """What the graph refers to besides, by the number of the reference."""
+        self.now: Begins | Ends | Ready | None = None
+        self.sent = 0
+        """How many collectives the run itself has sent."""
         self.sizes = noted.elements
         self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
-        self.bucket: list[tuple[int, Kept | None]] = []
+        self.bucket: list[tuple[int, object]] = []
         self.in_bucket = 0
         self.more_in_forward: dict[int, Counter[str]] = {}
         """Of each checkpoint that keeps results, how many ops of a kind its forward ran that its recomputation has not."""
-        self.waiting: dict[int, Kept] = {}
+        self.waiting: dict[int, object] = {}
         """Gradients that wait for the rest of a leaf module."""
         modules = (event.visited for event in noted.events if isinstance(event, Begins))
         self.late = frozenset[int]().union(*(visited.within for visited in modules if visited.is_leaf))
@@ -135,11 +133,11 @@ class Step:
     # --- parameters
 
     def begins(self, event: Begins) -> None:
-        self.now: Begins | Ends | Ready = event
+        self.now, self.sent = event, event.sent
         self.coordinator.fetch(event.visited.where, event.visited.parameters, event.forward)
 
     def ends(self, event: Ends) -> None:
-        self.now = event
+        self.now, self.sent = event, event.sent
         visited = event.visited
         if visited.is_leaf and not event.forward:
             self._reduce_leaf_module(visited)
@@ -221,15 +219,14 @@ class Step:
         axis = EXPERTS if parameter in self.how.experts else "dp"
         shape = (Dim("elements", elements),)
         dtype = self.how.sent if kind == "reduce_scatter" else self.how.dtype
-        self.out.copy_sent(self.now.sent)
-        self.out.memory.sent.append(Sent(axis, kind, "", phase, None, shape, dtype))
+        self.out.send(Sent(axis, kind, "", phase, None, shape, dtype), self.sent)
 
     # --- gradients
 
     def ready(self, event: Ready) -> None:
-        self.now = event
-        self.out.copy(event.place + 2)  # what was a gradient goes on under the next number
-        gradient = self.out.kept(self.out.run.log[event.place + 1])
+        self.now, self.sent = event, event.sent
+        self.out.reach(event.after)
+        gradient = self.out.kept(event.block)
         if event.parameter in self.late:
             self.waiting[event.parameter] = gradient
         else:
@@ -240,7 +237,7 @@ class Step:
         for i in sorted(visited.parameters & self.waiting.keys()):
             self._reduce(i, self.waiting.pop(i))
 
-    def _reduce(self, i: int, gradient: Kept) -> None:
+    def _reduce(self, i: int, gradient: object) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads: a gradient moves into the bucket, if it fits."""
         size = self.sizes[i]
         if self.bucket and (self.bucket[0][0] in self.how.experts) != (i in self.how.experts):
@@ -273,7 +270,7 @@ class Step:
         self.bucket.clear()
         self.in_bucket = 0
 
-    def _copied(self, elements: int) -> Block | None:
+    def _copied(self, elements: int) -> object:
         """reduce_scatter_coalesced: what is sent, where it is a copy."""
         if len(self.bucket) == 1 and elements == self.in_bucket:
             return None
@@ -281,14 +278,14 @@ class Step:
         _pads = self._of_sent("padding of the bucket", padding) if padding else None
         return self._of_sent("copy of the bucket that is reduced", elements)
 
-    def _of_sent(self, name: str, elements: int) -> Block:
+    def _of_sent(self, name: str, elements: int) -> object:
         return self._block(name, elements, self.how.sent)
 
-    def _block(self, name: str, elements: int, dtype: DType | None = None) -> Block:
+    def _block(self, name: str, elements: int, dtype: DType | None = None) -> object:
         return self.out.block(name, "elements", elements, dtype or self.how.dtype)
 
     def backward_is_over(self) -> None:
-        self.out.copy_sent(len(self.out.run.sent))
+        self.sent = self.noted.sent
         if self.bucket:
             self._flush()
         self.coordinator.release_leftovers()
@@ -298,5 +295,5 @@ class Step:
 class UntracedStep(Step):
     """Without buckets, whose copies a later step makes all the same."""
 
-    def _reduce(self, i: int, gradient: Kept) -> None:
+    def _reduce(self, i: int, gradient: object) -> None:
         """It is copied into the bucket."""
