@@ -87,7 +87,15 @@ class LetsGo(NamedTuple):
     number: int
 
 
-Event = Begins | Ends | Ready | Holds | LetsGo
+class Over(NamedTuple):
+    """Backward is over."""
+
+    place: int
+    segment: int
+    sent: int
+
+
+Event = Begins | Ends | Ready | Holds | LetsGo | Over
 
 
 class Noted(NamedTuple):
@@ -97,7 +105,3 @@ class Noted(NamedTuple):
     """The name and the layer of each parameter, in definition order."""
     elements: tuple[int, ...]
     events: tuple[Event, ...]
-    over: int
-    """Where in the log backward is over."""
-    sent: int
-    """How many collectives the run has sent then."""

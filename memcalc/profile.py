@@ -29,7 +29,9 @@ from memcalc.rewritten import rewritten
 from memcalc.rows import Component, Row
 from memcalc.runs import NO_MIDDLE, Middle, Trace
 from memcalc.selective import Policy
+from memcalc.tape import Tape, tape_of
 from memcalc.tensor import Memory
+from memcalc.unrolled import NotPeriodic
 
 if TYPE_CHECKING:
     from memcalc.families.program import Program
@@ -148,19 +150,24 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
+    # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
+    depth, middle = _depth(program, choices, ends=1 if choices.hooks is None else 2)
+    return _profile(trace(program, choices, batch, seq, depth, middle))
+
+
+def _depth(program: Program, choices: Choices, ends: int) -> tuple[int, Middle]:
+    """How many layers to run, so many periods at each end, and which of them stand for others; all of a stack that is not
+    periodic."""
     pattern = _pattern(program, choices.recompute_layers)
     if pattern is None:
-        return full_profile(program, choices, batch, seq)
+        return program.layers, NO_MIDDLE
     depth, (lead, period) = program.layers, pattern
-    # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
-    ends = 1 if choices.hooks is None else 2
     if (depth - lead) // period < 2 * ends + 3:
-        return full_profile(program, choices, batch, seq)
+        return depth, NO_MIDDLE
     first = lead + ends * period + (depth - lead) % period
     early, late = range(first, first + period), range(first + period, first + 2 * period)
     shallow = first + (2 + ends) * period
-    middle = Middle(early, late, (depth - shallow) // period)
-    return _profile(trace(program, choices, batch, seq, shallow, middle))
+    return shallow, Middle(early, late, (depth - shallow) // period)
 
 
 def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None:
@@ -181,6 +188,16 @@ def recording(program: Program, choices: Choices, batch: int, seq: int) -> Trace
     """A run at the real depth, for engines that act between its events: a bucket ends in the middle of a layer, and the choice
     of what is kept depends on what comes next, so that no layer stands for others."""
     return trace(program, choices, batch, seq, program.layers)
+
+
+def recorded_tape(program: Program, choices: Choices, batch: int, seq: int) -> Tape:
+    """The tape of a recorded run, of few layers where the stack is periodic."""
+    weights = [((weight.name, weight.layer), numel(weight.shape)[0]) for weight in program.weights()]
+    depth, middle = _depth(program, choices, ends=2)
+    try:
+        return tape_of(trace(program, choices, batch, seq, depth, middle), weights)
+    except NotPeriodic:
+        return tape_of(recording(program, choices, batch, seq), weights)
 
 
 def profile_over(run: Trace, engine: OverRun) -> Profile:

@@ -42,7 +42,7 @@ def unrolled(run: Trace) -> Unrolled:
     if not run.middle.more:
         return _as_it_is(run)
     out = _Unrolling(run)
-    for piece in _pieces(run):
+    for piece in pieces(run):
         out.play(piece)
     return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients))
 
@@ -89,9 +89,11 @@ def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: l
         number[event] = renamed
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A part of the run's log, and which period of the real stack runs it."""
 
+    segment: int
+    """The segment of the run that it is, or is part of; -1 for what comes before the first."""
     start: int
     end: int
     period: int | None
@@ -99,7 +101,7 @@ class _Piece(NamedTuple):
     real: int | None
 
 
-class _Periods(NamedTuple):
+class Periods(NamedTuple):
     """The layers of a run in periods; those from `late` on have `more` before them in the real stack."""
 
     first: int
@@ -108,40 +110,40 @@ class _Periods(NamedTuple):
     more: int
 
     def of(self, layer: int | None) -> int | None:
-        """Periods are counted from the early one."""
-        return None if layer is None else (layer - self.first) // self.length
+        """Periods are counted from the early one. A run without middle periods has none."""
+        return None if layer is None or not self.length else (layer - self.first) // self.length
 
 
-def _periods(run: Trace) -> _Periods:
-    return _Periods(run.middle.early.start, len(run.middle.early), run.middle.more)
+def periods_of(run: Trace) -> Periods:
+    return Periods(run.middle.early.start, len(run.middle.early), run.middle.more)
 
 
-_LATE = 1
+LATE = 1
 
 
-def _pieces(run: Trace) -> Iterator[_Piece]:
+def pieces(run: Trace) -> Iterator[Piece]:
     """The log in the order of the real stack: what the late period does comes once for every one that is added, the first
     or the last one first, whichever end of the stack was before."""
-    periods = _periods(run)
+    periods = periods_of(run)
     cuts = [*run.segments, (len(run.log), "", None)]
-    here: list[tuple[int, int]] = []  # the late period's, forward or backward
-    before = _LATE - 1
+    here: list[tuple[int, int, int]] = []  # the late period's, forward or backward
+    before = LATE - 1
     if cuts[0][0]:
-        yield _Piece(0, cuts[0][0], None, None)
-    for (start, phase, layer), (end, following, after) in pairwise(cuts):
+        yield Piece(-1, 0, cuts[0][0], None, None)
+    for i, ((start, phase, layer), (end, following, after)) in enumerate(pairwise(cuts)):
         period = periods.of(layer)
-        if period == _LATE:
-            here.append((start, end))
-            if following == phase and periods.of(after) == _LATE:
+        if period == LATE:
+            here.append((i, start, end))
+            if following == phase and periods.of(after) == LATE:
                 continue
-            reals = range(_LATE, _LATE + periods.more + 1)
-            for real in reals if before < _LATE else reversed(reals):
-                yield from (_Piece(*part, _LATE, real) for part in here)
+            reals = range(LATE, LATE + periods.more + 1)
+            for real in reals if before < LATE else reversed(reals):
+                yield from (Piece(*part, LATE, real) for part in here)
             here = []
         else:
             before = before if period is None else period
-            shift = periods.more if period is not None and period > _LATE else 0
-            yield _Piece(start, end, period, None if period is None else period + shift)
+            shift = periods.more if period is not None and period > LATE else 0
+            yield Piece(i, start, end, period, None if period is None else period + shift)
 
 
 class _Unrolling:
@@ -149,7 +151,7 @@ class _Unrolling:
 
     def __init__(self, run: Trace) -> None:
         self.run = run
-        self.periods = _periods(run)
+        self.periods = periods_of(run)
         self.names = _names(run, self.periods)
         self.live: dict[Hashable, int] = {}
         self.log: list[int] = []
@@ -158,10 +160,10 @@ class _Unrolling:
         self.backward = 0
         self.renamed = -1
 
-    def play(self, piece: _Piece) -> None:
+    def play(self, piece: Piece) -> None:
         """What is outside the layers, or in one that is no neighbour, and frees a block of the late period does so to all that
         are like it."""
-        if piece.period is not None and abs(piece.period - _LATE) < 2:
+        if piece.period is not None and abs(piece.period - LATE) < 2:
             self._play(piece)
             return
         start = piece.start
@@ -170,17 +172,17 @@ class _Unrolling:
             while end < piece.end and self._is_late(end) == late:
                 end += 1
             if late:
-                for real in range(_LATE, _LATE + self.periods.more + 1):
-                    self._play(_Piece(start, end, _LATE, real))
+                for real in range(LATE, LATE + self.periods.more + 1):
+                    self._play(Piece(piece.segment, start, end, LATE, real))
             else:
-                self._play(_Piece(start, end, piece.period, piece.real))
+                self._play(piece._replace(start=start, end=end))
             start = end
 
     def _is_late(self, place: int) -> bool:
         event = self.run.log[place]
-        return self.names[event if event >= 0 else ~event][0] == _LATE
+        return self.names[event if event >= 0 else ~event][0] == LATE
 
-    def _play(self, piece: _Piece) -> None:
+    def _play(self, piece: Piece) -> None:
         run = self.run
         for place in range(piece.start, piece.end):
             if place == run.forward_end:
@@ -215,16 +217,16 @@ class _Unrolling:
             raise NotPeriodic(f"{key} is not there")
         return self.live.pop(key)
 
-    def _real(self, period: int | None, piece: _Piece) -> int | None:
+    def _real(self, period: int | None, piece: Piece) -> int | None:
         """The period of the real stack that a block is of: of neighbours as far from the running one as in the run."""
         if period is None:
             return None
         if piece.period is None or piece.real is None or abs(piece.period - period) > 1:
-            return period + self.periods.more if period > _LATE else period
+            return period + self.periods.more if period > LATE else period
         return piece.real + period - piece.period
 
 
-def _names(run: Trace, periods: _Periods) -> list[tuple[int | None, Hashable]]:
+def _names(run: Trace, periods: Periods) -> list[tuple[int | None, Hashable]]:
     """Of each block of the run its period and what it is called there. Outside the layers every block has a name of its own."""
     phase: list[str] = [""] * len(run.rows)
     cuts = {place: name for place, name, _ in run.segments}

@@ -12,7 +12,7 @@ from memcalc.dims import ONE_DIM, numel
 from memcalc.dtypes import uint8
 from memcalc.engines.visits import Visit, Visits
 from memcalc.families.module import Module, Run
-from memcalc.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Ready, Selective, Where
+from memcalc.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Over, Ready, Selective, Where
 from memcalc.tensor import Storage, Tensor
 
 
@@ -76,7 +76,8 @@ class GradientNotes(NoHooks):
     def backward_is_over(self) -> None:
         weights, memory = self.run.weights, self.memory
         elements = tuple(numel(weight.shape)[0] for weight in weights.values())
-        self.run.noted = Noted(tuple(weights), elements, tuple(self.events), len(memory.log), len(memory.sent))
+        self.events.append(Over(len(memory.log), self.segment, len(memory.sent)))
+        self.run.noted = Noted(tuple(weights), elements, tuple(self.events))
 
     @property
     def segment(self) -> int:

@@ -16,7 +16,7 @@ from memcalc.dtypes import DType
 from memcalc.engines.notes import NoHooks
 from memcalc.engines.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
 from memcalc.families.module import Run
-from memcalc.noted import Noted, Ready
+from memcalc.noted import Noted, Over, Ready
 from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ class ZeRO2(NamedTuple):
         """Reduce the gradients that are ready."""
         reduction = Reduction(self, out)
         for event in noted.events:
-            assert isinstance(event, Ready)
-            reduction.ready(event, noted.elements[event.parameter])
-        out.reach(noted.over)
-        reduction.backward_is_over()
+            out.reach(event.place)
+            if isinstance(event, Ready):
+                reduction.ready(event, noted.elements[event.parameter])
+            elif isinstance(event, Over):
+                reduction.backward_is_over()
 
 
 class BucketComes(NoHooks):
@@ -97,7 +98,6 @@ class Reduction:
     def ready(self, event: Ready, size: int) -> None:
         """The gradient of a parameter of that size is there."""
         out = self.out
-        out.reach(event.place)
         if self.bucket is None:
             self.bucket = out.block("reduce bucket", "reduce_bucket_size", self.how.bucket, self.how.dtype)
         out.reach(event.after)

@@ -16,7 +16,7 @@ from memcalc.dims import Dim
 from memcalc.dtypes import DType
 from memcalc.engines.zero3_coordinator import Coordinator, Gathered, Order, Thresholds
 from memcalc.inputs.options import refuse
-from memcalc.noted import Begins, Ends, Holds, LetsGo, Noted, Ready, Visited
+from memcalc.noted import Begins, Ends, Holds, LetsGo, Noted, Over, Ready, Visited
 from memcalc.tensor import Sent
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _play(step: Step) -> None:
                 step.holds(event)
             case LetsGo():
                 step.lets_go(event)
-    out.reach(step.noted.over)
-    step.backward_is_over()
+            case Over():
+                step.backward_is_over(event)
 
 
 class Handle:
@@ -284,8 +284,8 @@ class Step:
     def _block(self, name: str, elements: int, dtype: DType | None = None) -> object:
         return self.out.block(name, "elements", elements, dtype or self.how.dtype)
 
-    def backward_is_over(self) -> None:
-        self.sent = self.noted.sent
+    def backward_is_over(self, event: Over) -> None:
+        self.sent = event.sent
         if self.bucket:
             self._flush()
         self.coordinator.release_leftovers()
