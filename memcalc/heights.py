@@ -62,10 +62,12 @@ class _Raised:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.place = 0
-        self.extra = 0
+        self.extra: int = 0
         """What the engine has now."""
-        self.before = self.highest = 0
-        """What it had when the run came here, and most of what it had here."""
+        self.before: int = 0
+        """What it had when the run came here."""
+        self.highest: int = 0
+        """Most of what it had here."""
         self.start = 0
         """Since when it has had that."""
         self.ranges: list[tuple[int, int, int]] = []

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from memcalc.amounts import amount, bytes_of, undominated
@@ -25,7 +24,6 @@ from memcalc.dtypes import DType, fp32
 from memcalc.families.module import Hooks, Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
 from memcalc.passes import passes
-from memcalc.rewritten import rewritten
 from memcalc.rows import Component, Row
 from memcalc.runs import NO_MIDDLE, Middle, Trace
 from memcalc.selective import Policy
@@ -35,7 +33,6 @@ from memcalc.unrolled import NotPeriodic
 
 if TYPE_CHECKING:
     from memcalc.families.program import Program
-    from memcalc.rewritten import OverRun
 
 
 class HooksOf(Protocol):
@@ -73,17 +70,22 @@ class Moment(NamedTuple):
     place: int
 
 
-@dataclass(frozen=True, slots=True)
 class Profile:
     """All moments of forward and backward that could be a peak, what is saved in between and what is left behind."""
 
-    run: Trace
-    forward: tuple[Moment, ...]
-    backward: tuple[Moment, ...]
-    saved: Moment
-    left: Moment
-    """After backward: what modules keep besides parameters and buffers, and what a graph keeps that has run."""
-    _rows: dict[int, list[Row]] = field(default_factory=dict[int, list[Row]])
+    def __init__(self, run: Trace) -> None:
+        forward, backward, saved, left = _peaks(run)
+        self.run = run
+        self.forward = _moments(forward)
+        self.backward = _moments(backward)
+        self.saved = Moment(*bytes_of(saved), run.forward_end)
+        self.left = Moment(*bytes_of(left), len(run.log))
+        """After backward: what modules keep besides parameters and buffers, and what a graph keeps that has run."""
+        self._rows: dict[int, list[Row]] = {}
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        return (*self.forward, *self.backward, self.saved, self.left)
 
     def rows(self, moment: Moment) -> list[Row]:
         """Return what is alive at a moment, one row for equal blocks of all layers."""
@@ -152,7 +154,7 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
     # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
     depth, middle = _depth(program, choices, ends=1 if choices.hooks is None else 2)
-    return _profile(trace(program, choices, batch, seq, depth, middle))
+    return Profile(trace(program, choices, batch, seq, depth, middle))
 
 
 def _depth(program: Program, choices: Choices, ends: int) -> tuple[int, Middle]:
@@ -179,15 +181,9 @@ def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None
     return (lead, period) if lead + 6 * period <= program.layers else None
 
 
-def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
+def fullProfile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile from a run at the real depth."""
-    return _profile(trace(program, choices, batch, seq, program.layers))
-
-
-def recording(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
-    """A run at the real depth, for engines that act between its events: a bucket ends in the middle of a layer, and the choice
-    of what is kept depends on what comes next, so that no layer stands for others."""
-    return trace(program, choices, batch, seq, program.layers)
+    return Profile(trace(program, choices, batch, seq, program.layers))
 
 
 def recorded_tape(program: Program, choices: Choices, batch: int, seq: int) -> Tape:
@@ -197,12 +193,7 @@ def recorded_tape(program: Program, choices: Choices, batch: int, seq: int) -> T
     try:
         return tape_of(trace(program, choices, batch, seq, depth, middle), weights)
     except NotPeriodic:
-        return tape_of(recording(program, choices, batch, seq), weights)
-
-
-def profile_over(run: Trace, engine: OverRun) -> Profile:
-    """The profile of what an engine makes of a run that is recorded."""
-    return _profile(rewritten(run, engine))
+        return tape_of(trace(program, choices, batch, seq, program.layers), weights)
 
 
 def profile_of_steps(run: Trace) -> Profile:
@@ -219,18 +210,7 @@ def profile_of_steps(run: Trace) -> Profile:
         if place in ends and live > most:
             most, forward_end = live, place
         live += sizes[event] if event >= 0 else -sizes[~event]
-    return _profile(run._replace(forward_end=forward_end))
-
-
-def _profile(run: Trace) -> Profile:
-    forward, backward, saved, left = _peaks(run)
-    return Profile(
-        run,
-        _moments(forward),
-        _moments(backward),
-        Moment(*bytes_of(saved), run.forward_end),
-        Moment(*bytes_of(left), len(run.log)),
-    )
+    return Profile(run._replace(forward_end=forward_end))
 
 
 def _moments(peaks: dict[int, int]) -> tuple[Moment, ...]:

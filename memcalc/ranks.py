@@ -15,7 +15,8 @@ from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.megatron.schedules import State, Turn
-from memcalc.profile import Choices, Profile, profile, profile_over, recording
+from memcalc.played import Played, Recorded
+from memcalc.profile import Choices, Profile, profile
 from memcalc.rows import Row
 from memcalc.selective import per_op
 from memcalc.setup import Setup
@@ -328,6 +329,6 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
         return model.profiles[key]
     recorded = ("recorded", *choices, branch, chunks)
     if recorded not in model.profiles:
-        model.profiles[recorded] = recording(program, choices, setup.micro_batch_size, setup.rows)
-    model.profiles[key] = profile_over(model.profiles[recorded], holdings.over)
+        model.profiles[recorded] = Recorded(program, choices, setup.micro_batch_size, setup.rows)
+    model.profiles[key] = Played(model.profiles[recorded], holdings.over)
     return model.profiles[key]

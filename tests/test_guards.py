@@ -38,6 +38,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "memcalc.setup",
         "memcalc.runs",
+        "memcalc.unrolled",
+        "memcalc.tape",
+        "memcalc.heights",
         "memcalc.passes",
         "memcalc.profile",
         "memcalc.device",
@@ -45,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.cost",
         "memcalc.compute",
     ),
-    ("memcalc.unrolled",),
+    ("memcalc.played",),
     ("memcalc.engines",),
     ("memcalc.sizing", "memcalc.parts", "memcalc.ranks"),
     ("memcalc.process", "memcalc.replay", "memcalc.least"),

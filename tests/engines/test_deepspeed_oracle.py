@@ -16,7 +16,7 @@ import memcalc
 from memcalc.dtypes import bf16
 from memcalc.engines.notes import NoteModules
 from memcalc.noted import Begins
-from memcalc.profile import Choices, recording
+from memcalc.profile import Choices, trace
 from memcalc.validate.run import validate
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -240,7 +240,7 @@ def test_stage_3_gathers_every_weight_that_is_used(case: Case) -> None:
     """Each belongs to a module that runs, or is read by one."""
     program = program_of(case.fields)
     choices = Choices(bf16, program.attention_kinds[0], False, False, hooks=NoteModules())
-    noted = recording(program, choices, case.batch, case.seq).noted
+    noted = trace(program, choices, case.batch, case.seq, program.layers).noted
     assert noted is not None
     begun = (event.visited for event in noted.events if isinstance(event, Begins))
     gathered = frozenset[int]().union(*(visited.parameters for visited in begun))

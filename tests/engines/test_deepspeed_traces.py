@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import memcalc
-from memcalc import ranks
+from memcalc import profile
 from memcalc.engines import deepspeed
 from memcalc.engines.zero3_step import alike_ranks
+from memcalc.profile import Choices
 
 DIVIDING = (2, 4, 8, 64, 256)
 
@@ -23,12 +26,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The runs on paper that are recorded."""
     runs: list[object] = []
 
-    def counted(*given: object) -> object:
-        runs.append(given)
-        return recording(*given)
+    def counted(program: Any, choices: Choices, *given: Any) -> object:
+        if choices.hooks is not None:
+            runs.append(given)
+        return trace(program, choices, *given)
 
-    recording = ranks.recording
-    monkeypatch.setattr(ranks, "recording", counted)
+    trace = profile.trace
+    monkeypatch.setattr(profile, "trace", counted)
     return runs
 
 
