@@ -112,26 +112,21 @@ def tape_of(run: Trace, weights: Sequence[tuple[Where, int]]) -> Tape:
 
 
 def _segments(run: Trace, noted: Noted) -> list[_Segment]:
-    """The segments of a run; at the end one for what is left, and what is before the first."""
-    periods = periods_of(run)
-    bounds = [(start, phase, layer) for start, phase, layer in run.segments]
-    ends = [start for start, _, _ in bounds[1:]] + [len(run.log)]
+    """The segments of a run; at the end one for what is left, and what is before the first, which has the number -1."""
+    bounds = [(0, "", None), *run.segments, (len(run.log), "", None)]
     events: list[list[Event]] = [[] for _ in bounds]
     for event in noted.events:
-        events[event.segment].append(event)
-    freed = _freed(run, noted)
-    walk = _Walk(run)
-    first = walk.stretches([0], bounds[0][0])
+        events[event.segment + 1].append(event)
+    freed, walk, periods = _freed(run, noted), _Walk(run), periods_of(run)
     out: list[_Segment] = []
-    for (start, phase, layer), end, own in zip(bounds, ends, events, strict=True):
+    for i, (start, phase, layer) in enumerate(bounds):
+        end = bounds[i + 1][0] if i + 1 < len(bounds) else start
         gone = tuple((freed[place], place + 1) for place in range(start, end) if place in freed)
-        places = {start, *(event.place for event in own), *(after for _, after in gone)}
-        places.update(event.after for event in own if isinstance(event, Ready))
+        places = {start, *(event.place for event in events[i]), *(after for _, after in gone)}
+        places.update(event.after for event in events[i] if isinstance(event, Ready))
         cuts = sorted(places)
-        stretches = walk.stretches(cuts, end)
-        out.append(_Segment(phase, periods.of(layer), tuple(cuts), stretches, tuple(own), gone))
-    out.append(_Segment("", None, (len(run.log),), (_Stretch(walk.now, ()),), (), ()))
-    return [*out, _Segment("", None, (0,), first, (), ())]
+        out.append(_Segment(phase, periods.of(layer), tuple(cuts), walk.stretches(cuts, end), tuple(events[i]), gone))
+    return [*out[1:], out[0]]
 
 
 def _freed(run: Trace, noted: Noted) -> dict[int, int]:
