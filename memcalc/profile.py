@@ -181,7 +181,7 @@ def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None
     return (lead, period) if lead + 6 * period <= program.layers else None
 
 
-def fullProfile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
+def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile from a run at the real depth."""
     return Profile(trace(program, choices, batch, seq, program.layers))
 
