@@ -21,6 +21,7 @@ os.environ.setdefault("LOCAL_RANK", "0")
 
 import torch
 import torch.distributed as dist
+from gloo import join, leave
 from oracle import LiveBytes, balanced_routing, build, checkpoint_first
 from per_op import CHECKPOINTS
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -146,7 +147,7 @@ def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
     from deepspeed.utils import groups
 
     if store:
-        dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.FileStore(store, count))
+        join(count, rank, store)
     else:
         dist.init_process_group("fake", rank=rank, world_size=count, store=FakeStore())
     own, record_stream, builder = get_accelerator(), torch.Tensor.record_stream, fused_adam.FusedAdamBuilder
@@ -163,7 +164,7 @@ def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
         fused_adam.FusedAdamBuilder = builder
         torch.Tensor.record_stream = record_stream  # type: ignore[method-assign]
         set_accelerator(own)
-        dist.destroy_process_group()
+        leave() if store else dist.destroy_process_group()
         comm.comm.cdb = None
         for name, value in vars(groups).items():
             if name.startswith("_") and name.endswith("GROUP"):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dtensor_plans import column_and_row_parallel, sequence_and_loss_parallel, sequence_parallel
+from gloo import join, leave
 from oracle import LiveBytes, build, checkpoint_first, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -129,13 +130,13 @@ def _group(args: tuple[Any, ...]) -> Any:
 def ranks(count: int, rank: int = 0, store: str = "") -> Iterator[None]:
     """This process is one of `count` ranks; with a file to meet in, of a real gloo group."""
     if store:
-        dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.FileStore(store, count))
+        join(count, rank, store)
     else:
         dist.init_process_group("fake", rank=rank, world_size=count, store=FakeStore())
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        leave() if store else dist.destroy_process_group()
         # What DTensor remembers of a mesh names groups that are gone, and an equal mesh's groups are called otherwise.
         _clear_sharding_prop_cache()
 

@@ -3,14 +3,19 @@ four ranks, one after the other."""
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import os
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 
 COUNT = 4
+WAIT_SECONDS = 400
+"""All cases take 40 seconds of an idle machine."""
 WORLDS = (2, 4)
 Steps = dict[str, Any]
 """A case's name -> what its oracle returns."""
@@ -24,11 +29,16 @@ def of_all_ranks(folder: Path, cases: dict[str, tuple[str, dict[str, Any]]]) -> 
     for process in processes:
         process.start()
     found: dict[int, Any] = {}
+    end = time.monotonic() + WAIT_SECONDS
     while len(found) < COUNT:
         if not results.empty():
             found |= [results.get()]
-        elif any(process.exitcode and rank not in found for rank, process in enumerate(processes)):
-            break  # one that died says nothing, and the others wait for it
+        elif any(isinstance(steps, str) for steps in found.values()):
+            break  # the others wait for one that has raised
+        elif any(process.exitcode is not None and rank not in found for rank, process in enumerate(processes)):
+            break  # or for one that died and says nothing
+        elif time.monotonic() > end:
+            break
         else:
             time.sleep(0.05)
     for process in processes:
@@ -36,8 +46,9 @@ def of_all_ranks(folder: Path, cases: dict[str, tuple[str, dict[str, Any]]]) -> 
             process.kill()
         process.join()
     failed = {rank: steps for rank, steps in found.items() if isinstance(steps, str)}
-    assert not failed, failed
-    assert len(found) == COUNT, [process.exitcode for process in processes]
+    assert not failed, "\n".join(failed.values())
+    waiting = "\n".join(path.read_text() for path in sorted(folder.glob("waits.*")))
+    assert len(found) == COUNT, f"exit codes {[process.exitcode for process in processes]}\n{waiting}"
     return [found[rank] for rank in range(COUNT)]
 
 
@@ -48,12 +59,15 @@ def _one_rank(rank: int, folder: str, cases: dict[str, tuple[str, dict[str, Any]
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     torch.set_num_threads(1)  # there are as many processes
+    stacks = Path(folder, f"waits.{rank}").open("w")  # noqa: SIM115  # as long as the process
+    faulthandler.dump_traceback_later(WAIT_SECONDS * 0.9, file=stacks)
     try:
         steps = {name: _step(rank, f"{folder}/{i}", *case) for i, (name, case) in enumerate(cases.items())}
-    except Exception as error:
-        results.put((rank, repr(error)))
+    except Exception:
+        results.put((rank, traceback.format_exc()))
     else:
         results.put((rank, steps))
+    os._exit(0)  # with the groups that are left
 
 
 def _step(rank: int, store: str, oracle: str, arguments: dict[str, Any]) -> Any:
