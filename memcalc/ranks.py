@@ -321,7 +321,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
     branch = program.branch(setup.micro_batch_size, setup.rows)
-    key = ("profile", *choices, branch, chunks, holdings.over)
+    key = ("profile", *choices, chunks, holdings.over, branch)
     if key in model.profiles:
         return model.profiles[key]
     if holdings.over is None:
