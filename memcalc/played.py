@@ -30,6 +30,11 @@ class Recorded:
         """What is alive between the events; peaks follow from it."""
         return recorded_tape(self.program, self.choices, self.batch, self.seq)
 
+    @property
+    def pads_queries(self) -> bool:
+        """Whether it holds only for sequences of the same remainder."""
+        return self.tape.pads_queries
+
     @cached_property
     def run(self) -> Trace:
         """Every block, at the real depth; rows and the allocator want it."""
@@ -41,6 +46,10 @@ class Played(Profile):
 
     def __init__(self, recorded: Recorded, engine: OverRun) -> None:
         self._recorded, self._engine = recorded, engine
+
+    @property
+    def pads_queries(self) -> bool:
+        return self._recorded.pads_queries
 
     @cached_property
     def _heights(self) -> Heights:

@@ -84,6 +84,11 @@ class Profile:
         self._rows: dict[int, list[Row]] = {}
 
     @property
+    def pads_queries(self) -> bool:
+        """Whether it holds only for sequences of the same remainder."""
+        return self.run.pads_queries
+
+    @property
     def moments(self) -> tuple[Moment, ...]:
         return (*self.forward, *self.backward, self.saved, self.left)
 
@@ -130,7 +135,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     return Trace(
         list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
-        noted=run.noted,
+        noted=run.noted, pads_queries=memory.pads_queries,
     )  # fmt: skip
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine
 from memcalc.engines.holdings import ENOUGH_MICRO_BATCHES, Holdings, padding_row
+from memcalc.families.program import Program
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
 from memcalc.kernels import held as kept_by_kernels
@@ -149,9 +150,8 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         profiles: list[Profile] = []
         for chunk in stage.chunks:
             key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.rows))
-            if key not in model.profiles:
-                model.profiles[key] = profile(chunk, choices, setup.micro_batch_size, setup.rows)
-            profiles.append(model.profiles[key])
+            make = partial(profile, chunk, choices, setup.micro_batch_size, setup.rows)
+            profiles.append(_made(model, key, setup.rows, make))
         held = megatron.holdings_of(setup, stage)
         played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         held = held._replace(order=order_of(setup, stage, held) if played else None)
@@ -186,9 +186,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         own, program = staged.model, staged.program
         branch = program.stages[0].own.branch(setup.micro_batch_size, setup.rows)
         key = ("profile", *choices, engine.key_of(setup, staged), branch)
-        if key not in model.profiles:
-            model.profiles[key] = engine.profile_of(setup, staged, choices)
-        made: Profile = model.profiles[key]
+        made = _made(model, key, setup.rows, partial(engine.profile_of, setup, staged, choices))
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
         sends = partial(collectives_of, setup, staged, made)
         rank = Rank(
@@ -218,10 +216,9 @@ def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
         kept = kept_by_kernels(setup.kernels, setup.attention, own.program, setup.compute_dtype)
         held = held._replace(always=(*held.always, *kept))
         branch = own.program.branch(setup.micro_batch_size, setup.rows)
-        key = ("profile", *choices, own.program.layout, engine.key_of(setup, stage), branch)  # type: ignore[attr-defined]
-        if key not in model.profiles:
-            model.profiles[key] = engine.profile_of(setup, stage, choices)
-        made: Profile = model.profiles[key]
+        program: Any = own.program
+        key = ("profile", *choices, program.layout, engine.key_of(setup, stage), branch)
+        made = _made(model, key, setup.rows, partial(engine.profile_of, setup, stage, choices))
         sends = partial(engine.collectives_of, setup, stage, made)
         rank = Rank(
             stage.number, held, _sums(held), (made,), _ONE, own.layers, sends,
@@ -321,14 +318,30 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
     branch = program.branch(setup.micro_batch_size, setup.rows)
+    run = program, choices, setup.micro_batch_size, setup.rows
     key = ("profile", *choices, chunks, holdings.over, branch)
-    if key in model.profiles:
-        return model.profiles[key]
     if holdings.over is None:
-        model.profiles[key] = profile(program, choices, setup.micro_batch_size, setup.rows)
-        return model.profiles[key]
-    recorded = ("recorded", *choices, branch, chunks)
-    if recorded not in model.profiles:
-        model.profiles[recorded] = Recorded(program, choices, setup.micro_batch_size, setup.rows)
-    model.profiles[key] = Played(model.profiles[recorded], holdings.over)
-    return model.profiles[key]
+        return _made(model, key, setup.rows, partial(profile, *run))
+    recorded = _made(model, ("recorded", *choices, chunks, branch), setup.rows, partial(Recorded, *run))
+    return _made(model, key, setup.rows, partial(Played, recorded, holdings.over))
+
+
+class _OfARun(Protocol):
+    """What is made of a run on paper."""
+
+    @property
+    def pads_queries(self) -> bool: ...
+
+
+_T = TypeVar("_T", bound=_OfARun)
+
+
+def _made(model: Model, key: tuple[Hashable, ...], seq: int, make: Callable[[], _T]) -> _T:
+    """What is kept under a key, made once for all sequences that the run takes alike."""
+    remainder = Program.remainder(seq)
+    for of in (None, remainder):
+        if (*key, of) in model.profiles:
+            return model.profiles[*key, of]
+    new = make()
+    model.profiles[*key, remainder if new.pads_queries else None] = new
+    return new

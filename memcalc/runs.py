@@ -55,6 +55,8 @@ class Trace(NamedTuple):
     """Places of the log where a block goes on under the number that follows."""
     noted: Noted | None = None
     """What the run was asked to note."""
+    pads_queries: bool = False
+    """Whether it holds only for sequences of the same remainder (`Program.remainder`)."""
 
     def turns(self) -> dict[int, range]:
         """From which places in the log on which of the middle periods is not a neighbour of what is running.

@@ -39,6 +39,7 @@ class Tape:
         gradients: Sequence[Gradient],
         forward: range,
         backward: range,
+        pads_queries: bool,
     ) -> None:
         self.noted = noted
         self.at = at
@@ -48,6 +49,7 @@ class Tape:
         self.gradients = gradients
         """`block` of a Ready is a place in these."""
         self.forward, self.backward = forward, backward
+        self.pads_queries = pads_queries
         self._joined: dict[tuple[int, int], list[int]] = {}
 
     def highest(self, stretches: range) -> Iterator[int]:
@@ -222,7 +224,8 @@ class _Writing:
         self.at.append(left)
         names, elements = zip(*self.weights, strict=True)
         noted = Noted(names, elements, tuple(self.events))
-        return Tape(noted, self.at, self.tops, self.gradients, range(forward, backward), range(backward, end))
+        phases = range(forward, backward), range(backward, end)
+        return Tape(noted, self.at, self.tops, self.gradients, *phases, self.run.pads_queries)
 
 
 class _Lines:

@@ -144,6 +144,7 @@ class Memory:
         "layer",
         "log",
         "only",
+        "pads_queries",
         "phase",
         "recomputing",
         "renamed",
@@ -174,6 +175,8 @@ class Memory:
         self.contexts: Contexts | None = None
         self.visitor: Visitor | None = None
         self.autocast: Autocast | None = None
+        self.pads_queries = False
+        """Whether a kernel ran that pads queries: sizes depend on the sequence's remainder."""
         self.only: AbstractSet[Node] | None = None
         """The nodes that a backward of a part of the graph runs; None: all."""
 

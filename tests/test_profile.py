@@ -54,7 +54,8 @@ def test_a_profile_is_a_run_of_that_depth_and_size(
         choices = Choices(bf16, attention, recompute, False)
         short = profile(program, choices, batch, seq)
         for b, s in ((batch, seq), (batch * 2 + 1, 3 * seq)):
-            if program.branch(b, s) == program.branch(batch, seq):
+            alike = not short.pads_queries or program.remainder(s) == program.remainder(seq)
+            if alike and program.branch(b, s) == program.branch(batch, seq):
                 whole = full_profile(program, choices, b, s)
                 assert peaks(short, b, s) == peaks(whole, b, s)
 

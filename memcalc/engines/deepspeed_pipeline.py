@@ -175,7 +175,7 @@ def _trace(setup: Setup, rank: StageRank, choices: Choices) -> Trace:
     memory.enter("backward", None)
     return Trace(
         list(memory.log), memory.rows, memory.segments, 0, NO_MIDDLE, "", choices.kernels, tuple(memory.sent),
-        tuple(memory.work), tuple(engine.forward_ends),
+        tuple(memory.work), tuple(engine.forward_ends), pads_queries=memory.pads_queries,
     )  # fmt: skip
 
 

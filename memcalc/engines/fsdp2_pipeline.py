@@ -208,6 +208,7 @@ def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         once,
         _repeated(setup, rank, paper[0]),
         frozenset(memory.renamed),
+        pads_queries=memory.pads_queries,
     )
 
 

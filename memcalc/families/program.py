@@ -247,15 +247,19 @@ class Program:
         return forward(m, *args) if run.hooks is None else run.hooks.layer(forward, m, *args)
 
     def branch(self, batch: int, seq: int) -> Hashable:
-        """What of a workload decides which way the program goes: one profile holds for all that agree in it."""
+        """What of a workload decides which way the program goes: one profile holds for all that agree in it, and in the
+        remainder where a kernel pads queries."""
         if not self.polynomial:
             return batch, seq
         # A dim of one merges with its neighbours; a window makes a mask once the sequence reaches it.
-        # The memory-efficient attention, which any family has on some GPU, pads the queries of its logsumexp.
-        padding = seq % ALIGNED_QUERIES
         windowed = seq >= (getattr(self.config, "sliding_window", None) or 0)
         outgrown = self.outgrown(self.length(Dim("seq", seq))) if self._longest else self._longest
-        return batch == 1, seq == 1, windowed, padding, outgrown
+        return batch == 1, seq == 1, windowed, outgrown
+
+    @staticmethod
+    def remainder(seq: int) -> int:
+        """What of a sequence decides how many queries the memory-efficient attention pads."""
+        return seq % ALIGNED_QUERIES
 
 
 def stacked(

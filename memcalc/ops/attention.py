@@ -117,6 +117,7 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> Results:
     out = new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
     batch, heads, queries, _ = q.shape
     padded = plus(queries, -queries.size % ALIGNED_QUERIES)
+    q.memory.pads_queries = True
     logsumexp = new_tensor(q.memory, (batch, heads, padded), fp32, "attention logsumexp")
     seed, offset = (new_tensor(q.memory, (), int64, f"dropout {name}") for name in ("seed", "offset"))
     return out, logsumexp, seed, offset

@@ -12,9 +12,11 @@ import torch
 from cases import Case, step_cases
 from timeline import differences
 
+import memcalc
 from memcalc.dtypes import DType, bf16, fp16, fp32
 from memcalc.families import FAMILIES
 from memcalc.ops import attention
+from memcalc.profile import Choices, trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -158,8 +160,8 @@ def test_the_memory_efficient_kernel_aligns_rows_of_a_bias(batch: int, seq: int,
     check(case, "bf16", "sdpa", recompute=True)
 
 
-def test_programs_know_whether_they_take_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile is of sequences that are padded alike."""
+def test_a_run_says_whether_it_took_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile of such a run is of sequences that are padded alike, and of no other."""
     taken: list[Tensor] = []
     kernel = attention._efficient  # pyright: ignore[reportPrivateUsage]
 
@@ -168,12 +170,22 @@ def test_programs_know_whether_they_take_that_kernel(monkeypatch: pytest.MonkeyP
         return kernel(q, k, v)
 
     monkeypatch.setattr(attention, "_efficient", noted)
+    padded = 0
     for case in CASES:
         program = paper.program_of(case.fields)
-        if "sdpa" in program.attention_kinds:
+        if "sdpa" in program.attention_kinds and not program.source:
             taken.clear()
-            paper.paper_step(case.fields, micro_batch_size=1, seq_len=24, dtype=bf16, recompute=False)
-            assert not taken or program.branch(2, 24) != program.branch(2, 25)
+            run = trace(program, Choices(bf16, "sdpa", recompute=False, accumulating=False), 1, 24, program.layers)
+            assert run.pads_queries == bool(taken)
+            if taken:
+                model, options = memcalc.load_model(case.fields), {"precision": "bf16", "attention": "sdpa"}
+                first, other, fresh = (
+                    memcalc.estimate(of, seq_len=seq, **options).phases
+                    for of, seq in ((model, 24), (model, 25), (case.fields, 25))
+                )
+                assert first != other == fresh
+                padded += 1
+    assert padded > 2
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids=["mha", "gqa"])
