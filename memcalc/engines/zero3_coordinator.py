@@ -6,8 +6,11 @@ comes next, and keeps what is used again soon.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from memcalc.noted import Visited
@@ -105,17 +108,20 @@ class Coordinator:
     def release(self, module: Any, parameters: frozenset[int], forward: bool, *, is_leaf: bool = False) -> None:
         """A module is over: free what is not used again soon (release_sub_module)."""
         going = {i for i in parameters if i not in self.persistent and self.fetched_for.get(i, -1) <= self.step}
-        traversed = 0
         if going:
-            for begun in self.order[self.step :]:
-                if traversed >= self.thresholds.max_reuse:
-                    break
-                following = _seen_by(is_leaf, begun)
-                going -= following
-                traversed += sum(self.sizes[i] for i in following)
+            uses = self._uses_by_leaves if is_leaf else self._uses
+            going = {i for i in going if not uses.is_soon(i, self.step, self.thresholds.max_reuse)}
         if not forward:
             self.backward.pop(module, None)
         self._leave(module, parameters, going)
+
+    @cached_property
+    def _uses(self) -> _Uses:
+        return _Uses(self.sizes, [_seen_by(False, begun) for begun in self.order])
+
+    @cached_property
+    def _uses_by_leaves(self) -> _Uses:
+        return _Uses(self.sizes, [_seen_by(True, begun) for begun in self.order])
 
     def release_leftovers(self) -> None:
         """What no hook has released when backward is over (release_backward_leftovers)."""
@@ -130,6 +136,24 @@ class Coordinator:
                 self.available.discard(i)
                 self.live -= self.sizes[i]
                 self.free(i)
+
+
+class _Uses:
+    """Which modules of a step have which parameters, and how many elements lie between two of them."""
+
+    def __init__(self, sizes: Sequence[int], order: Sequence[frozenset[int]]) -> None:
+        self.places: dict[int, list[int]] = {}
+        self.before = [0, *accumulate(sum(sizes[i] for i in parameters) for parameters in order)]
+        """The elements of all modules before each place."""
+        for place, parameters in enumerate(order):
+            for i in parameters:
+                self.places.setdefault(i, []).append(place)
+
+    def is_soon(self, parameter: int, step: int, max_reuse: int) -> bool:
+        """Tell whether the parameter is used again before `max_reuse` elements have passed."""
+        places = self.places.get(parameter, ())
+        following = bisect_left(places, step)
+        return following < len(places) and self.before[places[following]] - self.before[step] < max_reuse
 
 
 def _seen_by(leaf: bool, begun: Visited) -> frozenset[int]:
