@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.allocator import ROUNDING
 from memcalc.megatron.schedules import MOST_AT_ONCE
+from memcalc.setup import ZERO_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,9 +62,32 @@ def assumed(report: OnDevice, allocated: int) -> Assumed:
             formula = f"{reserved} B for {other.played.allocated} B {words}: no less, nor a smaller part, here"
             return Assumed(_up(allocated + most) - allocated, formula, "CUDACachingAllocator.cpp", f"is that {words}")
     widest = _MEGATRON if report.setup.engine == "megatron" else _ANY
+    whole = _of_whole_layers(report)
+    if whole is not None and whole.percent > widest.percent:
+        widest, words = whole, "what the same loses without slices and stages, which is played"
+    else:
+        words = "the widest share that was measured"
     lost = _up(allocated * (100 + widest.percent) // 100) - allocated
-    words = f"is not known, and taken as {widest.percent} %, the widest share that was measured"
+    words = f"is not known, and taken as {widest.percent} %, {words}"
     return Assumed(lost, f"{widest.percent} % of {allocated} B", widest.source, words)
+
+
+def _of_whole_layers(report: OnDevice) -> Widest | None:
+    """The share that a data-parallel rank with all of the layers loses, where that is played."""
+    s = report.setup
+    ranks = s.gpus // (s.tp * s.pp)
+    if s.engine != "deepspeed" or s.tp * s.pp == 1 or ranks == 1:
+        return None
+    # stages have no bucket of that size
+    bucket = s.reduce_bucket_size or (ZERO_SIZES["reduce_bucket_size"][1] if s.zero else None)
+    whole = s._replace(
+        gpus=ranks, tp=1, etp=1, pp=1, pp_rank=None, reduce_bucket_size=bucket, kernels="hf", cross_entropy="eager"
+    )
+    other = report.with_setup(whole)
+    if other.played is None:
+        return None
+    lost, allocated = other.played.reserved - other.played.allocated, other.played.allocated
+    return Widest(-(-100 * lost // allocated), f"{lost} B of {allocated} B without --tp and --pp, over {ranks} ranks")
 
 
 def _played_instead(setup: Setup) -> Iterator[tuple[Setup, str]]:

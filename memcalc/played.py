@@ -5,13 +5,21 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memcalc.amounts import bytes_of
+from memcalc.amounts import amount, bytes_of
+from memcalc.deepened import deepened
+from memcalc.dims import numel
 from memcalc.heights import Heights, heights
-from memcalc.profile import Choices, Moment, Profile, recorded_tape, trace
+from memcalc.profile import Choices, Moment, Profile, shallow_trace, trace
 from memcalc.rewritten import rewritten
+from memcalc.tape import tape_of
+from memcalc.unrolled import NotPeriodic
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+
     from memcalc.families.program import Program
+    from memcalc.noted import Where
     from memcalc.rewritten import OverRun
     from memcalc.rows import Row
     from memcalc.runs import Trace
@@ -26,19 +34,37 @@ class Recorded:
         self.program, self.choices, self.batch, self.seq = program, choices, batch, seq
 
     @cached_property
+    def _weights(self) -> list[tuple[Where, int]]:
+        return [((weight.name, weight.layer), numel(weight.shape)[0]) for weight in self.program.weights()]
+
+    @cached_property
+    def _shallow(self) -> Trace:
+        return shallow_trace(self.program, self.choices, self.batch, self.seq)
+
+    @cached_property
+    def _whole(self) -> Trace:
+        return trace(self.program, self.choices, self.batch, self.seq, self.program.layers)
+
+    @cached_property
     def tape(self) -> Tape:
         """What is alive between the events; peaks follow from it."""
-        return recorded_tape(self.program, self.choices, self.batch, self.seq)
+        try:
+            return tape_of(self._shallow, self._weights)
+        except NotPeriodic:
+            return tape_of(self._whole, self._weights)
 
     @property
     def pads_queries(self) -> bool:
         """Whether it holds only for sequences of the same remainder."""
-        return self.tape.pads_queries
+        return self._shallow.pads_queries
 
     @cached_property
     def run(self) -> Trace:
         """Every block, at the real depth; rows and the allocator want it."""
-        return trace(self.program, self.choices, self.batch, self.seq, self.program.layers)
+        try:
+            return deepened(self._shallow, self._weights)
+        except NotPeriodic:
+            return self._whole
 
 
 class Played(Profile):
@@ -46,6 +72,7 @@ class Played(Profile):
 
     def __init__(self, recorded: Recorded, engine: OverRun) -> None:
         self._recorded, self._engine = recorded, engine
+        self._rows: dict[int, list[Row]] = {}
 
     @property
     def pads_queries(self) -> bool:
@@ -80,11 +107,40 @@ class Played(Profile):
     def run(self) -> Trace:  # type: ignore[override]
         return rewritten(self._recorded.run, self._engine)
 
-    @cached_property
-    def _with_blocks(self) -> Profile:
-        return Profile(self.run)
-
     def rows(self, moment: Moment) -> list[Row]:
-        found = self._with_blocks.moments[~moment.place]
-        assert (found.poly, found.gradients) == (moment.poly, moment.gradients)
-        return self._with_blocks.rows(found)
+        return super().rows(moment._replace(place=self._places[~moment.place]))
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """Where in the log each moment is, in the order of `moments`."""
+        heights, run = self._heights, self.run
+        places = highest(run, {"forward": set(heights.forward), "backward": set(heights.backward)})
+        of_phases = (
+            [places["forward"][one] for one in heights.forward],
+            [places["backward"][one] for one in heights.backward],
+        )
+        return [*of_phases[0], *of_phases[1], run.forward_end, len(run.log)]
+
+
+def highest(run: Trace, wanted: Mapping[str, AbstractSet[int]]) -> dict[str, dict[int, int]]:
+    """Where in the log of a run at its real depth each phase first has an amount as a local maximum."""
+    sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
+    phases = {place: phase for place, phase, _layer in run.segments}
+    found: dict[str, dict[int, int]] = {phase: {} for phase in ("", *wanted)}
+    none = frozenset[int]()
+    here, looks_for, live, rising = found[""], none, 0, False
+    for place, event in enumerate(run.log):
+        if rising and (event < 0 or place in phases):
+            if live in looks_for:
+                here.setdefault(live, place)
+            rising = False
+        if place in phases:
+            here, looks_for = found[phases[place]], wanted.get(phases[place], none)
+        if event >= 0:
+            live += sizes[event]
+            rising = True
+        else:
+            live -= sizes[~event]
+    if rising and live in looks_for:
+        here.setdefault(live, len(run.log))
+    return found

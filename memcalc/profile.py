@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from memcalc.amounts import amount, bytes_of, undominated
@@ -27,9 +28,7 @@ from memcalc.passes import passes
 from memcalc.rows import Component, Row
 from memcalc.runs import NO_MIDDLE, Middle, Trace
 from memcalc.selective import Policy
-from memcalc.tape import Tape, tape_of
 from memcalc.tensor import Memory
-from memcalc.unrolled import NotPeriodic
 
 if TYPE_CHECKING:
     from memcalc.families.program import Program
@@ -95,8 +94,13 @@ class Profile:
     def rows(self, moment: Moment) -> list[Row]:
         """Return what is alive at a moment, one row for equal blocks of all layers."""
         if moment.place not in self._rows:
-            self._rows[moment.place] = _collapse(self.run, moment.place)
+            self._rows[moment.place] = _collapse(self.run, moment.place, *self._stay)
         return self._rows[moment.place]
+
+    @cached_property
+    def _stay(self) -> tuple[set[int], set[int]]:
+        """The blocks that forward leaves for backward, and those that are there when the run is over."""
+        return _saved(self.run), _stays(self.run)
 
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
@@ -191,14 +195,10 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
     return Profile(trace(program, choices, batch, seq, program.layers))
 
 
-def recorded_tape(program: Program, choices: Choices, batch: int, seq: int) -> Tape:
-    """The tape of a recorded run, of few layers where the stack is periodic."""
-    weights = [((weight.name, weight.layer), numel(weight.shape)[0]) for weight in program.weights()]
+def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
+    """A run of few layers where the stack is periodic, for an engine that acts around layers."""
     depth, middle = _depth(program, choices, ends=2)
-    try:
-        return tape_of(trace(program, choices, batch, seq, depth, middle), weights)
-    except NotPeriodic:
-        return tape_of(trace(program, choices, batch, seq, program.layers), weights)
+    return trace(program, choices, batch, seq, depth, middle)
 
 
 def profile_of_steps(run: Trace) -> Profile:
@@ -345,13 +345,11 @@ def _stays(run: Trace) -> set[int]:
     return out
 
 
-def _census(run: Trace, place: int) -> Counter[_Kind]:
+def _census(run: Trace, place: int, saved: set[int], left: set[int]) -> Counter[_Kind]:
     """How many blocks of each kind are alive.
 
     What is alive at the end of forward too is a saved activation, what is at the end of backward as good as a buffer.
     """
-    saved = _saved(run)
-    left = _stays(run)
     away, copies = run.away(place), run.copies()
     out: Counter[_Kind] = Counter()
     for i in _alive(run, place):
@@ -381,7 +379,7 @@ def _source(run: Trace, component: Component) -> str:
     return "torch/csrc/autograd/functions/accumulate_grad.cpp" if component == "gradients" else run.kernels.source
 
 
-def _collapse(run: Trace, place: int) -> list[Row]:
+def _collapse(run: Trace, place: int, saved: set[int], left: set[int]) -> list[Row]:
     return [
         Row(
             kind.component,
@@ -393,5 +391,5 @@ def _collapse(run: Trace, place: int) -> list[Row]:
             basis="traced" if run.source else run.kernels.basis,
             source=_source(run, kind.component),
         )
-        for kind, count in _census(run, place).items()
+        for kind, count in _census(run, place, saved, left).items()
     ]

@@ -39,7 +39,6 @@ class Tape:
         gradients: Sequence[Gradient],
         forward: range,
         backward: range,
-        pads_queries: bool,
     ) -> None:
         self.noted = noted
         self.at = at
@@ -49,7 +48,6 @@ class Tape:
         self.gradients = gradients
         """`block` of a Ready is a place in these."""
         self.forward, self.backward = forward, backward
-        self.pads_queries = pads_queries
         self._joined: dict[tuple[int, int], list[int]] = {}
 
     def highest(self, stretches: range) -> Iterator[int]:
@@ -224,8 +222,7 @@ class _Writing:
         self.at.append(left)
         names, elements = zip(*self.weights, strict=True)
         noted = Noted(names, elements, tuple(self.events))
-        phases = range(forward, backward), range(backward, end)
-        return Tape(noted, self.at, self.tops, self.gradients, *phases, self.run.pads_queries)
+        return Tape(noted, self.at, self.tops, self.gradients, range(forward, backward), range(backward, end))
 
 
 class _Lines:

@@ -41,7 +41,7 @@ def unrolled(run: Trace) -> Unrolled:
         raise NotPeriodic("micro-batches that were left out of a run are not written out")
     if not run.middle.more:
         return _as_it_is(run)
-    out = _Unrolling(run)
+    out = Unrolling(run)
     for piece in pieces(run):
         out.play(piece)
     return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients))
@@ -146,7 +146,7 @@ def pieces(run: Trace) -> Iterator[Piece]:
             yield Piece(i, start, end, period, None if period is None else period + shift)
 
 
-class _Unrolling:
+class Unrolling:
     """The log that is being written: `live` has the number of every block by its period of the real stack and its name."""
 
     def __init__(self, run: Trace) -> None:
@@ -168,8 +168,8 @@ class _Unrolling:
             return
         start = piece.start
         while start < piece.end:
-            end, late = start + 1, self._is_late(start)
-            while end < piece.end and self._is_late(end) == late:
+            end, late = start + 1, self.is_late(start)
+            while end < piece.end and self.is_late(end) == late:
                 end += 1
             if late:
                 for real in range(LATE, LATE + self.periods.more + 1):
@@ -178,7 +178,7 @@ class _Unrolling:
                 self._play(piece._replace(start=start, end=end))
             start = end
 
-    def _is_late(self, place: int) -> bool:
+    def is_late(self, place: int) -> bool:
         event = self.run.log[place]
         return self.names[event if event >= 0 else ~event][0] == LATE
 
@@ -194,11 +194,11 @@ class _Unrolling:
                     self.log.append(~self.renamed)
                 continue
             period, name = self.names[block]
-            key = (self._real(period, piece), name)
+            key = (self.real_of(period, piece), name)
             if place in run.renamed:
-                self.renamed = self._number(key)
+                self.renamed = self.number_of(key)
             elif event < 0:
-                self.log.append(~self._number(key))
+                self.log.append(~self.number_of(key))
             else:
                 self._comes(block, key, renamed=place - 1 in run.renamed)
 
@@ -212,12 +212,12 @@ class _Unrolling:
             self.log.append(number)
             self.rows.append(block)
 
-    def _number(self, key: Hashable) -> int:
+    def number_of(self, key: Hashable) -> int:
         if key not in self.live:
             raise NotPeriodic(f"{key} is not there")
         return self.live.pop(key)
 
-    def _real(self, period: int | None, piece: Piece) -> int | None:
+    def real_of(self, period: int | None, piece: Piece) -> int | None:
         """The period of the real stack that a block is of: of neighbours as far from the running one as in the run."""
         if period is None:
             return None

@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.runs",
         "memcalc.unrolled",
         "memcalc.tape",
+        "memcalc.deepened",
         "memcalc.heights",
         "memcalc.passes",
         "memcalc.profile",

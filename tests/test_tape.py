@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import memcalc
-from memcalc import profile as profiles
+from memcalc import played as over_runs
 from memcalc.dims import Dim
 from memcalc.played import Played
 from memcalc.profile import Profile
@@ -45,13 +45,13 @@ def test_moments_are_those_of_all_blocks(name: str, zero: int, recompute: str) -
 
 def test_a_periodic_stack_is_not_run_at_its_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     depths: list[int] = []
-    tape_of = profiles.tape_of
+    tape_of = over_runs.tape_of
 
     def counted(run: Trace, weights: object) -> Tape:
         depths.append(1 + max(row.layer for row in run.rows if row.layer is not None))
         return tape_of(run, weights)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(profiles, "tape_of", counted)
+    monkeypatch.setattr(over_runs, "tape_of", counted)
     assert played("llama-7b", zero=3, gpus=8)
     assert depths == [6]
 
@@ -59,7 +59,7 @@ def test_a_periodic_stack_is_not_run_at_its_depth(monkeypatch: pytest.MonkeyPatc
 def test_a_stack_off_the_line_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the middle periods do not do the same, nothing is guessed."""
     expected = [profile.moments for profile in played("llama-7b", zero=3, gpus=8)]
-    tape_of = profiles.tape_of
+    tape_of = over_runs.tape_of
 
     def broken(run: Trace, weights: object) -> Tape:
         if run.middle.more:
@@ -75,5 +75,5 @@ def test_a_stack_off_the_line_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> N
             raise NotPeriodic("as it should be")
         return tape_of(run, weights)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(profiles, "tape_of", broken)
+    monkeypatch.setattr(over_runs, "tape_of", broken)
     assert [profile.moments for profile in played("llama-7b", zero=3, gpus=8)] == expected

@@ -100,6 +100,13 @@ def test_the_verdict_is_that_of_the_worst_rank() -> None:
     assert (verdict(report).answer, verdict(report).needs) == (verdict(last).answer, verdict(last).needs)
 
 
+def test_a_verdict_says_that_it_is_of_equal_lengths() -> None:
+    """Unless it is too much as it is: then other lengths do not matter."""
+    for batch, matters in ((1, True), (64, False)):
+        fit = memcalc.estimate("gpt2-large", micro_batch_size=batch, seq_len=1024, gpu="rtx4090").to_dict()["fit"]
+        assert any("every sequence has 1024 tokens" in sentence for sentence in fit["why"]) is matters
+
+
 # --- less known is no better
 
 

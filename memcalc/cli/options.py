@@ -174,7 +174,7 @@ MicroBatchSize = Annotated[
 SeqLen = Annotated[
     str | None,
     _option(
-        "Tokens, also as 4k (4096) or 1M. (default: the smaller of 2048 and the model's maximum)",
+        "Tokens of every sequence, also as 4k (4096) or 1M. (default: the smaller of 2048 and the model's maximum)",
         _BATCH,
         "--seq-len",
         "-s",

@@ -91,7 +91,8 @@ def _lowest_peaks(report: Report, given: Options) -> list[Proposal]:
     lowest = sorted(best.values(), key=lambda lower: lower.after.peak)
     if report.gpu is None:
         return [one.proposal(report) for one in lowest[:_MOST]]
-    roomy = (one for one in lowest if _fits_with_room(one.after) and one.after.device < report.device)
+    least = report.device - report.gpu.capacity // _WORTH
+    roomy = (one for one in lowest if _fits_with_room(one.after) and one.after.device < least)
     return [_proposal(report, one.after, one.flags) for one in islice(roomy, _MOST)]
 
 

@@ -22,12 +22,13 @@ def advice_lines(report: Report) -> list[RenderableType]:
     """Nothing for a setup that fits with room, else a heading and what to add to the command."""
     found = advice(report)
     if not found:
-        return []
+        lost = report.verdict is not None and report.verdict.fits is False and report.given is not None
+        return [_heading("none of the changes that were tried makes it fit, nor lowers its peak")] if lost else []
     if found[0].device is None:
         return [_heading("what would help most"), *(Text(_peak_line(one)) for one in found)]
     if found[0].fits is False:
         return [
-            _heading("nothing that is modelled makes it fit as it is; closest is"),
+            _heading("none of the changes that were tried makes it fit; closest is"),
             *_lines(found[0], found[0].costs, _missing(found[0])),
         ]
     if report.states_only:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.cost import step_time
+from memcalc.pipelining.idle import idle_share
 from memcalc.units import MIB, show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def _work(before: Report, after: Report) -> list[str]:
     again = after.flops["recomputation"] - before.flops["recomputation"]
     if again > 0:
         out.append(f"recomputes {show_flops(again)} (+{again / before.flops['total']:.0%})")
+    idle, waits = idle_share(before.setup), idle_share(after.setup)
+    if waits > idle:
+        out.append(f"pipeline ranks wait for {waits:.0%} of the ideal time{f' instead of {idle:.0%}' if idle else ''}")
     sent, more = (sum(collective.wire for collective in report.collectives) for report in (before, after))
     if more >= sent + MIB:
         out.append(f"sends {show_bytes(more)} instead of {show_bytes(sent)}")

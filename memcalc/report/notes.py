@@ -20,14 +20,7 @@ _NVIDIA: Final = "a100-80gb"
 
 def notes(report: Report) -> list[str]:
     """A sentence each; mostly none."""
-    return [*input_notes(report), *_of_lengths(report), *_of_states(report), *_of_attention(report)]
-
-
-def _of_lengths(report: Report) -> list[str]:
-    """Return what an estimate of padded batches leaves out."""
-    if not report.setup.padded:
-        return []
-    return ["--padded: every batch is as long as --seq-len; batches of varying lengths reserve more than this estimate"]
+    return [*input_notes(report), *_of_states(report), *_of_attention(report)]
 
 
 def _of_states(report: Report) -> list[str]:

@@ -8,13 +8,14 @@ fit, and is not played through the allocator; changes of activations are not tri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.cost import step_time
 from memcalc.errors import InputError
 from memcalc.estimation import PHASES, Report
 from memcalc.inputs.model import Model
+from memcalc.pipelining.idle import idle_share
 from memcalc.report.changed import changed
 from memcalc.report.remedies import MORE_GPUS, OTHER_TRAINING, SAME, Remedy, remedies
 from memcalc.verdict import outside
@@ -60,6 +61,11 @@ def suffices(report: Report) -> bool:
     return report.fits is True or (report.fits is None and not isinstance(report.model, Model))
 
 
+def has_room(report: Report) -> bool:
+    """Tell whether a setup fits without the allocator giving segments back in every step."""
+    return report.verdict is None or report.verdict.answer != "tight"
+
+
 class Search:
     """One search from a setup that does not fit."""
 
@@ -92,13 +98,15 @@ class Search:
     def _rungs(self, steps: Steps) -> dict[int, int]:
         return {self.rank[id(step.remedy)]: step.rung for step in steps}
 
-    def _fitting(self, steps: Steps) -> Found | None:
-        """The estimate of a list that fits; None for others."""
+    def _fitting(self, steps: Steps, as_well_as: Report | None = None) -> Found | None:
+        """The estimate of a list that fits, where another one fits with room with room too; None for others."""
         rungs = self._rungs(steps)
         if any(all(most.get(rank, -1) >= rung for rank, rung in rungs.items()) for most in self.hopeless):
             return None
         found = self.found(steps)
-        return found if found is not None and suffices(found.report) else None
+        if found is None or not suffices(found.report):
+            return None
+        return None if as_well_as is not None and has_room(as_well_as) > has_room(found.report) else found
 
     def _changed(self, steps: Steps) -> Changed | None:
         base = self.base.report
@@ -139,6 +147,7 @@ class Search:
             bigger = self._single(MORE_GPUS)
             out = [*bigger, *self._fewer_gpus(min((found.report.setup.gpus for found in bigger), default=None))]
             out += self._single(OTHER_TRAINING) or self._other_training()
+        out = out or self._sliced()
         if not out:
             return [self._closest()]
         distinct = {found.flags: found for found in sorted(out, key=self._dearness)}
@@ -190,8 +199,20 @@ class Search:
         """A list and the strongest form of every change that goes with it, one of a kind."""
         for remedy in wanted:
             if all(step.remedy.kind != remedy.kind for step in steps):
-                steps = self._with(steps, remedy) or steps
+                steps = self._with(steps, remedy) or self._in_place_of_one(steps, remedy) or steps
         return self.found(steps) or self.base
+
+    def _in_place_of_one(self, steps: Steps, remedy: Remedy) -> Steps | None:
+        """The list with a change that one of its changes has refused, in the place of that one; None where that saves less."""
+        if self._with((), remedy) is None:
+            return None
+        for step in steps:
+            others = tuple(other for other in steps if other is not step)
+            instead = self._with(others, remedy)
+            if instead is not None:
+                after, before = self.found(instead), self.found(steps)
+                return instead if after and before and after.report.peak < before.report.peak else None
+        return None
 
     def _lean(self) -> Found:
         """All at once that computes the same with less memory on the GPUs that there are."""
@@ -227,6 +248,24 @@ class Search:
         for remedy in self.remedies:
             if remedy.tier == OTHER_TRAINING:
                 more = self._all_of([remedy], lean.steps)
+                if suffices(more.report):
+                    return [self._finished(more)]
+        return []
+
+    def _sliced(self) -> list[Found]:
+        """The lean setup on the most GPUs, with slices of one kind, or of tensors and layers, that make it fit there; with other
+        training where that is not enough."""
+        slices = [remedy for remedy in self.remedies if remedy.kind in _SLICES]
+        together = (
+            [[one] for one in slices],
+            [[one, other] for one in slices for other in slices if _goes_with(one, other)],
+        )
+        for most in (MORE_GPUS, OTHER_TRAINING):
+            rest = [remedy for remedy in self.remedies if SAME < remedy.tier <= most]
+            for added in chain(*together):
+                # slices first: what they leave decides which stages and buffers there can be
+                more = self._all_of([*(one for one in rest if one.tier == MORE_GPUS), *added], self._lean().steps)
+                more = self._all_of(rest, more.steps)
                 if suffices(more.report):
                     return [self._finished(more)]
         return []
@@ -312,8 +351,10 @@ class Search:
         return min(less, other, key=self._dearness)
 
     def _instead(self, found: Found, step: Step, other: Step) -> Found | None:
-        """With another step in the place of this one; None where that does not fit."""
-        return self._fitting(tuple(other if one is step else one for one in found.steps))
+        """With another step in the place of this one; None where that does not fit. More GPUs are dearer than segments that are
+        given back, other changes are not."""
+        as_well_as = None if step.remedy.tier == MORE_GPUS else found.report
+        return self._fitting(tuple(other if one is step else one for one in found.steps), as_well_as)
 
     # --- what it costs
 
@@ -321,11 +362,20 @@ class Search:
         return sorted(found.steps, key=lambda step: self.rank[id(step.remedy)])
 
     def _dearness(self, found: Found) -> tuple[float, ...]:
-        """First what no time tells: other training, more GPUs, how many changes. Then the time that they take."""
+        """First what no time tells: other training, more GPUs, how many changes, segments that are given back. Then the time
+        that they take."""
         training = tier_of(found) == OTHER_TRAINING
         ranks = sorted((self.rank[id(step.remedy)] for step in found.steps), reverse=True)
         slower = slowdown(self.base.report, found.report)
-        return (training, found.report.setup.gpus, len(found.steps), *slower, *ranks)
+        return (training, found.report.setup.gpus, len(found.steps), not has_room(found.report), *slower, *ranks)
+
+
+_SLICES: Final = ("ep", "cp", "tp", "pp")
+
+
+def _goes_with(one: Remedy, other: Remedy) -> bool:
+    """Tell whether two kinds of slices are tried together: those of tensors with those of layers."""
+    return (one.kind, other.kind) == ("tp", "pp")
 
 
 def _without(found: Found, step: Step) -> Steps:
@@ -338,11 +388,11 @@ def tier_of(found: Found) -> int:
 
 
 def slowdown(before: Report, after: Report) -> tuple[float, int, int]:
-    """How much more a step takes: seconds of products and collectives as far as they are known, FLOPs, bytes on the wire."""
+    """How much more a step takes: seconds of products, bubbles and collectives as far as they are known, FLOPs, bytes sent."""
     seconds = 0.0
     products = before.seconds_at_peak, after.seconds_at_peak
     if products[0] is not None and products[1] is not None:
-        seconds += max(0.0, products[1] - products[0])
+        seconds += max(0.0, products[1] * (1 + idle_share(after.setup)) - products[0] * (1 + idle_share(before.setup)))
     times = [step_time(report.collectives, report.costs) for report in (before, after)]
     if times[0] is not None and times[1] is not None:
         seconds += max(0.0, times[1].total - times[0].total)

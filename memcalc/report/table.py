@@ -11,8 +11,9 @@ from rich.text import Text
 
 from memcalc.cost import Unknown, step_time
 from memcalc.estimation import PHASES
-from memcalc.megatron.schedules import bubble, layers_of_chunks
-from memcalc.pipelining import deepspeed, orders
+from memcalc.megatron.schedules import layers_of_chunks
+from memcalc.pipelining import deepspeed
+from memcalc.pipelining.idle import idle_share
 from memcalc.pipelining.programs import divided
 from memcalc.report.advice_lines import advice_lines
 from memcalc.report.all_ranks import all_ranks_table
@@ -168,20 +169,17 @@ def _pipeline_lines(report: Report) -> list[Text]:
     division = s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers
     if s.engine == "fsdp2":
         counts = divided(report.model.layers, *division)
-        share = orders.bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
         spread = f"layers of each stage: {', '.join(map(str, counts))}"
     elif s.engine == "deepspeed":
         counts = [span.layers for span in deepspeed.spans(report.model.layers, s.pp)]
-        share = bubble(s.schedule, s.pp, s.micro_batches)
         spread = f"layers of each stage: {', '.join(map(str, counts))}"
     else:
         counts = layers_of_chunks(report.model.layers, *division)
-        share = bubble(s.schedule, s.pp, s.micro_batches, s.virtual_stages)
         spread = _uneven_line(counts, division[1:] != (None, None), _part(s))
     alike = ", were all stages equal" if len(set(counts)) > 1 else ""
     return [
         Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
-        Text(f"{s.schedule}{chunks}, {batches}: the bubble is {share:.1%} of the ideal time{alike}"),
+        Text(f"{s.schedule}{chunks}, {batches}: the bubble is {idle_share(s):.1%} of the ideal time{alike}"),
         *([Text(spread)] if len(set(counts)) > 1 else []),
     ]
 

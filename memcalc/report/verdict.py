@@ -59,6 +59,11 @@ def why(report: Report) -> list[str]:
         lines.append(f"its fragmentation {one.assumed(one.allocated).words}")
     if one is not report:
         lines.append(f"on pipeline rank {one.rank.number}, whose device has {show_bytes(device)}")
+    if verdict.answer not in ("no", "unknown") and one.model.program.has_sequence:
+        length = f"{one.setup.seq_len} tokens"
+        lines.append(
+            f"if every sequence has {length}: batches whose lengths vary reserve more, how much is not modelled"
+        )
     return lines
 
 

@@ -37,7 +37,7 @@ def promised(model: Any, options: dict[str, Any], proposals: list[Proposal]) -> 
     ("model", "options", "among"),
     [
         pytest.param("llama-3-8b", {"gpus": 8, "zero": 2, "seq_len": 8192}, "--kernels fused", id="ZeRO 2"),
-        pytest.param("llama-3-8b", {"gpus": 8, "zero": 1, "micro_batch_size": 4}, "--recompute-layers", id="ZeRO 1"),
+        pytest.param("llama-3-8b", {"gpus": 8, "zero": 1, "micro_batch_size": 4}, "--recompute", id="ZeRO 1"),
         pytest.param("llama-3-8b", {"gpus": 8}, "--engine fsdp2 --zero", id="DDP"),
         pytest.param("llama-3-8b", {"gpus": 8, "precision": "bf16-autocast"}, "--engine fsdp2 --zero", id="Trainer"),
         pytest.param("llama-2-70b", {"gpus": 64, "tp": 8, "pp": 2, "seq_len": 4096}, "--zero 1", id="Megatron"),
@@ -81,12 +81,56 @@ def test_what_does_not_suffice_alone_is_combined() -> None:
 
 
 def test_recomputed_layers_are_as_few_as_fit() -> None:
-    """Of the 40 layers of a stage by threes, a sixteenth of them."""
+    """Of the 40 layers of a stage by threes, a sixteenth of them; fewer need segments that are given back, at best."""
     options = {"gpus": 64, "tp": 8, "pp": 2, "seq_len": 4096, **A100}
     proposals = advice(memcalc.estimate("llama-2-70b", **options))
     (one,) = (parsed(one.flags) for one in proposals if "--recompute-layers" in one.flags)
     less = one | {"recompute_layers": one["recompute_layers"] - 3}
-    assert memcalc.estimate("llama-2-70b", **options | less).fits is False
+    verdict = memcalc.estimate("llama-2-70b", **options | less).verdict
+    assert verdict is not None and verdict.answer != "fits"
+
+
+def test_a_change_that_shuts_out_one_that_saves_more_gives_way() -> None:
+    """FSDP2 refuses the fused implementation of sgd: it is not for that that a DDP job stays without shards."""
+    options: dict[str, Any] = {"gpus": 8, "engine": "ddp", "optimizer": "sgd", "seq_len": 8192, "gpu": "a100-40gb"}
+    proposals = advice(memcalc.estimate("mistral-7b", **options))
+    assert all(one.fits for one in proposals)
+    assert all("--engine fsdp2" in one.flags and "--precision" not in one.flags for one in proposals)
+    promised("mistral-7b", options, proposals)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llama-3.1-405b", {"gpus": 8, "engine": "megatron", "tp": 8, "gpu": "a100-40gb"}),
+        ("mixtral-8x7b", {"gpus": 2, "engine": "fsdp2", "seq_len": 8192, "optimizer": "sgd-momentum", **A100}),
+    ],
+    ids=str,
+)
+def test_slices_go_with_more_gpus(model: str, options: dict[str, Any]) -> None:
+    """Neither more GPUs nor slices alone suffice."""
+    proposals = advice(memcalc.estimate(model, **options))
+    assert all(one.fits for one in proposals)
+    assert any("gpus" in parsed(one.flags) and {"tp", "pp", "ep"} & parsed(one.flags).keys() for one in proposals)
+    promised(model, options, proposals)
+
+
+def test_stages_that_wait_are_a_cost() -> None:
+    options: dict[str, Any] = {"gpus": 8, "engine": "megatron", "tp": 8, "gpu": "a100-40gb"}
+    (one,) = advice(memcalc.estimate("llama-3.1-405b", **options))
+    flags = parsed(one.flags)
+    idle = (flags["pp"] - 1) / 1  # of one micro-batch (Narayanan et al. 2021)
+    assert f"pipeline ranks wait for {idle:.0%} of the ideal time" in one.costs
+
+
+def test_where_nothing_lowers_the_peak_that_is_said() -> None:
+    options: dict[str, Any] = {"gpus": 512, "engine": "fsdp2", "recompute": "full", "kernels": "fused",
+                               "seq_len": 131072, "gpu": "t4", "optimizer": "lion", "precision": "bf16"}  # fmt: skip
+    report = memcalc.estimate("llama-3-70b", **options)
+    assert report.fits is False
+    file = io.StringIO()
+    console_for(file, 200).print(*advice_lines(report), sep="\n")
+    assert "none of the changes that were tried" in file.getvalue()
 
 
 def test_nothing_helps() -> None:

@@ -63,11 +63,6 @@ def test_else_nothing_is_said(options: dict[str, Any]) -> None:
     assert of(GROUPED, **options) == []
 
 
-def test_padded_batches_are_taken_as_equally_long() -> None:
-    (note,) = of(GROUPED, precision="fp32", padded=True)
-    assert "varying lengths" in note
-
-
 @pytest.mark.parametrize("gpu", [None, "mi300x"])
 def test_what_an_nvidia_gpu_has_a_fused_kernel_for_is_no_surprise(gpu: str | None) -> None:
     windowed = GROUPED | {"model_type": "mistral", "sliding_window": 16}  # a mask, for which k and v are repeated

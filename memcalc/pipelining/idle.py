@@ -1,0 +1,19 @@
+"""How long the ranks of a pipeline wait for each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.megatron.schedules import bubble
+from memcalc.pipelining import orders
+
+if TYPE_CHECKING:
+    from memcalc.setup import Setup
+
+
+def idle_share(setup: Setup) -> float:
+    """Return the pipeline's bubble over the ideal time of a step, were all stages equal; 0 without stages."""
+    if setup.pp == 1:
+        return 0.0
+    of_engine = orders.bubble if setup.engine == "fsdp2" else bubble
+    return of_engine(setup.schedule, setup.pp, setup.micro_batches, setup.virtual_stages)
