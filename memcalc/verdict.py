@@ -4,8 +4,8 @@ torch's allocator reserves less where it has to: on a GPU that is full it gives 
 again. So a run fits where it goes on with what the GPU has, and between yes and no there are answers with a condition:
 
 - `fits`: what it would take with room, and the stated error, are within the GPU's memory.
-- `tight`: the allocator has to give segments back, which takes time; the run was played to its steady state within the memory,
-  with all of it and with less.
+- `tight`: the run was played to its steady state within the memory, with all of it and with less. The allocator gives segments
+  back, which takes time, or what is to spare is less than the stated error.
 - `expandable`: it runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and is out of memory without.
 - `uncertain`: it runs in all that the GPU has, but not in that less the stated error, or fragmentation is not known and could be
   too much.
@@ -48,6 +48,11 @@ class Verdict:
     def fits(self) -> bool | None:
         """None where it is not known."""
         return None if self.answer == "unknown" else self.answer in ("fits", "tight")
+
+    @property
+    def gives_back(self) -> bool:
+        """Tell whether segments are given back within the GPU's memory; else the estimate's error is all that is not there."""
+        return self.run is not None and self.run.retries > 0
 
     @property
     def headroom(self) -> int:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.allocator import BLOCK
 from memcalc.device import (
-    PLAYED_ERROR,
     TORCH,
+    TRAINER_ERROR,
     Kernels,
     allocator_items,
     device_items,
@@ -106,7 +106,7 @@ def test_the_gpu_changes_nothing_but_its_own_rows() -> None:
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
 def test_the_margin_is_the_stated_error(batch: int) -> None:
     report = memcalc.estimate("gpt2-xl", micro_batch_size=batch, gpu="a100-40gb")
-    assert report.to_dict()["fit"]["margin"] == report.margin == report.device * PLAYED_ERROR // 100
+    assert report.to_dict()["fit"]["margin"] == report.margin == report.device * TRAINER_ERROR // 100
 
 
 @pytest.mark.parametrize(("gpu", "capability"), [("a100-80gb", 8), ("rtx4090", 8), ("h100-80gb", 9), ("b200", 10)])

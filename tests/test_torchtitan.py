@@ -9,7 +9,6 @@ from torchtitan_oracle import MARCH_2024, Sizes, two_steps
 
 import memcalc
 from memcalc.allocator import rounded
-from memcalc.device import PLAYED_ERROR
 from memcalc.dims import evaluate, numel
 from memcalc.engines.fsdp2_step import STREAMS
 from memcalc.units import GIB, MIB
@@ -62,9 +61,12 @@ def on_streams_of_the_estimate(report: memcalc.Report, run: ReservedRun) -> set[
     }
 
 
+RESERVED_ERROR = 0.02  # the larger error of the two rows, 0.8 %, and as much again
+
+
 @pytest.mark.parametrize("run", RESERVED_RUNS, ids=lambda run: run.name)
 def test_published_reserved_memory(run: ReservedRun) -> None:
     """What is allocated would be 13 to 17 % short of it."""
     report = run.estimate()
-    assert abs(report.reserved / GIB / run.reserved - 1) < PLAYED_ERROR / 100
+    assert abs(report.reserved / GIB / run.reserved - 1) < RESERVED_ERROR
     assert report.allocated / GIB / run.reserved - 1 < -0.1

@@ -43,6 +43,8 @@ class Proposal(NamedTuple):
     """What they cost, in words; '' where there is no GPU to fit."""
     answer: str | None = None
     """The verdict's (memcalc.verdict); None without a GPU."""
+    gives_back: bool = False
+    """Whether the allocator gives segments back then."""
 
 
 def advice(report: Report) -> list[Proposal]:
@@ -64,8 +66,9 @@ def advice(report: Report) -> list[Proposal]:
 
 def _proposal(before: Report, after: Report, flags: str) -> Proposal:
     saves = before.device - after.device
-    answer = None if after.verdict is None else after.verdict.answer
-    return Proposal(flags, after.fits, after.device, after.headroom, after.peak, saves, costs(before, after), answer)
+    verdict, numbers = after.verdict, (after.device, after.headroom, after.peak, saves)
+    told = (None, False) if verdict is None else (verdict.answer, verdict.gives_back)
+    return Proposal(flags, after.fits, *numbers, costs(before, after), *told)
 
 
 class _Lower(NamedTuple):

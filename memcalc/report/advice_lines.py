@@ -55,8 +55,10 @@ def _peak_line(one: Proposal) -> str:
 
 
 def _verdict(one: Proposal) -> str:
-    if one.answer == "tight":
+    if one.answer == "tight" and one.gives_back:
         return "fits, if the allocator gives cached segments back (slower)"
+    if one.answer == "tight":
+        return f"fits, {show_bytes(one.headroom or 0)} to spare, which is less than the estimate's error"
     return f"fits, {show_bytes(one.headroom or 0)} to spare" if one.fits else "the model states fit"
 
 

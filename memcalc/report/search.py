@@ -62,8 +62,8 @@ def suffices(report: Report) -> bool:
 
 
 def has_room(report: Report) -> bool:
-    """Tell whether a setup fits without the allocator giving segments back in every step."""
-    return report.verdict is None or report.verdict.answer != "tight"
+    """Tell whether a setup fits without the allocator giving segments back."""
+    return report.verdict is None or not report.verdict.gives_back
 
 
 class Search:

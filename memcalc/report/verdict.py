@@ -35,7 +35,9 @@ def headline(report: Report, verdict: Verdict) -> str:
     spare, missing = show_bytes(max(verdict.headroom, 0)), show_bytes(max(-verdict.headroom, 0))
     return {
         "fits": f"fits {gpu}: {spare} to spare",
-        "tight": f"fits {gpu}, if the allocator gives cached segments back",
+        "tight": f"fits {gpu}, if the allocator gives cached segments back"
+        if verdict.gives_back
+        else f"fits {gpu}: {spare} to spare, which is less than the estimate's error",
         "expandable": f"does not fit {gpu} as it is: fits with {EXPANDABLE}",
         "uncertain": f"may not fit {gpu}: {missing} short of being sure",
         "no": f"does not fit {gpu}: at least {missing} too much",
@@ -73,6 +75,9 @@ def _reasons(verdict: Verdict) -> list[str]:
         return [f"it still fits if the estimate is too low by its stated error, {show_bytes(one.margin)}"]
     if verdict.answer == "tight":
         assert verdict.run is not None
+        if not verdict.gives_back:
+            error = f"where the estimate is too low by its stated error, {show_bytes(one.margin)}"
+            return [f"{error}, the allocator has to give cached segments back, which takes time"]
         often = f"{verdict.run.retried} times in every step" if verdict.run.retried else "in the first steps"
         return [
             f"with room it would take {show_bytes(one.device)}; here segments are given back {often}, which takes time",
