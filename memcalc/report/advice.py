@@ -56,7 +56,8 @@ def advice(report: Report) -> list[Proposal]:
     if report.gpu is None or report.fits:
         roomy = report.gpu is not None and (report.headroom or 0) * _ROOM > report.gpu.capacity
         return [] if roomy else _lowest_peaks(report, given)
-    from memcalc.report.search import Search, suffices
+    from memcalc.report.found import suffices
+    from memcalc.report.search import Search
 
     if suffices(report):
         return []

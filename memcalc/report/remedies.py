@@ -122,7 +122,7 @@ def _micro_batches(s: Setup) -> list[Remedy]:
     return [Remedy("micro-batch", ladder, of_activations=True, usual=halved)]
 
 
-_PARTS: Final = 16
+_PARTS: Final = 8
 """Parts of a stack whose recomputation is tried: each is a run of its own."""
 
 

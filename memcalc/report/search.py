@@ -8,17 +8,26 @@ fit, and is not played through the allocator; changes of activations are not tri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain, combinations
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import chain, combinations, islice
+from typing import TYPE_CHECKING, Final
 
-from memcalc.cost import step_time
 from memcalc.errors import InputError
 from memcalc.estimation import PHASES, Report
-from memcalc.inputs.model import Model
-from memcalc.pipelining.idle import idle_share
 from memcalc.report.changed import changed
+from memcalc.report.found import (
+    SLICES,
+    Found,
+    Step,
+    Steps,
+    goes_with,
+    has_room,
+    likely_worst,
+    slowdown,
+    suffices,
+    tier_of,
+    without,
+)
 from memcalc.report.remedies import MORE_GPUS, OTHER_TRAINING, SAME, Remedy, remedies
-from memcalc.verdict import outside
 
 if TYPE_CHECKING:
     from memcalc.inputs.options import Options
@@ -29,41 +38,6 @@ MOST_LISTS: Final = 3
 _PAIRS: Final = 4
 _WORTH: Final = 100
 """A change that saves less than a hundredth of the GPU's memory is in no pair."""
-
-
-class Step(NamedTuple):
-    """A remedy, and how far up its ladder it goes."""
-
-    remedy: Remedy
-    rung: int
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.remedy.ladder[self.rung])
-
-
-Steps = tuple[Step, ...]
-
-
-class Found(NamedTuple):
-    """A list of changes with its estimate."""
-
-    steps: Steps
-    flags: tuple[tuple[str, Any], ...]
-    report: Report
-
-
-def suffices(report: Report) -> bool:
-    """Tell whether a setup fits; of a bare number of parameters, whether its states leave that open."""
-    gpu = report.gpu
-    if gpu is None or report.peak + outside(report) > gpu.capacity:
-        return False
-    return report.fits is True or (report.fits is None and not isinstance(report.model, Model))
-
-
-def has_room(report: Report) -> bool:
-    """Tell whether a setup fits without the allocator giving segments back."""
-    return report.verdict is None or not report.verdict.gives_back
 
 
 class Search:
@@ -113,12 +87,21 @@ class Search:
         return changed(self.given, base.setup, base.model, (step.options for step in steps))
 
     def _report(self, setup: Setup) -> Report | None:
+        """The estimate, of a pipeline that of one rank: the whole one comes when a list is proposed."""
         if setup not in self.estimated:
+            base = self.base.report
             try:
-                self.estimated[setup] = Report(self.base.report.model, setup)
+                self.estimated[setup] = Report(base.model, setup._replace(pp_rank=likely_worst(base, setup)))
             except InputError:  # that only a run shows
                 self.estimated[setup] = None
         return self.estimated[setup]
+
+    def _of_all_ranks(self, found: Found) -> Found:
+        """The same with the estimate of the worst pipeline rank."""
+        after = self._changed(found.steps) if found.steps else None
+        if after is None or after.setup == found.report.setup:
+            return found
+        return found._replace(report=Report(found.report.model, after.setup))
 
     def _with(self, steps: Steps, remedy: Remedy) -> Steps | None:
         """A list and the strongest form of one more change that is not refused on top of it."""
@@ -147,11 +130,10 @@ class Search:
             bigger = self._single(MORE_GPUS)
             out = [*bigger, *self._fewer_gpus(min((found.report.setup.gpus for found in bigger), default=None))]
             out += self._single(OTHER_TRAINING) or self._other_training()
-        out = out or self._sliced()
-        if not out:
-            return [self._closest()]
-        distinct = {found.flags: found for found in sorted(out, key=self._dearness)}
-        return list(distinct.values())[:MOST_LISTS]
+        distinct = {found.flags: found for found in sorted(out or self._sliced(), key=self._dearness)}
+        whole = (self._of_all_ranks(found) for found in distinct.values())
+        proposed = list(islice((found for found in whole if suffices(found.report)), MOST_LISTS))
+        return proposed or [self._of_all_ranks(self._closest())]
 
     def _single(self, tier: int) -> list[Found]:
         """Single changes that fit, the first three from cheap to dear."""
@@ -255,10 +237,10 @@ class Search:
     def _sliced(self) -> list[Found]:
         """The lean setup on the most GPUs, with slices of one kind, or of tensors and layers, that make it fit there; with other
         training where that is not enough."""
-        slices = [remedy for remedy in self.remedies if remedy.kind in _SLICES]
+        slices = [remedy for remedy in self.remedies if remedy.kind in SLICES]
         together = (
             [[one] for one in slices],
-            [[one, other] for one in slices for other in slices if _goes_with(one, other)],
+            [[one, other] for one in slices for other in slices if goes_with(one, other)],
         )
         for most in (MORE_GPUS, OTHER_TRAINING):
             rest = [remedy for remedy in self.remedies if SAME < remedy.tier <= most]
@@ -286,7 +268,7 @@ class Search:
         """Without the changes that it fits without."""
         if len(found.steps) > 1:
             for step in self._from_cheap_to_dear(found):
-                rest = self._fitting(_without(found, step))
+                rest = self._fitting(without(found, step))
                 if rest is not None:
                     return self._shortest(rest)
         return found
@@ -294,7 +276,7 @@ class Search:
     def _needed(self, found: Found) -> Found:
         """Of a list that does not fit: without the changes that lower nothing."""
         for step in self._from_cheap_to_dear(found):
-            rest = self.found(_without(found, step))
+            rest = self.found(without(found, step))
             if rest is not None and rest.report.peak <= found.report.peak:
                 return self._needed(rest)
         return found
@@ -323,7 +305,7 @@ class Search:
 
     def _guess(self, found: Found, step: Step) -> int:
         """The rung that would do if the peak fell evenly from rung to rung, and `device` with it."""
-        rest = self.found(_without(found, step))
+        rest = self.found(without(found, step))
         most = 0 if rest is None else rest.report.peak - found.report.peak
         if rest is None or most <= 0:
             return step.rung // 2
@@ -368,33 +350,3 @@ class Search:
         ranks = sorted((self.rank[id(step.remedy)] for step in found.steps), reverse=True)
         slower = slowdown(self.base.report, found.report)
         return (training, found.report.setup.gpus, len(found.steps), not has_room(found.report), *slower, *ranks)
-
-
-_SLICES: Final = ("ep", "cp", "tp", "pp")
-
-
-def _goes_with(one: Remedy, other: Remedy) -> bool:
-    """Tell whether two kinds of slices are tried together: those of tensors with those of layers."""
-    return (one.kind, other.kind) == ("tp", "pp")
-
-
-def _without(found: Found, step: Step) -> Steps:
-    return tuple(other for other in found.steps if other is not step)
-
-
-def tier_of(found: Found) -> int:
-    """The last resort that a list takes."""
-    return max((step.remedy.tier for step in found.steps), default=SAME)
-
-
-def slowdown(before: Report, after: Report) -> tuple[float, int, int]:
-    """How much more a step takes: seconds of products, bubbles and collectives as far as they are known, FLOPs, bytes sent."""
-    seconds = 0.0
-    products = before.seconds_at_peak, after.seconds_at_peak
-    if products[0] is not None and products[1] is not None:
-        seconds += max(0.0, products[1] * (1 + idle_share(after.setup)) - products[0] * (1 + idle_share(before.setup)))
-    times = [step_time(report.collectives, report.costs) for report in (before, after)]
-    if times[0] is not None and times[1] is not None:
-        seconds += max(0.0, times[1].total - times[0].total)
-    sent = [sum(collective.wire for collective in report.collectives) for report in (before, after)]
-    return seconds, max(0, after.flops["total"] - before.flops["total"]), max(0, sent[1] - sent[0])

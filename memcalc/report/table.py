@@ -67,7 +67,11 @@ def print_report(
     verdict = verdict_text(report)
     if verdict is not None:
         parts += ["", Folded(verdict)]
-    console.print(Group(*parts, *advice_lines(report)))
+    console.print(Group(*parts))  # before the search for advice, which may take longer than all else
+    file.flush()
+    lines = advice_lines(report)
+    if lines:
+        console.print(Group(*lines))
 
 
 def setup_line(report: Report) -> str:

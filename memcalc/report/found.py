@@ -1,0 +1,87 @@
+"""Lists of changes with their estimates: whether they fit, and what they cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.cost import step_time
+from memcalc.inputs.model import Model
+from memcalc.pipelining.idle import idle_share
+from memcalc.report.remedies import SAME, Remedy
+from memcalc.verdict import outside
+
+if TYPE_CHECKING:
+    from memcalc.estimation import Report
+    from memcalc.setup import Setup
+
+
+class Step(NamedTuple):
+    """A remedy, and how far up its ladder it goes."""
+
+    remedy: Remedy
+    rung: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.remedy.ladder[self.rung])
+
+
+Steps = tuple[Step, ...]
+
+
+class Found(NamedTuple):
+    """A list of changes with its estimate."""
+
+    steps: Steps
+    flags: tuple[tuple[str, Any], ...]
+    report: Report
+
+
+def suffices(report: Report) -> bool:
+    """Tell whether a setup fits; of a bare number of parameters, whether its states leave that open."""
+    gpu = report.gpu
+    if gpu is None or report.peak + outside(report) > gpu.capacity:
+        return False
+    return report.fits is True or (report.fits is None and not isinstance(report.model, Model))
+
+
+def has_room(report: Report) -> bool:
+    """Tell whether a setup fits without the allocator giving segments back."""
+    return report.verdict is None or not report.verdict.gives_back
+
+
+SLICES: Final = ("ep", "cp", "tp", "pp")
+
+
+def likely_worst(base: Report, setup: Setup) -> int | None:
+    """A pipeline rank that is among the fullest: the base's worst one, of other stages the first; None where there is one."""
+    if setup.pp == 1 or setup.pp_rank is not None:
+        return setup.pp_rank
+    return base.rank.number if setup.pp == base.setup.pp else 0
+
+
+def goes_with(one: Remedy, other: Remedy) -> bool:
+    """Tell whether two kinds of slices are tried together: those of tensors with those of layers."""
+    return (one.kind, other.kind) == ("tp", "pp")
+
+
+def without(found: Found, step: Step) -> Steps:
+    return tuple(other for other in found.steps if other is not step)
+
+
+def tier_of(found: Found) -> int:
+    """The last resort that a list takes."""
+    return max((step.remedy.tier for step in found.steps), default=SAME)
+
+
+def slowdown(before: Report, after: Report) -> tuple[float, int, int]:
+    """How much more a step takes: seconds of products, bubbles and collectives as far as they are known, FLOPs, bytes sent."""
+    seconds = 0.0
+    products = before.seconds_at_peak, after.seconds_at_peak
+    if products[0] is not None and products[1] is not None:
+        seconds += max(0.0, products[1] * (1 + idle_share(after.setup)) - products[0] * (1 + idle_share(before.setup)))
+    times = [step_time(report.collectives, report.costs) for report in (before, after)]
+    if times[0] is not None and times[1] is not None:
+        seconds += max(0.0, times[1].total - times[0].total)
+    sent = [sum(collective.wire for collective in report.collectives) for report in (before, after)]
+    return seconds, max(0, after.flops["total"] - before.flops["total"]), max(0, sent[1] - sent[0])
