@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from memcalc.collectives import Collective
 from memcalc.dims import Poly, numel
 from memcalc.engines import Engine, load_engine
-from memcalc.engines.holdings import ENOUGH_MICRO_BATCHES, Holdings, padding_row
+from memcalc.engines.holdings import ENOUGH_MICRO_BATCHES, Holdings, Order, padding_row
 from memcalc.families.program import Program
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
@@ -64,6 +64,13 @@ class Rank(NamedTuple):
     """Micro-batches in the run of a profile, all alike."""
     cp: int | None = None
     """Which of the ranks that share sequences, where they differ."""
+    in_order: Callable[[], Order] | None = None
+    """Makes the order of what it holds, where that is not part of what it holds."""
+
+    @property
+    def order(self) -> Order | None:
+        """In which order it allocates what it holds; None where that is not known."""
+        return self.held.order if self.in_order is None else self.in_order()
 
 
 _WHOLE: Final = (Turn("forward", 0), Turn("backward", 0))
@@ -154,13 +161,13 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
             profiles.append(_made(model, key, setup.rows, make))
         held = megatron.holdings_of(setup, stage)
         played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
-        held = held._replace(order=order_of(setup, stage, held) if played else None)
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sends = partial(collectives_of, setup, stage, profiles)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
             played,
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
+            in_order=partial(order_of, setup, stage, held) if played else None,
         )  # fmt: skip
         out.append(rank)
     return out

@@ -57,7 +57,7 @@ def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: 
 
 def prepared(rank: Rank, setup: Setup) -> Prepared | None:
     """A run that can be played many times; None and NotPeriodic as above."""
-    order = rank.held.order
+    order = rank.order
     if order is None:
         return None
     batch, seq = setup.micro_batch_size, setup.rows

@@ -64,9 +64,16 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
     spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
-    return [
-        Stage(rank, tuple(GPTModel(a, _layout(setup, a, span)) for span in spans)) for rank, spans in enumerate(spans)
-    ]
+    layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans]
+    return [Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)]
+
+
+def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
+    """The chunk of this layout, which many setups have alike."""
+    key = "chunk", a, layout
+    if key not in model.profiles:
+        model.profiles[key] = GPTModel(a, layout)
+    return model.profiles[key]
 
 
 def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
@@ -92,7 +99,10 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
 
 def weights_of(stage: Stage) -> Counter[Weight]:
     """The weight classes of a stage and how many of each."""
-    return Counter(weight._replace(layer=None) for chunk in stage.chunks for weight in chunk.weights())
+    out: Counter[Weight] = Counter()
+    for chunk in stage.chunks:
+        out.update(chunk.weight_classes)
+    return out
 
 
 class Buffer(NamedTuple):

@@ -6,7 +6,8 @@ Megatron's fused kernels (`memcalc.kernels.megatron`).
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections import Counter
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd import Node, checkpoint
@@ -127,6 +128,11 @@ class GPTModel(Program):
         return self.a.kv_heads < self.layout.tensor_parallel
 
     # --- parameters
+
+    @cached_property
+    def weight_classes(self) -> Counter[Weight]:
+        """Equal weights of all layers, and how many there are of each."""
+        return Counter(weight._replace(layer=None) for weight in self.weights())
 
     def weights(self) -> Iterator[Weight]:
         a, layout = self.a, self.layout
