@@ -21,7 +21,10 @@ ENGINES: tuple[dict[str, Any], ...] = (
     {"engine": "ddp"},
     *({"engine": "deepspeed", "zero": zero} for zero in (1, 2, 3)),
     *({"engine": "fsdp2", "zero": zero} for zero in (2, 3)),
-    *({"engine": "megatron", "tp": tp, "pp": pp, "zero": 1} for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4, 8))),
+    *(
+        {"engine": "megatron", "tp": tp, "pp": pp, "zero": 1}
+        for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4, 8))
+    ),
 )
 GPUS = (8, 16, 24, 32, 64, 128, 256, 512)
 BATCHES = ((1, 4096), (2, 2048), (4, 8192))
@@ -54,7 +57,9 @@ def main() -> None:
     for engine, seconds in spent.items():
         print(f"{engine}: {counts[engine]} layouts, {counts[engine] / seconds:,.0f} a second")
     total = sum(counts.values())
-    print(f"in all: {total} layouts, {total / sum(spent.values()):,.0f} a second (CPU time, one core); {refused} refused")
+    print(
+        f"in all: {total} layouts, {total / sum(spent.values()):,.0f} a second (CPU time, one core); {refused} refused"
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def _least_that_distinguish(items: Sequence[Item]) -> list[str]:
         words = [describe(item) for item in items]
         if all(words) and len(set(words)) == len(words):
             return words
-    raise AssertionError(f"two rows are the same item: {items[0].component} {items[0].name}")
+    return [str(number) for number, _ in enumerate(items, start=1)]
 
 
 def _own_dims(item: Item) -> list[tuple[str, int]]:
@@ -52,5 +52,6 @@ _DESCRIPTIONS: Final[tuple[Callable[[Item], str], ...]] = (
     _sizes,
     lambda item: ", ".join(word for word in (item.dtype, _sizes(item)) if word),
     lambda item: f"{item.dtype}, {item.formula}",
+    lambda item: f"{item.formula}, {'one block' if item.blocks == 1 else f'{item.blocks} blocks'}",
 )
 """From the shortest on."""

@@ -95,3 +95,27 @@ def item(dtype: str = "bf16", *shape: tuple[str, int]) -> Item:
 )
 def test_a_name_has_the_least_that_distinguishes(items: list[Item], names: list[str]) -> None:
     assert [one.name for one in with_names_of_their_own(items)] == names
+
+
+MODERNBERT = {"model_type": "modernbert", "num_hidden_layers": 4, "vocab_size": 100, "pad_token_id": 0, "hidden_size": 64,
+              "intermediate_size": 96, "num_attention_heads": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "setup", [{}, {"gpus": 2, "engine": "ddp"}, {"gpus": 2, "engine": "fsdp2"}, {"precision": "fp32"}], ids=str
+)
+def test_blocks_of_one_size_are_told_apart_by_their_number(setup: dict[str, Any]) -> None:
+    """Adam's foreach step has temporaries of two layers in one block and of two in blocks of their own."""
+    items = memcalc.estimate(MODERNBERT, seq_len=16, **setup).items
+    names = [(item.component, item.name) for item in items]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("layers", [6, 32])
+def test_what_equal_layers_send_is_one_row(layers: int) -> None:
+    """Also where each layer makes its dims anew."""
+    model = {"model_type": "phi", "num_hidden_layers": layers, "hidden_size": 64, "intermediate_size": 128,
+             "num_attention_heads": 4, "vocab_size": 500}  # fmt: skip
+    report = memcalc.estimate(model, gpus=8, engine="fsdp2", tp=2, sequence_parallel=True, seq_len=64)
+    (row,) = (one for one in report.collectives if one.name == "input of self_attn" and one.phase == "forward")
+    assert row.calls == row.layers == layers

@@ -112,7 +112,7 @@ def estimate(
     ] = None,
 ) -> None:
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
-    from memcalc.cli.output import Tables, choose_format, write
+    from memcalc.cli.output import Tables, answering, choose_format, write
     from memcalc.errors import InputError
     from memcalc.estimation import estimate as run
 
@@ -128,9 +128,11 @@ def estimate(
     report = run(model, params=params, **given)
     if check:
         _check_known(report)
-    write(report, kind, tables=Tables(rows, per_layer, all_ranks), output=output)
-    if check and report.fits is False:
-        raise typer.Exit(1)
+    status = 1 if check and report.fits is False else 0
+    with answering(status):
+        write(report, kind, tables=Tables(rows, per_layer, all_ranks), output=output)
+    if status:
+        raise typer.Exit(status)
 
 
 def _check_states_have(**tables: bool) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.cli.streams import drop
 from memcalc.errors import InputError, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from memcalc.estimation import Report
 
 FORMATS = ("table", "json", "csv", "markdown")
@@ -42,6 +46,19 @@ def choose_format(json: bool, format: str | None, output: Path | str | None = No
         flag = "--json" if json else f"--format {format}"
         raise InputError(f"--output {one_line(output)}: contradicts {flag}; allowed: --format {named}, or another name")
     return asked or named or "table"
+
+
+@contextmanager
+def answering(status: int) -> Generator[None]:
+    """Where the reader of stdout leaves, end with the status that is the answer: the text alone is lost."""
+    from typer import Exit
+
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich ends the process where the pipe is broken
+        drop(sys.stdout)
+        raise Exit(status) from None
 
 
 def write(report: Report, kind: str, *, tables: Tables, output: Path | str | None) -> None:

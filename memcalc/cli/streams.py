@@ -13,14 +13,17 @@ INTERRUPTED: Final = 130
 
 
 def end_at_interrupt() -> None:
-    """Make Ctrl-C end the process at once, without a word, also where an import or a library is under way that would catch
+    """Make Ctrl-C end the process at once, with one line, also where an import or a library is under way that would catch
     or print KeyboardInterrupt. A SIGINT that whoever started the process ignores stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def _end(*_: Any) -> None:
-    os._exit(INTERRUPTED)
+    try:
+        os.write(2, b"memcalc: interrupted\n")
+    finally:
+        os._exit(INTERRUPTED)
 
 
 def open_closed() -> None:

@@ -11,6 +11,7 @@ from memcalc.dims import evaluate, formula, numel
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from memcalc.dims import Poly, Shape
     from memcalc.profile import Profile
     from memcalc.runs import Middle
     from memcalc.setup import Setup
@@ -32,12 +33,21 @@ def collectives_of_run(
 
     `micro_batches`: that many are in the run, all alike.
     """
-    noted = [sent for sent in profile.run.sent if sent.axis in groups]
+    noted = _with_equal_shapes(sent for sent in profile.run.sent if sent.axis in groups)
     calls, of_layers = _calls(noted, profile.run.middle), _layers(noted, profile.run.middle)
     times = setup.micro_batches, micro_batches
     return [
         _collective(sent, n * times[0] // times[1], setup, layers, groups[sent.axis])._replace(layers=of_layers[sent])
         for sent, n in calls.items()
+    ]
+
+
+def _with_equal_shapes(noted: Iterable[Sent]) -> list[Sent]:
+    """The same with one shape for all that have equal dims: layers that make a dim of their own send no other thing for it."""
+    shapes: dict[tuple[tuple[str, Poly], ...], Shape] = {}
+    return [
+        sent._replace(shape=shapes.setdefault(tuple((d.name, d.poly) for d in sent.shape), sent.shape))
+        for sent in noted
     ]
 
 
@@ -93,14 +103,17 @@ def _of_step(
 ) -> list[Collective]:
     """Return what each micro-batch sends, as often as there are any, and what the step's one reduction does."""
     run = profile.run
-    noted = [sent for sent in run.sent if sent.axis in groups]
+    noted, once_a_step = (
+        _with_equal_shapes(sent for sent in run.sent if sent.axis in groups),
+        _with_equal_shapes(run.sent_once),
+    )
     calls = _calls(noted, run.middle)
     for sent, of_run in calls.items():
         assert not of_run % run_on_paper
         calls[sent] = of_run // run_on_paper * setup.micro_batches
     return [
         _collective(sent, n, setup, layers, groups[sent.axis])._replace(layers=of_layers[sent], once=once)
-        for once, own, counted in ((False, noted, calls), (True, run.sent_once, _calls(run.sent_once, run.middle)))
+        for once, own, counted in ((False, noted, calls), (True, once_a_step, _calls(once_a_step, run.middle)))
         for of_layers in (_layers(own, run.middle),)
         for sent, n in counted.items()
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from memcalc.families.config import FamilyConfig
@@ -15,7 +16,7 @@ _NO_SIZES: Final = (
 _LENGTH: Final = "max_position_embeddings"
 
 
-def left_out(config: Mapping[str, Any], made: FamilyConfig, *, learns_positions: bool) -> dict[str, int]:
+def left_out(config: Mapping[str, Any], made: FamilyConfig, *, learns_positions: bool) -> dict[str, object]:
     """The fields with sizes that `config` has not, with the defaults that were taken.
 
     What transformers saves has all of them. Numbers of tokens are no sizes, nor is a default of 0 or 1, which stands for the
@@ -25,8 +26,7 @@ def left_out(config: Mapping[str, Any], made: FamilyConfig, *, learns_positions:
     return {
         field.name: field.default
         for field in fields(made)
-        if type(field.default) is int
-        and field.default > 1
+        if _is_size(field.default)
         and field.name not in given
         and field.name not in _NO_SIZES
         and not field.name.endswith("_token_id")
@@ -34,7 +34,31 @@ def left_out(config: Mapping[str, Any], made: FamilyConfig, *, learns_positions:
     }
 
 
-def note(model_type: str, sizes: Mapping[str, int]) -> str:
+def _is_size(default: object) -> bool:
+    """Tell whether a default is a number of more than one, or several of them."""
+    if isinstance(default, tuple):
+        return (
+            all(type(one) is int for one in cast("tuple[object, ...]", default))
+            and len(cast("tuple[object, ...]", default)) > 1
+        )
+    return type(default) is int and default > 1
+
+
+_NAMES_OF_SIZES: Final = re.compile(r"hidden|width|layers?$|depth|dim$|d_model|n_embd|channels|vocab|heads|size$")
+"""Fields of a type without a program of its own that say how large it is."""
+
+
+def note_of_unknown(model_type: str, config: Mapping[str, Any]) -> str | None:
+    """A sentence where the configuration of such a type gives no size at all."""
+    if any(_NAMES_OF_SIZES.search(name) and isinstance(value, int | list) for name, value in config.items()):
+        return None
+    return f"the configuration gives no sizes: all are transformers' defaults for {model_type}"
+
+
+def note(model_type: str, sizes: Mapping[str, object]) -> str:
     """A sentence that names them."""
-    listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    listed = ", ".join(
+        f"{name} {' '.join(map(str, cast('tuple[object, ...]', size))) if isinstance(size, tuple) else size}"
+        for name, size in sizes.items()
+    )
     return f"the configuration leaves out {listed}: these are transformers' defaults for {model_type}"

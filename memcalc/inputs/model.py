@@ -231,8 +231,11 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
 
 def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str, notes: tuple[str, ...]) -> Model:
     """A model without a program of its own; `field` says what makes it so."""
+    from memcalc.inputs.left_out import note_of_unknown
     from memcalc.tracing.program import Traced
 
+    defaults = note_of_unknown(model_type, config)
+    notes += () if defaults is None else (defaults,)
     return Model(one_line(name), model_type, Traced(name, model_type, config, field), dict(config), notes)
 
 

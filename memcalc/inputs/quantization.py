@@ -18,6 +18,8 @@ METHODS: Final = frozenset(
     }
 )  # fmt: skip
 """transformers' `QuantizationMethod`, but for bitnet: its layers quantize while they train, which is not modelled."""
+_OF_OTHER_TOOLS: Final = frozenset({"modelopt", "intel/auto-round"})
+"""What NVIDIA's and Intel's tools write, and transformers skips with a warning."""
 
 
 def without_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
@@ -38,7 +40,8 @@ def method_of(field: str, given: object) -> str:
     said = cast("Mapping[str, Any]", given)
     by_flag = "bitsandbytes" if said.get("load_in_4bit") or said.get("load_in_8bit") else None
     method = said.get("quant_method", by_flag)
-    if not isinstance(method, str) or method not in METHODS:
+    known = METHODS | _OF_OTHER_TOOLS
+    if not isinstance(method, str) or method.lower() not in known:
         named = "has no `quant_method`" if method is None else f"has the quant_method {quoted(method)}"
-        raise ValueError(f"field `{field}` {named}; allowed: null, or one of {', '.join(sorted(METHODS))}")
-    return method
+        raise ValueError(f"field `{field}` {named}; allowed: null, or one of {', '.join(sorted(known))}")
+    return method.lower()

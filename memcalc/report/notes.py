@@ -20,7 +20,17 @@ _NVIDIA: Final = "a100-80gb"
 
 def notes(report: Report) -> list[str]:
     """A sentence each; mostly none."""
-    return [*input_notes(report), *_of_states(report), *_of_attention(report)]
+    return [*input_notes(report), *_of_one_gpu(report), *_of_states(report), *_of_attention(report)]
+
+
+def _of_one_gpu(report: Report) -> list[str]:
+    """Say that a stage of a bare number of parameters shards nothing; a model's is refused."""
+    s = report.setup
+    return (
+        [f"ZeRO {s.zero} over 1 GPU shards nothing: it holds what stage 0 holds"]
+        if report.states_only and s.zero and s.gpus == 1
+        else []
+    )
 
 
 def _of_states(report: Report) -> list[str]:

@@ -56,6 +56,13 @@ def test_a_reader_that_leaves_is_no_error(command: str) -> None:
     assert ran.stdout.count("\n") == 1
 
 
+@pytest.mark.parametrize("form", ["", "--json", "--rows"])
+@pytest.mark.parametrize(("gpu", "status"), [("1GB", 1), ("80GB", 0)])
+def test_a_reader_that_leaves_does_not_change_the_answer(form: str, gpu: str, status: int) -> None:
+    ran = shell(f"memcalc {ESTIMATE} -s 64 --gpu {gpu} --check {form} | true")
+    assert (ran.status, ran.stderr) == (status, "")
+
+
 def test_a_closed_stdout_does_not_hide_an_error() -> None:
     check_line(shell("memcalc estimate --model gpt2 --zero 7 >&-"), "--zero 7")
 
@@ -118,7 +125,7 @@ def test_interrupted_in_an_import(name: str, arguments: list[str], tmp_path: Pat
         [sys.executable, "-c", INTERRUPTED_AT.format(name=name, arguments=given)],
         capture_output=True, env=environment(), timeout=60, check=False, preexec_fn=interruptible,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"memcalc: interrupted\n")
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -139,6 +146,6 @@ def test_interrupted_while_it_waits(ignored: bool, tmp_path: Path) -> None:
             else:
                 process.wait(60)
         out, error = process.communicate(timeout=60)
-    assert error == b""
+    assert error == (b"" if ignored else b"memcalc: interrupted\n")
     assert process.returncode == (0 if ignored else 130)
     assert bool(out) is ignored

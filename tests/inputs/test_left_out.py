@@ -64,3 +64,14 @@ def test_a_text_tower_says_it_too() -> None:
     tower = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     (note,) = memcalc.load_model({"model_type": "internvl", "text_config": tower}).notes
     assert "num_hidden_layers" in note
+
+
+def test_lists_of_sizes_are_named_too() -> None:
+    (note,) = memcalc.load_model({"model_type": "resnet"}).notes
+    assert "hidden_sizes 256 512 1024 2048" in note and "depths 3 4 6 3" in note
+
+
+def test_a_type_without_a_program_says_it_where_no_size_is_given() -> None:
+    (note,) = memcalc.load_model({"model_type": "distilbert"}).notes
+    assert note == "the configuration gives no sizes: all are transformers' defaults for distilbert"
+    assert memcalc.load_model({"model_type": "distilbert", "dim": 96, "n_layers": 2}).notes == ()

@@ -123,3 +123,9 @@ def test_methods_are_transformers_own() -> None:
     known = {method.value for method in QuantizationMethod}
     assert known >= METHODS
     assert known - METHODS == {"bitnet"}
+
+
+@pytest.mark.parametrize("method", ["modelopt", "intel/auto-round", "GPTQ"])
+def test_names_that_other_tools_write(method: str) -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": method}}
+    assert method.lower() in memcalc.load_model(config).notes[0]

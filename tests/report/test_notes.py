@@ -97,3 +97,9 @@ def test_why_zero_has_more_states_than_stage_0_in_fp32(zero: int) -> None:
     assert "stage 0 updates the fp32 weights themselves" in note
     assert not of(how, precision="fp32", zero=0, **options)
     assert not of(how, precision="bf16-mixed", zero=zero, **options)
+
+
+def test_a_stage_over_one_gpu_shards_nothing() -> None:
+    (note,) = notes(memcalc.estimate(params="7B", zero=3))
+    assert "shards nothing" in note
+    assert notes(memcalc.estimate(params="7B", zero=3, gpus=2)) == []
