@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from memcalc.amounts import amount, bytes_of, undominated
 from memcalc.dims import Poly, Shape, fixed_size, numel, workload_size
@@ -38,6 +38,18 @@ class HooksOf(Protocol):
     """An engine that does something around layers: `start` makes the hooks of one run."""
 
     def start(self, run: Run) -> Hooks: ...
+
+
+@runtime_checkable
+class Resizable(HooksOf, Protocol):
+    """An engine whose runs differ in the sizes of its own blocks alone from those of one that is `alike`."""
+
+    @property
+    def alike(self) -> HooksOf: ...
+
+    def resized(self, run: Trace) -> Trace:
+        """The run of that one with the sizes of this."""
+        ...
 
 
 class Choices(NamedTuple):

@@ -17,7 +17,7 @@ from memcalc.kernels import held as kept_by_kernels
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.megatron.schedules import State, Turn
 from memcalc.played import Played, Recorded
-from memcalc.profile import Choices, Profile, profile
+from memcalc.profile import Choices, Profile, Resizable, profile, shallow_trace
 from memcalc.rows import Row
 from memcalc.selective import per_op
 from memcalc.setup import Setup
@@ -192,8 +192,13 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         )  # fmt: skip
         own, program = staged.model, staged.program
         branch = program.stages[0].own.branch(setup.micro_batch_size, setup.rows)
-        key = ("profile", *choices, engine.key_of(setup, staged), branch)
-        made = _made(model, key, setup.rows, partial(engine.profile_of, setup, staged, choices))
+        alike = choices._replace(hooks=held.hooks.alike) if isinstance(held.hooks, Resizable) else choices
+        own_key = engine.key_of(setup, staged)
+        base = _made(
+            model, ("run", *alike, own_key, branch), setup.rows, partial(engine.trace_of, setup, staged, alike)
+        )
+        key = ("profile", *choices, own_key, branch)
+        made = _made(model, key, setup.rows, partial(engine.profile_of, held.hooks, base))
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
         sends = partial(collectives_of, setup, staged, made)
         rank = Rank(
@@ -327,6 +332,12 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     branch = program.branch(setup.micro_batch_size, setup.rows)
     run = program, choices, setup.micro_batch_size, setup.rows
     key = ("profile", *choices, chunks, holdings.over, branch)
+    hooks = choices.hooks
+    if isinstance(hooks, Resizable):
+        alike = choices._replace(hooks=hooks.alike)
+        make = partial(shallow_trace, program, alike, setup.micro_batch_size, setup.rows)
+        base = _made(model, ("run", *alike, chunks, branch), setup.rows, make)
+        return _made(model, key, setup.rows, lambda: Profile(hooks.resized(base)))
     if holdings.over is None:
         return _made(model, key, setup.rows, partial(profile, *run))
     recorded = _made(model, ("recorded", *choices, chunks, branch), setup.rows, partial(Recorded, *run))

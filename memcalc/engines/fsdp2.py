@@ -19,7 +19,8 @@ from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType, fp32
 from memcalc.engines.clipping import norms, temporaries
 from memcalc.engines.fsdp2_no_sync import NoSync
-from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding, padded_elements
+from memcalc.engines.fsdp2_sizes import padded_elements
+from memcalc.engines.fsdp2_step import STREAMS, ExpertUnits, Sharding
 from memcalc.engines.holdings import (
     ENOUGH_MICRO_BATCHES,
     Holdings,

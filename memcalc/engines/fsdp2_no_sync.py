@@ -14,6 +14,7 @@ from memcalc.engines.fsdp2_step import ExpertUnit, Sharding, Step, Unit
 
 if TYPE_CHECKING:
     from memcalc.families.module import Run
+    from memcalc.runs import Trace
 
 
 class NoSync(NamedTuple):
@@ -24,6 +25,15 @@ class NoSync(NamedTuple):
 
     def start(self, run: Run) -> NoSyncStep:
         return NoSyncStep(self.sharding, run, self.micro_batches)
+
+    @property
+    def alike(self) -> NoSync:
+        """As of a sharding."""
+        return self._replace(sharding=self.sharding.alike)
+
+    def resized(self, run: Trace) -> Trace:
+        """As of a sharding."""
+        return self.sharding.resized(run)
 
 
 class WaitingExperts(WaitingUnit, ExpertUnit):

@@ -141,10 +141,16 @@ def hidden_states(rank: StagedRank) -> Shape:
 # --- a step
 
 
-def profile_of(setup: Setup, rank: StagedRank, choices: Choices) -> Profile:
-    """Return what is alive in a step of this rank, all micro-batches through its schedule."""
+def profile_of(hooks: object, run: Trace) -> Profile:
+    """Return what is alive in a step of a rank, of which there is a run of a sharding that is alike."""
+    assert isinstance(hooks, Sharding)
+    return profile_of_steps(hooks.resized(run))
+
+
+def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
+    """The run of a step of this rank, all micro-batches through its schedule."""
     with _without_collections():
-        return profile_of_steps(_trace(setup, rank, choices))
+        return _trace(setup, rank, choices)
 
 
 @contextmanager

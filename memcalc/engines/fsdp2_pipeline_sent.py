@@ -10,7 +10,7 @@ from memcalc.dims import evaluate, formula, numel
 from memcalc.engines.clipping import norm_over_stages, norms
 from memcalc.engines.fsdp2 import sharded_dtype
 from memcalc.engines.fsdp2_pipeline import STAGE, actions_of, hidden_states, paper_micro_batches
-from memcalc.engines.fsdp2_step import padded_elements
+from memcalc.engines.fsdp2_sizes import padded_elements
 from memcalc.engines.sent import of_stages
 from memcalc.layer_kinds import LayerKind, Shares, in_named_dims
 from memcalc.pipelining.orders import WANTED, Wanted, gathers

@@ -10,14 +10,18 @@ _fsdp_param_group.py (unshard, wait_for_unshard, post_backward, _backward_prefet
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.autograd import Leaf, Node
-from memcalc.dims import Dim, Shape, numel
+from memcalc.dims import Dim, Shape
 from memcalc.dtypes import DType
+from memcalc.engines.fsdp2_sizes import ShardedDim, resized
 from memcalc.families.module import Module, Run
 from memcalc.ops.elementwise import cast, recording
 from memcalc.tensor import Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from memcalc.runs import Trace
 
 STREAMS: Final = {
     "shard, cast to be gathered": "all-gather copy-in",
@@ -61,17 +65,21 @@ class Sharding(NamedTuple):
     def start(self, run: Run) -> Step:
         return Step(self, run)
 
+    @property
+    def alike(self) -> Sharding:
+        """Of all shardings whose runs differ in sizes alone the one over the fewest ranks."""
+        experts = self.experts and self.experts._replace(ranks=min(self.experts.ranks, 2))
+        return self._replace(ranks=min(self.ranks, 2), replicas=min(self.replicas, 2), experts=experts)
+
+    def resized(self, run: Trace) -> Trace:
+        """The run of one that is alike, with the sizes of this one."""
+        return resized(run, self.ranks, self.experts.ranks if self.experts is not None else self.ranks)
+
     def unit_at(self, path: str, layer: int | None) -> tuple[str, int | None]:
         """The unit that a module or a weight at `path` is in: the path of its stack or of experts, and its layer."""
         if self.experts is not None and f"{path}.".startswith(f"{self.experts.path}."):
             return self.experts.path, layer
         return _stack_and_layer(path, layer)
-
-
-def padded_elements(shape: Shape, ranks: int) -> int:
-    """Elements of a parameter with its first dim padded to a multiple of the ranks (_get_dim0_padded_size)."""
-    first, *rest = shape
-    return -(-first.size // ranks) * ranks * numel(tuple(rest))[0]
 
 
 _ROOT: Final = ("", None)
@@ -88,12 +96,12 @@ class Unit:
     __slots__ = (
         "all_reduced",
         "before",
-        "elements",
         "gathering",
         "layer",
         "leaves",
         "name",
         "run",
+        "shapes",
         "sharding",
         "weights",
         "whole",
@@ -102,7 +110,7 @@ class Unit:
     def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
         self.sharding, self.run, self.layer = sharding, run, layer
         self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
-        self.elements = sum(padded_elements(weight.shape, sharding.ranks) for weight in weights)
+        self.shapes = [weight.shape for weight in weights]
         self.weights = [(weight.name, weight.shape) for weight in weights]
         self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
         self.gathering: Tensor | None = None
@@ -136,7 +144,7 @@ class Unit:
         _all_gather_input: Tensor | None = None
         copies: list[Tensor] = []
         for name, shape in self.weights:
-            elements = Dim("elements", padded_elements(shape, self.sharding.ranks))
+            elements = self._dim("elements", [shape])
             if casts:
                 _all_gather_input = self._of(name, elements, "shard, cast to be copied")
             copies.append(self._of(name, elements, "gathered parameters"))
@@ -186,11 +194,16 @@ class Unit:
         return gradients
 
     def _block(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
-        return self._allocate(Dim("unit", self.elements), name, dtype, component)
+        return self._allocate(self._dim("unit", self.shapes), name, dtype, component)
 
     def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
-        part = Dim(f"unit/{self.sharding.over}", self.elements // self.sharding.ranks)
+        part = self._dim(f"unit/{self.sharding.over}", self.shapes, is_shard=True)
         return self._allocate(part, name, dtype, component)
+
+    def _dim(self, name: str, parameters: list[Shape], *, is_shard: bool = False) -> ShardedDim:
+        return ShardedDim(
+            name, parameters, self.sharding.ranks, is_shard=is_shard, experts=isinstance(self, ExpertUnit)
+        )
 
     def _allocate(self, dim: Dim, name: str, dtype: DType, component: str, scope: str = "") -> Tensor:
         memory = self.run.memory
