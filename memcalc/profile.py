@@ -364,7 +364,7 @@ def _census(run: Trace, place: int, saved: set[int], left: set[int]) -> Counter[
     """
     away, copies = run.away(place), run.copies()
     out: Counter[_Kind] = Counter()
-    for i in _alive(run, place):
+    for i in sorted(_alive(run, place)):
         row = run.rows[i]
         times = run.times(row, away) * (1 + run.repeated.more if i in copies else 1)
         if row.component == "gradients":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import memcalc
 from memcalc import played as over_runs
 from memcalc.dims import Dim
+from memcalc.noted import Begins, Holds, LetsGo, Ready
 from memcalc.played import Played
 from memcalc.profile import Profile
 from memcalc.ranks import ranks
@@ -16,6 +18,8 @@ from memcalc.tape import Tape
 from memcalc.unrolled import NotPeriodic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from memcalc.runs import Trace
 
 SMALL = {"reduce_bucket_size": 10**7, "max_live_parameters": 10**8, "prefetch_bucket_size": 10**7}
@@ -77,3 +81,73 @@ def test_a_stack_off_the_line_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(over_runs, "tape_of", broken)
     assert [profile.moments for profile in played("llama-7b", zero=3, gpus=8)] == expected
+
+
+def bare(run: Trace) -> Trace:
+    """A run without its weights and buffers, which come first and are the engine's rows: of those of few layers, too few."""
+    held = {i for i, row in enumerate(run.rows) if row.component in ("parameters", "buffers")}
+    first = [place for place, event in enumerate(run.log) if event in held and place < run.segments[0][0]]
+    gone = {run.log[place] for place in first}
+    numbers = {old: new for new, old in enumerate(i for i in range(len(run.rows)) if i not in gone)}
+    places = [0]
+    for place in range(len(run.log)):
+        places.append(places[-1] + (place not in first))
+    log = [numbers[event] if event >= 0 else ~numbers[~event] for event in run.log if event not in gone]
+    assert run.noted is not None
+    events = []
+    for event in run.noted.events:
+        moved = event._replace(place=places[event.place])
+        if isinstance(moved, Ready):
+            moved = moved._replace(after=places[moved.after], block=numbers[moved.block])
+        events.append(moved)
+    return run._replace(
+        log=log,
+        rows=[row for i, row in enumerate(run.rows) if i not in gone],
+        segments=[(places[place], phase, layer) for place, phase, layer in run.segments],
+        forward_end=places[run.forward_end],
+        renamed=frozenset(places[place] for place in run.renamed),
+        noted=run.noted._replace(events=tuple(numbered(events))),
+    )
+
+
+def numbered(events: Iterable[Any]) -> Iterator[Any]:
+    """References and checkpoints with numbers in the order in which they come."""
+    numbers: dict[object, int] = {}
+    for event in events:
+        if isinstance(event, Holds | LetsGo):
+            yield event._replace(number=numbers.setdefault(event.number, len(numbers)))
+        elif isinstance(event, Begins) and event.within is not None:
+            number = numbers.setdefault(("checkpoint", event.within.number), len(numbers))
+            yield event._replace(within=event.within._replace(number=number))
+        else:
+            yield event
+
+
+def told(row: Any) -> tuple[Any, ...]:
+    """All of a row or a product, with its dims by name and size."""
+    return tuple(
+        tuple((dim.name, dim.size) for dim in field)
+        if isinstance(field, tuple) and field and isinstance(field[0], Dim)
+        else field
+        for field in row
+    )
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "op"])
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(
+    "name", ["llama-7b", "gemma-2-2b", "mixtral-8x7b", "bert-large", "mamba-370m", "deepseek-v3", "gpt2"]
+)
+def test_a_run_that_is_written_out_is_one_at_the_real_depth(name: str, zero: int, recompute: str) -> None:
+    """Block by block, event by event and product by product."""
+    try:
+        found = played(name, zero=zero, gpus=8, recompute=recompute)
+    except memcalc.InputError:
+        pytest.skip("refused")
+    recorded = found[0]._recorded
+    assert recorded._shallow.middle.more
+    written, whole = bare(recorded.run), bare(recorded._whole)
+    for field in ("log", "segments", "forward_end", "renamed", "sent", "middle", "noted"):
+        assert getattr(written, field) == getattr(whole, field), field
+    assert list(map(told, written.rows)) == list(map(told, whole.rows))
+    assert Counter(map(told, written.work)) == Counter(map(told, whole.work))
