@@ -19,6 +19,16 @@ ESTIMATES = (
     "--model gemma-2-27b --gpus 16 --zero 2",
     "--model qwen3-32b --gpus 64 --zero 3 --gpu h100-80gb",
 )
+LARGE = (
+    "--model llama-3.1-405b --zero 3 --gpus 512 --gpu h100-80gb",
+    "--model llama-3.1-405b --engine fsdp2 --zero 3 --gpus 512 --gpu h100-80gb",
+    "--model llama-3.1-405b --engine fsdp2 --zero 2 --gpus 512 --pp 8 --tp 8 --schedule interleaved --virtual-stages 2"
+    " --global-batch-size 128",
+    "--model gemma-3-27b --zero 3 --gpus 16 --gpu h100-80gb",
+    "--model qwen3-235b-a22b --zero 3 --gpus 64 --gpu h100-80gb",
+    "--model deepseek-v3 --zero 3 --gpus 256 --gpu h100-80gb",
+)
+"""Run once each; the aim is at most 8."""
 
 
 def cpu_seconds(command: list[str]) -> float:
@@ -40,6 +50,9 @@ def main() -> None:
     print(f"importing typer, rich.table and pydantic: {1000 * base:.0f} ms of CPU")
     for options, seconds in zip(ESTIMATES, estimates, strict=True):
         print(f"memcalc estimate {options}: {1000 * seconds:.0f} ms of CPU, {seconds / base:.2f} times that")
+    for options in LARGE:
+        seconds = cpu_seconds([sys.executable, "-P", "-c", entry, "estimate", *options.split()])
+        print(f"memcalc estimate {options}: {seconds:.1f} s of CPU, {seconds / base:.0f} times that")
 
 
 if __name__ == "__main__":
