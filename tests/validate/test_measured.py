@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.device import TRAINER_ERROR
 from memcalc.validate.comparison import predicted_memory
 from memcalc.validate.recording import read_record, run_suite
 from memcalc.validate.records import STATED, drifted, errors_of, rows_of, verdicts_of
@@ -123,9 +124,10 @@ def test_errors_and_verdicts() -> None:
         of_a_gpu(models[0], room), of_a_gpu(models[1], 10**12, factor=1.1), of_a_gpu(models[2], 1000, factor=0.8),
         of_a_gpu(models[3], 10**12, outcome="out of memory"), of_a_gpu(models[3], 1000, outcome="out of memory"),
     ]  # fmt: skip
-    assert verdicts_of([of_a_gpu(models[0], room + room // 50 + 1)]).right == 1  # with the margin of two percent
+    enough = room + room * TRAINER_ERROR // 100 + 1
+    assert verdicts_of([of_a_gpu(models[0], enough)]).right == 1
     assert len(verdicts_of([of_a_gpu(models[0], room)]).wrongly_does_not_fit) == 1
-    cases[0]["environment"]["memory"] = str(room + room // 50 + 1)
+    cases[0]["environment"]["memory"] = str(enough)
     errors = errors_of([row for made in cases for row in rows_of(made)])
     assert (errors["peak"].cases, errors["peak"].over, errors["peak"].under) == (3, 1, 1)
     assert errors["peak"].worst == pytest.approx(0.25, abs=1e-4)
