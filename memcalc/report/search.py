@@ -73,7 +73,7 @@ class Search:
         return {self.rank[id(step.remedy)]: step.rung for step in steps}
 
     def _fitting(self, steps: Steps, as_well_as: Report | None = None) -> Found | None:
-        """The estimate of a list that fits, where another one fits with room with room too; None for others."""
+        """The estimate of a list that fits; None for others, and for one that is tight where `as_well_as` is not."""
         rungs = self._rungs(steps)
         if any(all(most.get(rank, -1) >= rung for rank, rung in rungs.items()) for most in self.hopeless):
             return None

@@ -221,3 +221,23 @@ def test_differences_are_small_and_explained() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_two_cases(family: str) -> None:
     assert len({(case.batch, case.seq) for case in step_cases(family)}) >= 2
+
+
+OLMO_HYBRID: dict[str, Any] = {
+    "model_type": "olmo_hybrid", "vocab_size": 100, "pad_token_id": 0, "hidden_size": 128, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("positions", [64, 128, 256])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_dynamic_rotation_with_one_head_of_keys_over_real_tensors(precision: str, positions: int) -> None:
+    """Below, at and above the positions that a model is made for; fake tensors cannot look at the length."""
+    fields = OLMO_HYBRID | {"max_position_embeddings": positions}
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    workload: dict[str, Any] = {"micro_batch_size": 1, "seq_len": 128, "attention": "sdpa", "optimizer": "sgd"}
+    real = oracle.training_step(deepcopy(fields), dtype=dtype, real=True, **workload)
+    report = memcalc.estimate(fields, precision=precision, **workload)
+    assert report.total("saved_activations") == real.saved
+    assert report.phases == {"forward": real.forward, "backward": real.backward, "step": real.step}
