@@ -68,6 +68,9 @@ class Phimoe(Mixtral):
 
     Config = PhimoeConfig
     router_name = "router"
+    chooses_again = (
+        True  # SparseMixer's second choice is that of the largest of what the first one has left, also of nothing
+    )
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -79,11 +79,15 @@ class RouterOutputs(Llama):
         """How many of a token's best experts the auxiliary loss counts."""
         return self.routed[0]
 
+    chooses_again: bool = False
+    """Whether a token can be sent to the same expert more than once, where there are fewer than it chooses."""
+
     def check_step(self) -> None:
         super().check_step()
         asked = self.balances and self.config.output_router_logits
         routes = any(weight.component == "router" for weight in self.weights())
-        chosen = max(self.routed[0], self.chosen_experts if asked else 0)
+        sent_to = 0 if self.chooses_again else self.routed[0]
+        chosen = max(sent_to, self.chosen_experts if asked else 0)
         if routes and chosen > self.routed[1]:
             per_token, experts = (next(n for n in names if hasattr(self.config, n)) for names in (_PER_TOKEN, _EXPERTS))
             raise ValueError(f"{per_token} {chosen} is above {experts} {self.routed[1]}")

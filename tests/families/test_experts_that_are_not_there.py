@@ -93,3 +93,12 @@ def test_more_experts_of_a_token_than_there_are_where_none_is_sent_to_any(model_
 
 def test_phimoe_sends_a_token_to_two_experts_whatever_is_asked() -> None:
     check("phimoe", {"num_experts_per_tok": 99})
+
+
+def test_phimoe_sends_a_token_to_one_expert_twice() -> None:
+    """Its second choice is that of what the first has left, where that is nothing the first expert again."""
+    check("phimoe", {"num_local_experts": 1})
+    with pytest.raises(memcalc.InputError, match="is above"):
+        memcalc.estimate(
+            step_cases("phimoe")[0].fields | {"num_local_experts": 1, "output_router_logits": True}, seq_len=8
+        )
