@@ -55,7 +55,7 @@ class Recorded:
 
     @property
     def pads_queries(self) -> bool:
-        """Whether it holds only for sequences of the same remainder."""
+        """Tell whether it holds only for sequences of the same remainder."""
         return self._shallow.pads_queries
 
     @cached_property
@@ -112,7 +112,7 @@ class Played(Profile):
 
     @cached_property
     def _places(self) -> list[int]:
-        """Where in the log each moment is, in the order of `moments`."""
+        """The places of all moments in the log, in the order of `moments`."""
         heights, run = self._heights, self.run
         places = highest(run, {"forward": set(heights.forward), "backward": set(heights.backward)})
         of_phases = (
@@ -123,7 +123,7 @@ class Played(Profile):
 
 
 def highest(run: Trace, wanted: Mapping[str, AbstractSet[int]]) -> dict[str, dict[int, int]]:
-    """Where in the log of a run at its real depth each phase first has an amount as a local maximum."""
+    """Return by phase at which place in the log of a run at its real depth an amount is first a local maximum."""
     sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
     phases = {place: phase for place, phase, _layer in run.segments}
     found: dict[str, dict[int, int]] = {phase: {} for phase in ("", *wanted)}

@@ -96,7 +96,7 @@ class Profile:
 
     @property
     def pads_queries(self) -> bool:
-        """Whether it holds only for sequences of the same remainder."""
+        """Tell whether it holds only for sequences of the same remainder."""
         return self.run.pads_queries
 
     @property

@@ -345,7 +345,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
 
 
 class _OfARun(Protocol):
-    """What is made of a run on paper."""
+    """A thing that is made of a run on paper."""
 
     @property
     def pads_queries(self) -> bool: ...
@@ -355,7 +355,7 @@ _T = TypeVar("_T", bound=_OfARun)
 
 
 def _made(model: Model, key: tuple[Hashable, ...], seq: int, make: Callable[[], _T]) -> _T:
-    """What is kept under a key, made once for all sequences that the run takes alike."""
+    """Return what is kept under a key; it is made once for all sequences that the run takes alike."""
     remainder = Program.remainder(seq)
     for of in (None, remainder):
         if (*key, of) in model.profiles:

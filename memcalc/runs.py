@@ -56,7 +56,7 @@ class Trace(NamedTuple):
     noted: Noted | None = None
     """What the run was asked to note."""
     pads_queries: bool = False
-    """Whether it holds only for sequences of the same remainder (`Program.remainder`)."""
+    """True if it holds only for sequences of the same remainder (`Program.remainder`)."""
 
     def turns(self) -> dict[int, range]:
         """From which places in the log on which of the middle periods is not a neighbour of what is running.

@@ -176,7 +176,7 @@ class Memory:
         self.visitor: Visitor | None = None
         self.autocast: Autocast | None = None
         self.pads_queries = False
-        """Whether a kernel ran that pads queries: sizes depend on the sequence's remainder."""
+        """True once a kernel ran that pads queries: sizes depend on the sequence's remainder."""
         self.only: AbstractSet[Node] | None = None
         """The nodes that a backward of a part of the graph runs; None: all."""
 

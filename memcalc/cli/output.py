@@ -50,7 +50,7 @@ def choose_format(json: bool, format: str | None, output: Path | str | None = No
 
 @contextmanager
 def answering(status: int) -> Generator[None]:
-    """Where the reader of stdout leaves, end with the status that is the answer: the text alone is lost."""
+    """End with the status that is the answer where the reader of stdout leaves: the text alone is lost."""
     from typer import Exit
 
     try:

@@ -1,4 +1,4 @@
-"""What FSDP2's blocks are as large as: padded for the ranks of a shard, whole or a part.
+"""The sizes of FSDP2's blocks: padded for the ranks of a shard, whole or a part.
 
 How many ranks there are decides these sizes and nothing else, once there is more than one: a run for two ranks is that for
 any number with other sizes in it.
@@ -32,10 +32,10 @@ class ShardedDim(Dim):
         super().__init__(name, whole // ranks if is_shard else whole)
         self.parameters, self.is_shard = parameters, is_shard
         self.experts = experts
-        """Whether the ranks are those that have the same experts."""
+        """True if the ranks are those that have the same experts."""
 
     def over(self, ranks: int) -> ShardedDim:
-        """The same over another number of ranks."""
+        """Return it over another number of ranks."""
         return ShardedDim(self.name, self.parameters, ranks, is_shard=self.is_shard, experts=self.experts)
 
 

@@ -67,7 +67,7 @@ class Sharding(NamedTuple):
 
     @property
     def alike(self) -> Sharding:
-        """Of all shardings whose runs differ in sizes alone the one over the fewest ranks."""
+        """Return the one over the fewest ranks of all shardings whose runs differ in sizes alone."""
         experts = self.experts and self.experts._replace(ranks=min(self.experts.ranks, 2))
         return self._replace(ranks=min(self.ranks, 2), replicas=min(self.replicas, 2), experts=experts)
 

@@ -43,7 +43,7 @@ def collectives_of_run(
 
 
 def _with_equal_shapes(noted: Iterable[Sent]) -> list[Sent]:
-    """The same with one shape for all that have equal dims: layers that make a dim of their own send no other thing for it."""
+    """Give one shape to all that have equal dims: layers that make a dim of their own send no other thing for it."""
     shapes: dict[tuple[tuple[str, Poly], ...], Shape] = {}
     return [
         sent._replace(shape=shapes.setdefault(tuple((d.name, d.poly) for d in sent.shape), sent.shape))

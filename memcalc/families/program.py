@@ -247,7 +247,7 @@ class Program:
         return forward(m, *args) if run.hooks is None else run.hooks.layer(forward, m, *args)
 
     def branch(self, batch: int, seq: int) -> Hashable:
-        """What of a workload decides which way the program goes: one profile holds for all that agree in it, and in the
+        """Return what of a workload decides which way the program goes: one profile holds for all that agree in it, and in the
         remainder where a kernel pads queries."""
         if not self.polynomial:
             return batch, seq
@@ -258,7 +258,7 @@ class Program:
 
     @staticmethod
     def remainder(seq: int) -> int:
-        """What of a sequence decides how many queries the memory-efficient attention pads."""
+        """Return what of a sequence decides how many queries the memory-efficient attention pads."""
         return seq % ALIGNED_QUERIES
 
 

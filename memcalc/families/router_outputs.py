@@ -80,7 +80,7 @@ class RouterOutputs(Llama):
         return self.routed[0]
 
     chooses_again: bool = False
-    """Whether a token can be sent to the same expert more than once, where there are fewer than it chooses."""
+    """True if a token can be sent to the same expert more than once, where there are fewer than it chooses."""
 
     def check_step(self) -> None:
         super().check_step()

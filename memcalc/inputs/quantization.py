@@ -19,7 +19,7 @@ METHODS: Final = frozenset(
 )  # fmt: skip
 """transformers' `QuantizationMethod`, but for bitnet: its layers quantize while they train, which is not modelled."""
 _OF_OTHER_TOOLS: Final = frozenset({"modelopt", "intel/auto-round"})
-"""What NVIDIA's and Intel's tools write, and transformers skips with a warning."""
+"""NVIDIA's and Intel's tools write these, and transformers skips them with a warning."""
 
 
 def without_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:

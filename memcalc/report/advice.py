@@ -44,7 +44,7 @@ class Proposal(NamedTuple):
     answer: str | None = None
     """The verdict's (memcalc.verdict); None without a GPU."""
     gives_back: bool = False
-    """Whether the allocator gives segments back then."""
+    """True if the allocator gives segments back then."""
 
 
 def advice(report: Report) -> list[Proposal]:

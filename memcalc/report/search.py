@@ -97,7 +97,7 @@ class Search:
         return self.estimated[setup]
 
     def _of_all_ranks(self, found: Found) -> Found:
-        """The same with the estimate of the worst pipeline rank."""
+        """Return it with the estimate of the worst pipeline rank."""
         after = self._changed(found.steps) if found.steps else None
         if after is None or after.setup == found.report.setup:
             return found
