@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ("record_plugin",)
+
 # Installed for its Python alone (transformer_engine_oracle.py): importing it would fail, with an error that Megatron-Core
 # does not expect, for lack of its compiled parts.
 modules: dict[str, Any] = sys.modules  # type: ignore[assignment]

@@ -1,0 +1,185 @@
+"""pytest's options for what is on record: which calls of the oracles run, and what becomes of their results.
+
+Each worker of pytest-xdist keeps what it was asked for and what it has made, and hands that to the controller at its end.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import records
+from record_files import (
+    FOLDER,
+    missing_package,
+    oracles_of,
+    other_versions,
+    read_book,
+    read_versions,
+    skip_for,
+    write,
+)
+from records import Mode, Records
+
+TIMES_THE_SAMPLE = {"live": 1.0, "slow": 10.0}
+"""A marker -> how many times the sample's share of its tests a default run has."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("records", "real libraries, on record or live")
+    group.addoption("--live", action="store_true", help="run every oracle, and fail where a record has drifted")
+    group.addoption(
+        "--record", action="store_true", help="run every oracle, and write what it returns to tests/records/"
+    )
+    group.addoption("--sample", type=float, default=1.0, help="percent of the calls that run live by default (1.0)")
+    group.addoption("--sample-seed", default=None, help="which calls those are; by default it is the day")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    option = config.option
+    if option.sample_seed is None:  # workers get the controller's
+        option.sample_seed = datetime.date.today().isoformat()
+    mode = Mode.RECORD if option.record else Mode.LIVE if option.live else Mode.SAMPLE
+    own = Records(mode, seed=option.sample_seed, share=option.sample / 100)
+    config.stash[OWN], config.stash[ALL] = own, Gathered()
+    records.current = own
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    records.current = None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say which calls run live, with `-q` too, for which pytest has no header."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(session.config, "workeroutput"):
+        for line in header(session.config.stash[OWN]):
+            reporter.write_line(line)
+
+
+def header(own: Records) -> list[str]:
+    said = ", ".join(f"{name} {version}" for name, version in read_versions(own.folder).items())
+    how = {
+        Mode.SAMPLE: f"{100 * own.share:g} % of the calls run live, --sample-seed {own.seed}",
+        Mode.LIVE: "every call runs live",
+        Mode.RECORD: "every call runs live and is written",
+    }
+    return [f"records: of {said}; {how[own.mode]}", *other_versions(own.folder)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    own = item.config.stash[OWN]
+    for name, times in TIMES_THE_SAMPLE.items():
+        if own.mode is Mode.SAMPLE and item.get_closest_marker(name) and not own.chosen(item.nodeid, times):
+            pytest.skip(f"{name}, and not in the sample of {own.seed}: pytest --live")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test whose package is not there is skipped, in a default run."""
+    try:
+        return (yield)
+    except Exception as error:
+        package = missing_package(error)
+        if package is None or item.config.stash[OWN].mode is not Mode.SAMPLE:
+            raise
+        skip_for(package, error)
+
+
+# --- the end
+
+
+class Gathered:
+    """What all processes of a run were asked for and have made."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, set[str]] = {}
+        self.made: dict[str, dict[str, str]] = {}
+        self.ran_live = 0
+        self.lacking: set[str] = set()
+        self.complete = True
+        self.wrong: list[str] = []
+
+    def add(self, text: str) -> None:
+        part = json.loads(text)
+        for oracle, calls in part["asked"].items():
+            self.asked.setdefault(oracle, set()).update(calls)
+        for oracle, calls in part["made"].items():
+            own = self.made.setdefault(oracle, {})
+            self.wrong += [
+                f"{oracle}{call} has two results in one run"
+                for call in calls
+                if own.get(call, calls[call]) != calls[call]
+            ]
+            own |= calls
+        self.ran_live += part["ran live"]
+        self.lacking |= set(part["lacking"])
+
+
+OWN = pytest.StashKey[Records]()
+ALL = pytest.StashKey[Gathered]()
+
+
+def handed_over(own: Records) -> str:
+    asked = {oracle: sorted(calls) for oracle, calls in own.asked.items()}
+    part = {"asked": asked, "made": own.made, "ran live": own.ran_live, "lacking": sorted(own.lacking)}
+    return json.dumps(part)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    gathered = node.config.stash[ALL]
+    text = getattr(node, "workeroutput", {}).get("records")
+    if text is None:
+        gathered.complete = False
+    else:
+        gathered.add(text)
+
+
+def asks_for_all(config: pytest.Config) -> bool:
+    """Whether all tests were to run, as far as the command line says."""
+    option = config.option
+    chosen = option.keyword or option.markexpr or option.deselect or getattr(option, "lf", False) or option.maxfail
+    return config.args_source is not pytest.Config.ArgsSource.ARGS and not chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    own, gathered = config.stash[OWN], config.stash[ALL]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["records"] = handed_over(own)
+        return
+    gathered.add(handed_over(own))
+    whole = asks_for_all(config) and gathered.complete and exitstatus == pytest.ExitCode.OK
+    if own.mode is Mode.RECORD and not whole and gathered.made and other_versions():
+        gathered.wrong += [f"nothing is written: {line}; record all, and nothing may fail" for line in other_versions()]
+    elif own.mode is Mode.RECORD:
+        write(FOLDER, gathered.made, whole=whole)
+    elif own.mode is Mode.LIVE and whole:
+        gathered.wrong += unasked(gathered)
+    if gathered.wrong:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def unasked(gathered: Gathered) -> list[str]:
+    return [
+        f"{oracle}{call} is on record and no test asks for it: pytest --record takes it out"
+        for oracle in oracles_of(FOLDER)
+        for call in read_book(FOLDER, oracle).keys() - gathered.asked.get(oracle, set())
+    ]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    gathered = config.stash[ALL]
+    calls = sum(map(len, gathered.asked.values()))
+    terminalreporter.write_line(
+        f"records: {calls} calls of {len(gathered.asked)} oracles, {gathered.ran_live} ran live"
+    )
+    for oracle in sorted(gathered.lacking):
+        terminalreporter.write_line(f"{oracle} ran live for lack of a record: pytest --record writes it", yellow=True)
+    for line in gathered.wrong:
+        terminalreporter.write_line(line, red=True)
