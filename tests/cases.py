@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ def parameter_cases(model_type: str) -> list[dict[str, Any]]:
     """config.json fields of this type, its default first where that can be run."""
     cases = read(model_type)
     default: list[dict[str, Any]] = [{}] if cases.get("default", True) else []
-    return [{"model_type": model_type, **fields} for fields in (*default, *cases["parameters"])]
+    return [{"model_type": model_type, **deepcopy(fields)} for fields in (*default, *cases["parameters"])]
 
 
 def step_cases(model_type: str) -> list[Case]:
@@ -89,7 +90,7 @@ def step_cases(model_type: str) -> list[Case]:
             step["name"],
             step["batch"],
             step["seq"],
-            {"model_type": model_type, **step["config"]},
+            {"model_type": model_type, **deepcopy(step["config"])},  # transformers writes into what it is given
             tuple(step.get("dtypes", ("bf16",))),
             step.get("differs", {}),
             step.get("why", ""),

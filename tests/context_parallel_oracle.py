@@ -17,6 +17,7 @@ import torch.distributed as dist
 from fsdp2_oracle import PLANS, POLICIES, RankMode, Sent, Split, layers, resizing
 from oracle import build
 from per_op import CHECKPOINTS
+from records import on_record
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
@@ -71,6 +72,7 @@ class Shared(NamedTuple):
     flops: dict[str, int]
 
 
+@on_record
 def shared_step(
     config: dict[str, Any],
     *,

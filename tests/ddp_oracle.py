@@ -18,6 +18,7 @@ from cuda_autocast import cuda_lists_on_the_cpu
 from fsdp2_oracle import ranks
 from oracle import LiveBytes, build, checkpoint_first, make_optimizer
 from per_op import CHECKPOINTS
+from records import on_record
 from torch.nn.parallel import DistributedDataParallel
 
 Sent = list[tuple[str, str, int]]
@@ -54,6 +55,7 @@ class Replicated:
     sent: Sent
 
 
+@on_record
 def replicated_step(
     config: dict[str, Any],
     *,

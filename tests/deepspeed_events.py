@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from records import on_record
 
 import memcalc
 from memcalc.allocator import Block, CachingAllocator
@@ -29,6 +30,21 @@ class Event(NamedTuple):
     storage: int
     nbytes: int = 0
     stream: str = ""
+
+
+def renumbered(events: list[Event]) -> list[Event]:
+    """The same with storages numbered in the order in which they come: an address is another one in every run. What goes
+    that never came, as it was cleared, is left out."""
+    numbers: dict[int, int] = {}
+    out: list[Event] = []
+    for event in events:
+        if event.nbytes:
+            numbers[event.storage] = len(out) + 1
+        if event == EMPTY_CACHE:
+            out.append(event)
+        elif event.storage in numbers:
+            out.append(event._replace(storage=numbers[event.storage]))
+    return out
 
 
 EMPTY_CACHE = Event(0)
@@ -57,6 +73,7 @@ class Recording(Live):
             self.events.append(Event(key))
 
 
+@on_record
 def recorded(report: memcalc.Report, rank: int, steps: int, *, roomy: bool = True) -> list[Event]:
     """The events of a process on one rank of the report's setup. `roomy`: the device has memory for weights twice."""
     deepspeed.load()
@@ -87,7 +104,7 @@ def recorded(report: memcalc.Report, rank: int, steps: int, *, roomy: bool = Tru
         patch.object(stage3, "defragment", through_the_cpu),
     ):
         fake._measure_rank(report, rank)
-    return live.events
+    return renumbered(live.events)
 
 
 @contextlib.contextmanager

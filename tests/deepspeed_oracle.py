@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("LOCAL_RANK", "0")
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from gloo import join, leave
 from oracle import LiveBytes, balanced_routing, build, checkpoint_first
 from per_op import CHECKPOINTS
+from records import on_record
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcalc.validate.auto_ep import auto_ep_of_a_gpu
@@ -192,6 +194,7 @@ def configuration(
     return config
 
 
+@on_record
 def deepspeed_step(
     config: dict[str, Any],
     *,
@@ -210,16 +213,21 @@ def deepspeed_step(
     store: str = "",
     log: bool = False,
     ep: int = 1,
+    balanced: bool = False,
+    group_size: int | None = None,
     **options: int,
 ) -> Ranked:
     """`engine(...)`, `engine.backward`, `engine.step`, `steps` times; the last is reported. ZeRO-3 records what is used in
-    what order in its second forward, so the third step is the first steady one. `ep`: of AutoEP, with even routing."""
+    what order in its second forward, so the third step is the first steady one. `ep`: of AutoEP, with even routing;
+    `balanced`: even routing without it. `group_size`: of experts' weights, in elements."""
     import deepspeed
 
     mode = RankMode()
     with contextlib.ExitStack() as stack:
         stack.enter_context(ranks(gpus, rank, store))
-        stack.enter_context(_expert_parallel(ep))
+        stack.enter_context(_expert_parallel(ep, group_size))
+        if balanced:
+            stack.enter_context(balanced_routing())
         model = build(config, "sdpa", torch.float32)  # DeepSpeed casts it, buffers too
         if recompute:
             model.gradient_checkpointing_enable(CHECKPOINTS["full" if recompute is True else recompute])
@@ -255,12 +263,16 @@ def deepspeed_step(
 
 
 @contextlib.contextmanager
-def _expert_parallel(ep: int) -> Iterator[None]:
+def _expert_parallel(ep: int, group_size: int | None) -> Iterator[None]:
     if ep == 1:
         yield
-    else:
-        with auto_ep_of_a_gpu(), balanced_routing():
-            yield
+        return
+    from deepspeed.moe import utils
+
+    split = utils.split_params_into_different_moe_groups_for_optimizer
+    groups = contextlib.nullcontext() if group_size is None else patch.object(split, "__defaults__", (group_size,))
+    with auto_ep_of_a_gpu(), balanced_routing(), groups:
+        yield
 
 
 def sent(ranked: Ranked) -> dict[tuple[str, str], tuple[int, int]]:

@@ -13,7 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from deepspeed_events import Event, Recording, on_stream
+from deepspeed_events import Event, Recording, on_stream, renumbered
+from records import on_record
 
 import memcalc
 from memcalc.allocator import Block, CachingAllocator
@@ -54,6 +55,7 @@ class Resized(Recording):
             self.events.append(Event(key))
 
 
+@on_record
 def recorded(report: memcalc.Report, steps: int) -> list[Event]:
     """The events of a process that does so many steps, on the rank of the report."""
     live = Resized()
@@ -63,7 +65,7 @@ def recorded(report: memcalc.Report, steps: int) -> list[Event]:
         named_streams(live),
     ):
         fake._measure_rank(report, rank_of(report))
-    return live.events
+    return renumbered(live.events)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from dtensor_plans import column_and_row_parallel, sequence_and_loss_parallel, s
 from gloo import join, leave
 from oracle import LiveBytes, build, checkpoint_first, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
+from records import on_record
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -182,6 +183,7 @@ POLICIES = {
 }
 
 
+@on_record
 def sharded_step(
     config: dict[str, Any],
     *,

@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from records import on_record
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,6 +80,7 @@ def _one_rank(world_size: int, **degrees: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@on_record
 def sent_for(
     dense: Sequence[tuple[int, ...]],
     experts: Sequence[tuple[int, ...]],

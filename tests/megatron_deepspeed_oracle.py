@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from deepspeed_oracle import RankMode, configuration
 from megatron_stand_ins import FlashKernel, LayerNorm, RMSNorm
+from records import on_record
 from torch import nn
 from torch.autograd import Function
 
@@ -360,6 +361,7 @@ def batch_of(a: Architecture, batch: int, seq: int) -> dict[str, torch.Tensor]:
     return out
 
 
+@on_record
 def tensor_parallel_step(
     a: Architecture, *, tp: int, dp: int, zero: int, vocab: int, rank: int = 0, precision: str = "bf16",
     batch: int = 1, seq: int = 16, micro_batches: int = 1, steps: int = 3, accumulates_in: str | None = None,
@@ -521,6 +523,7 @@ def caches_on_the_host(engine: Any) -> None:
                 setattr(engine, name, value.clone())
 
 
+@on_record
 def pipeline_step(
     a: Architecture, *, tp: int, dp: int, pp: int, stage: int, vocab: int, zero: int = 1, precision: str = "bf16",
     batch: int = 1, seq: int = 16, micro_batches: int = 1, accumulates_in: str | None = "fp32", recompute: bool = False,

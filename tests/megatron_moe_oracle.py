@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from megatron_oracle import Calls, Mode, NoRandomStates
 from megatron_stand_ins import GroupedProduct, Permuted, SortedChunks, TopK, Unpermuted, WeightedSwiGLU
+from records import on_record
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcalc.megatron.architecture import Architecture
@@ -110,6 +111,7 @@ class Ran:
     calls: Calls
 
 
+@on_record
 def moe_layer(a: Architecture, *, tp: int, ep: int, etp: int, batch: int, seq: int) -> Ran:
     """`seq` tokens of a sequence on every rank."""
     from megatron.core.process_groups_config import ProcessGroupCollection

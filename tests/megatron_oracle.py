@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from megatron_stand_ins import LayerNorm, RMSNorm
 from oracle import LiveBytes
+from records import on_record
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -138,6 +139,7 @@ def _config(a: Architecture, tensor_parallel: int, sequence_parallel: bool) -> A
     )
 
 
+@on_record
 def gpt_model(
     a: Architecture, *, tensor_parallel: int, sequence_parallel: bool, vocab: int, batch: int, seq: int, alone: str = ""
 ) -> Ran:

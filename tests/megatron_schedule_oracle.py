@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from oracle import LiveBytes
+from records import on_record
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -132,6 +133,7 @@ def _config(ranks: int, chunks: int) -> Any:
     )  # fmt: skip
 
 
+@on_record
 def moments(rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[int, list[Moment]]:
     """Of a steady step: the tensors that the step before has left, and every forward and backward in order."""
     from megatron.core.pipeline_parallel import get_forward_backward_func

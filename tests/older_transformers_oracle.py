@@ -19,7 +19,8 @@ from unittest.mock import patch
 import torch
 import transformers
 from oracle import cuda_kernels, not_traced
-from storage_events import Event, EventMode
+from records import on_record
+from storage_events import Event, EventMode, renumbered
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -29,6 +30,7 @@ STEPS = 3
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
+@on_record
 def granite_of_4_45(fields: dict[str, Any], batch: int, seq_len: int) -> list[Event]:
     """Three steps in bf16 with clipping and AdamW, foreach; every layer is recomputed."""
 
@@ -43,9 +45,10 @@ def granite_of_4_45(fields: dict[str, Any], batch: int, seq_len: int) -> list[Ev
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model.enable_input_require_grads()
         _steps(mode, model, loss_of, [(batch, seq_len)], foreach=True, gradients_stay=False, recomputed=True)
-    return mode.events
+    return renumbered(mode.events)
 
 
+@on_record
 def bert_of_4_15(batch: int, micro_batches: int, seq_len: int, recomputed: bool) -> list[Event]:
     """Three steps of bert-large as a classifier in fp32."""
 
@@ -58,7 +61,7 @@ def bert_of_4_15(batch: int, micro_batches: int, seq_len: int, recomputed: bool)
         model = transformers.BertForSequenceClassification(config)
         shapes = [(batch, seq_len)] * micro_batches
         _steps(mode, model, loss_of, shapes, foreach=False, gradients_stay=True, recomputed=recomputed)
-    return mode.events
+    return renumbered(mode.events)
 
 
 @contextlib.contextmanager

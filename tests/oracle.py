@@ -12,6 +12,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from cases import AUTO_CLASSES, DROPOUTS, auto_class
 from cuda_autocast import cuda_lists_on_the_cpu
 from flop_oracle import flops_of
 from per_op import CHECKPOINTS
+from records import on_record
 from timeline import Made
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -123,7 +125,7 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str 
     import transformers
     from transformers import AutoConfig
 
-    fields = dict(config)
+    fields = deepcopy(config)
     auto = auto or auto_class(fields)
     hf_config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     for name in DROPOUTS:
@@ -142,6 +144,7 @@ def build(config: dict[str, Any], attention: str, dtype: torch.dtype, auto: str 
     return model.train()
 
 
+@on_record
 def training_step(
     config: dict[str, Any],
     *,

@@ -25,6 +25,7 @@ from context_parallel_oracle import RingMode
 from fsdp2_oracle import PLANS, POLICIES, Sent, Split, layers, resizing
 from oracle import build, cuda_kernels, not_traced
 from per_op import CHECKPOINTS
+from records import on_record
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -110,6 +111,7 @@ class RankStep:
     flops: dict[str, int]
 
 
+@on_record
 def pipeline_step(
     config: dict[str, Any],
     *,

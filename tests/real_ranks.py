@@ -6,23 +6,34 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import tempfile
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from records import on_record
 
 COUNT = 4
 WAIT_SECONDS = 400
 """All cases take 40 seconds of an idle machine."""
 WORLDS = (2, 4)
-Steps = dict[str, Any]
-"""A case's name -> what its oracle returns."""
+Sent = dict[str, tuple[int, int]]
+"""Collective -> calls, bytes of the full tensors."""
+Steps = dict[str, Sent]
+"""A case's name -> what a step of it sends."""
 
 
-def of_all_ranks(folder: Path, cases: dict[str, tuple[str, dict[str, Any]]]) -> list[Steps]:
+@on_record
+def of_all_ranks(cases: dict[str, tuple[str, dict[str, Any]]]) -> list[Steps]:
     """`cases`: name -> (the oracle, its arguments, `gpus` among them). Rank by rank of the world of four."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _of_all_ranks(Path(folder), cases)
+
+
+def _of_all_ranks(folder: Path, cases: dict[str, tuple[str, dict[str, Any]]]) -> list[Steps]:
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     processes = [context.Process(target=_one_rank, args=(rank, str(folder), cases, results)) for rank in range(COUNT)]
@@ -62,12 +73,31 @@ def _one_rank(rank: int, folder: str, cases: dict[str, tuple[str, dict[str, Any]
     stacks = Path(folder, f"waits.{rank}").open("w")  # noqa: SIM115  # as long as the process
     faulthandler.dump_traceback_later(WAIT_SECONDS * 0.9, file=stacks)
     try:
-        steps = {name: _step(rank, f"{folder}/{i}", *case) for i, (name, case) in enumerate(cases.items())}
+        steps = {
+            name: counted(case[0], _step(rank, f"{folder}/{i}", *case)) for i, (name, case) in enumerate(cases.items())
+        }
     except Exception:
         results.put((rank, traceback.format_exc()))
     else:
         results.put((rank, steps))
     os._exit(0)  # with the groups that are left
+
+
+def counted(engine: str, step: Any) -> Sent:
+    calls: Counter[str] = Counter()
+    payload: Counter[str] = Counter()
+    if engine == "deepspeed":
+        from deepspeed_oracle import SIZES
+
+        for (kind, dtype, elements), n in step.sent.items():
+            calls[kind] += n
+            payload[kind] += n * elements * SIZES[dtype][1]
+    else:
+        for call in step.sent:
+            kind, size = call[:2] if engine == "fsdp2" else call[1:]
+            calls[kind] += 1
+            payload[kind] += size
+    return {kind: (calls[kind], payload[kind]) for kind in calls}
 
 
 def _step(rank: int, store: str, oracle: str, arguments: dict[str, Any]) -> Any:

@@ -20,6 +20,17 @@ class Event(NamedTuple):
     stream: str
 
 
+def renumbered(events: Sequence[Event]) -> list[Event]:
+    """The same with storages numbered from 1 in the order in which they come: an address is another one in every run."""
+    numbers: dict[int, int] = {}
+    out: list[Event] = []
+    for made, event in enumerate(events, 1):
+        if event.nbytes:
+            numbers[event.storage] = made
+        out.append(event._replace(storage=numbers[event.storage]))
+    return out
+
+
 class EventMode(RankMode):
     """Records what comes and goes."""
 

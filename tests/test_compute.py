@@ -53,6 +53,7 @@ def over_stages(model: Any, **options: Any) -> dict[str, int]:
 # --- torch's counter
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("recompute", [False, True, "op"], ids=["none", "full", "op"])
 def test_a_step_has_what_flop_counter_mode_counts(attention: str, recompute: bool | str) -> None:
@@ -77,6 +78,7 @@ def test_a_step_has_what_flop_counter_mode_counts(attention: str, recompute: boo
     assert ours["backward"] == flops(LLAMA, attention=attention, precision="bf16")["backward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [LLAMA, BLOOM, DEEPSEEK_V3, T5, MAMBA], ids=lambda fields: fields["model_type"])
 def test_a_trace_counts_what_the_program_does(fields: dict[str, Any]) -> None:
     for recompute in ("none", "full"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from records import examples
 
 import memcalc
 from memcalc.dims import evaluate
@@ -19,7 +20,9 @@ from memcalc.profile import Choices, Profile, full_profile, profile
 from memcalc.rows import COMPONENTS
 from memcalc.selective import per_op
 
-EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(
+    max_examples=examples(50), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 STATES = ("parameters", "gradients", "optimizer_states")
 
 
@@ -298,7 +301,7 @@ FEW_OPTIONS = st.sets(st.sampled_from(sorted(LIKELY)), max_size=4).flatmap(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     model=st.one_of(MODELS, st.none()),
     params=st.one_of(st.none(), st.none(), st.sampled_from(("7B", "1", 10**9)), ANYTHING),

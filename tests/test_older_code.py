@@ -22,7 +22,6 @@ def test_the_code_of_its_time_is_within_five_percent(run: OlderRun) -> None:
     assert abs(run.replayed / run.published - 1) < 0.05
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", GRANITE_RUNS, ids=lambda run: run.name)
 def test_granite_with_the_loss_of_transformers_4_45(run: OlderRun) -> None:
     assert isinstance(run.model, dict)
@@ -32,7 +31,6 @@ def test_granite_with_the_loss_of_transformers_4_45(run: OlderRun) -> None:
     assert abs(played(events, CUBLAS_WORKSPACE).most_allocated / GIB - run.allocated) < 0.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", BERT_RUNS, ids=lambda run: run.name)
 def test_bert_over_torch_1_10(run: OlderRun) -> None:
     batch = run.options["micro_batch_size"]

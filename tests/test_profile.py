@@ -41,6 +41,7 @@ def peaks(of: Profile, batch: int, seq: int) -> list[int]:
     return [highest(each, batch, seq, gradients) for each in moments for gradients in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("depth", "batch", "seq"), [(12, 1, 24), (15, 3, 40)])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,6 +70,7 @@ def test_a_profile_of_kept_results_is_a_run_of_that_depth(family: str) -> None:
     assert peaks(profile(program, choices, 2, 24), 2, 24) > peaks(full, 2, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "recompute", "reshards"), [(15, True, True), (15, False, True), (14, True, False)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_profile_under_fsdp2_is_a_run_of_that_depth(family: str, depth: int, recompute: bool, reshards: bool) -> None:

@@ -10,13 +10,13 @@ from ddp_oracle import replicated_step
 from deepspeed_oracle import OPTIONS, PRECISIONS, deepspeed_step
 from fsdp2_oracle import sharded_step
 from oracle import training_step
+from validated import validate
 
 import memcalc
 from memcalc.dims import evaluate
 from memcalc.dtypes import bf16
 from memcalc.estimation import Report
 from memcalc.profile import Choices, full_profile, profile
-from memcalc.validate.run import validate
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 7, "num_attention_heads": 4,

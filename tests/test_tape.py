@@ -33,6 +33,7 @@ def played(name: str, **options: object) -> list[Played]:
     return [profile for profile in made if isinstance(profile, Played)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from memcalc.units import GIB, MIB
 CUBLAS_WORKSPACE = 32 * MIB  # sm_90
 
 
-@pytest.mark.slow
 def test_torchtitans_own_model() -> None:
     """Its peak is the estimate's, and the allocator holds for it what was published."""
     run = RESERVED_RUNS[0]
@@ -29,7 +28,6 @@ def test_torchtitans_own_model() -> None:
     assert on_streams(real.events) == on_streams_of_the_estimate(report, run)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", MARCH_2024_RUNS, ids=lambda run: run.name)
 def test_fsdp2_when_torchtitan_went_over_to_it(run: OlderRun) -> None:
     """What it allocated is what was published, to 0.01 % of the GPU; an estimate lacks the logits that stayed."""

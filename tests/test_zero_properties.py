@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def stages(config: Any, *zeros: int, **options: Any) -> list[Report]:
     return [memcalc.estimate(config, zero=zero, **options) for zero in zeros]
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(config=dense_models(), workload=workloads(), precision=PRECISIONS)
 def test_fsdp2_that_reshards_needs_no_more_but_a_buffer(config: Any, workload: Any, precision: str) -> None:
@@ -100,6 +102,7 @@ def room(stage: int, bucket: int, sizes: list[int], ranks: int, straddling: int,
     )  # it always has its bucket; what a graph has of gathered ones
 
 
+@pytest.mark.slow
 @settings(EXAMPLES, max_examples=60)
 @given(
     config=dense_models(), workload=workloads(), precision=PRECISIONS, part=st.sampled_from((64, 1000, 30_000, 10**6))

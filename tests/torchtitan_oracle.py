@@ -20,7 +20,8 @@ import torch
 from fsdp2_oracle import ranks, resizing
 from oracle import cuda_kernels
 from per_op import per_op_contexts
-from storage_events import Event, EventMode
+from records import on_record
+from storage_events import Event, EventMode, renumbered
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -182,6 +183,7 @@ class Steps(NamedTuple):
     events: list[Event]
 
 
+@on_record
 def two_steps(gpus: int, micro_batch_size: int, seq_len: int, sizes: Sizes, release: Release | None = None) -> Steps:
     """Of rank 0. From the second step on everything repeats."""
     mode, release = EventMode(), release or Release()
@@ -205,7 +207,7 @@ def two_steps(gpus: int, micro_batch_size: int, seq_len: int, sizes: Sizes, rele
             for _ in range(2):
                 ids, labels = (torch.zeros((micro_batch_size, seq_len), dtype=torch.int64) for _ in range(2))
                 peaks = _step(mode, model, optimizer, ids, labels, kept if release.logits_stay else None)
-    return Steps(*peaks, mode.events)
+    return Steps(*peaks, renumbered(mode.events))
 
 
 def _step(

@@ -54,6 +54,7 @@ def recorded_buckets(config: dict[str, Any], dtype: torch.dtype, *, autocast: bo
     return sizes, sum(b.numel() * b.element_size() for b in module.buffers())
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("config", [UNTIED, TIED, SMALL], ids=["untied", "tied", "one bucket"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_buckets_and_buffers_are_what_ddp_sends(four_ranks: None, config: dict[str, Any], dtype: torch.dtype) -> None:
@@ -71,6 +72,7 @@ def test_buckets_and_buffers_are_what_ddp_sends(four_ranks: None, config: dict[s
     assert [i.nbytes for i in held] == [sum(real)]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("config", [UNTIED, TIED, BIASED, GPT2], ids=["untied", "tied", "biased", "gpt2"])
 def test_autocast_reduces_fp32_gradients(four_ranks: None, config: dict[str, Any]) -> None:
     model = memcalc.load_model(config)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from cases import step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, SIZES, Ranked, deepspeed_step, sent
-from oracle import balanced_routing
 from steps_compared import flops_of
 
 import memcalc
@@ -167,9 +166,8 @@ def test_fp16_and_many_micro_batches() -> None:
 
 @pytest.mark.parametrize("config", [MIXTRAL, MISTRAL, QWEN2_MOE], ids=["mixtral", "mistral", "qwen2_moe"])
 def test_other_families(config: dict[str, Any]) -> None:
-    with balanced_routing():
-        cp = 3 if config is MIXTRAL else 2
-        check(config, gpus=cp, cp=cp, zero=0, seq_len=48, micro_batch_size=2)
+    cp = 3 if config is MIXTRAL else 2
+    check(config, gpus=cp, cp=cp, zero=0, seq_len=48, micro_batch_size=2, balanced=True)
 
 
 def test_the_first_rank_of_a_sequence_needs_no_mask() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from auto_ep_cases import CONFIGS
 from deepspeed_oracle import OPTIONS, PRECISIONS, SIZES, Ranked, deepspeed_step
+from records import on_record
 
 import memcalc
 from memcalc.cost import Cost
@@ -102,16 +103,23 @@ def test_stage_2_recomputes() -> None:
     check(QWEN3, (0, 1, 2, 3), gpus=4, ep=4, zero=2, **how)
 
 
+@on_record
+def experts_of_a_group() -> int:
+    """The most elements by DeepSpeed's default."""
+    from deepspeed.moe import utils
+
+    (most,) = utils.split_params_into_different_moe_groups_for_optimizer.__defaults__
+    return most
+
+
 @pytest.mark.parametrize(("zero", "most"), [(0, 20_000), (2, 50_000)])
 def test_experts_are_cut_into_groups(zero: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One or two matrices of 24 576 elements in a group, which has a flat buffer, a norm and a gather of its own."""
-    from deepspeed.moe import utils
-
-    split = utils.split_params_into_different_moe_groups_for_optimizer
-    assert split.__defaults__ == (zero_layout.EXPERTS_OF_A_GROUP,)
-    monkeypatch.setattr(split, "__defaults__", (most,))
+    assert experts_of_a_group() == zero_layout.EXPERTS_OF_A_GROUP
     monkeypatch.setattr(zero_layout, "EXPERTS_OF_A_GROUP", most)
-    check(MIXTRAL, (1,), gpus=4, ep=2, zero=zero, **({"reduce_bucket_size": 1_000_000} if zero else {}))
+    check(
+        MIXTRAL, (1,), gpus=4, ep=2, zero=zero, group_size=most, **({"reduce_bucket_size": 1_000_000} if zero else {})
+    )
 
 
 NOTHING_KEPT = {"param_persistence_threshold": 0, "max_live_parameters": 0, "max_reuse_distance": 0}
@@ -139,6 +147,7 @@ def test_stage_3_of_families(model_type: str) -> None:
     check(config, gpus=8, ep=4, zero=3, precision="fp16", micro_batch_size=2, seq_len=12, **SOME_KEPT)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("zero", [0, 3])
 def test_deepspeed_itself_takes_the_ranks_of_a_sequence_for_tensor_parallel_ones(zero: int) -> None:
     """What `--ep` with `--cp` is refused for: once it goes, AutoEP can be modelled over shared sequences."""
@@ -148,6 +157,7 @@ def test_deepspeed_itself_takes_the_ranks_of_a_sequence_for_tensor_parallel_ones
         deepspeed_step(MIXTRAL, gpus=4, cp=2, ep=2, zero=zero)
 
 
+@pytest.mark.live
 def test_stage_3_takes_no_shared_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an mpu that has one tensor-parallel rank it comes so far."""
     from deepspeed.runtime.sequence_parallel import parallel_state_sp

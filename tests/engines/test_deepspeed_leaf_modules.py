@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from auto_ep_cases import CONFIGS
 from deepspeed_oracle import OPTIONS, PRECISIONS, deepspeed_step, sent
-from oracle import balanced_routing
 
 import memcalc
 from memcalc.engines.zero3_leaves import LEAVES, leaf_modules
@@ -44,8 +43,7 @@ def ours(config: dict[str, Any], **how: Any) -> memcalc.Report:
 
 def check(config: dict[str, Any], **how: Any) -> None:
     named = {OPTIONS.get(name, name): value for name, value in how.items()}
-    with balanced_routing():
-        ranked = deepspeed_step(config, zero=3, steps=3, **named)
+    ranked = deepspeed_step(config, zero=3, steps=3, balanced=True, **named)
     report = ours(config, **how)
     among_all: dict[tuple[str, str], tuple[int, int]] = {}
     for c in report.collectives:
@@ -79,6 +77,7 @@ def test_ranks_share_sequences() -> None:
     check(MODELS["qwen3_moe"], gpus=4, cp=2, seq_len=24, **NOTHING_KEPT)
 
 
+@pytest.mark.live
 def test_the_classes_are_those_of_deepspeed() -> None:
     from deepspeed.runtime.zero.leaf_module_config import DEFAULT_LEAF_MODULE_CLASSES
 

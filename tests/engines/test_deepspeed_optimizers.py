@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from deepspeed_cases import DEEP, GPT2, LLAMA, SMALL_SETS, rank_played
 from deepspeed_events import played, recorded
+from validated import measure
 
 import memcalc
 from memcalc.allocator import CachingAllocator
 from memcalc.device import Workspaces
 from memcalc.replay import replayed
-from memcalc.validate.fake import measure
 
 OPTIMIZERS = (
     {"optimizer": "sgd-momentum"},

@@ -11,13 +11,13 @@ from cases import DROPOUTS, Case, model_types, step_cases
 from deepspeed_oracle import OPTIONS, PRECISIONS, Ranked, deepspeed_step, sent
 from paper import program_of
 from steps_compared import flops_of
+from validated import validate
 
 import memcalc
 from memcalc.dtypes import bf16
 from memcalc.engines.notes import NoteModules
 from memcalc.noted import Begins
 from memcalc.profile import Choices, trace
-from memcalc.validate.run import validate
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
          "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "head_dim": 16}  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cases import step_cases
 from deepspeed_oracle import deepspeed_step
+from records import on_record
 
 import memcalc
 
@@ -27,6 +28,7 @@ SETUP: dict[str, Any] = {"gpus": 4, "zero": 3, "precision": "bf16-mixed", "reduc
 """A step that raises leaves its graph, and with the default's bucket gigabytes."""
 
 
+@on_record
 def raises(fields: dict[str, Any], seq_len: int, **thresholds: int) -> bool:
     """Whether the third step, or one before it, ends with torch's word of a mismatch."""
     how: dict[str, Any] = SETUP | thresholds

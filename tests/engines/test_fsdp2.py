@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases import DROPOUTS, step_cases
 from fsdp2_oracle import Sent, sharded_step
+from validated import validate
 
 import memcalc
 from memcalc.dtypes import bf16, fp32
@@ -19,7 +20,6 @@ from memcalc.engines.fsdp2_step import Sharding
 from memcalc.estimation import Report
 from memcalc.families import FAMILIES
 from memcalc.profile import Choices, trace
-from memcalc.validate.run import validate
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 7, "num_attention_heads": 4,

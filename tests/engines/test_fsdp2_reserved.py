@@ -20,21 +20,20 @@ MIXTRAL = {"model_type": "mixtral", "num_hidden_layers": 3, "vocab_size": 8000, 
            "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
 DEEP = LLAMA | {"num_hidden_layers": 9, "hidden_size": 1024, "intermediate_size": 2816}
 
-SLOW = pytest.mark.slow
 CASES = [
     (LLAMA, {"recompute": "full"}),
     (LLAMA, {"shard_group": 4, "grad_dtype": "bf16"}),
-    pytest.param(LLAMA, {}, marks=SLOW),
-    pytest.param(LLAMA, {"zero": 2, "recompute": "full", "micro_batch_size": 4}, marks=SLOW),
-    pytest.param(LLAMA, {"recompute": "op", "gpus": 7}, marks=SLOW),
-    pytest.param(LLAMA, {"precision": "bf16", "clip_grad_norm": True}, marks=SLOW),
-    pytest.param(LLAMA, {"shard_group": 4, "global_batch_size": 16}, marks=SLOW),
-    pytest.param(LLAMA, {"gpus": 1, "precision": "bf16-mixed"}, marks=SLOW),
-    pytest.param(DEEP, {"recompute": "full", "optimizer_implementation": "fused"}, marks=SLOW),
-    pytest.param(DEEP, {"zero": 2, "recompute": "op", "grad_dtype": "bf16"}, marks=SLOW),
-    pytest.param(LLAMA, {"tp": 2, "recompute": "full"}, marks=SLOW),
-    pytest.param(MIXTRAL, {}, marks=SLOW),
-    pytest.param(MIXTRAL, {"ep": 4, "recompute": "full"}, marks=SLOW),
+    (LLAMA, {}),
+    (LLAMA, {"zero": 2, "recompute": "full", "micro_batch_size": 4}),
+    (LLAMA, {"recompute": "op", "gpus": 7}),
+    (LLAMA, {"precision": "bf16", "clip_grad_norm": True}),
+    (LLAMA, {"shard_group": 4, "global_batch_size": 16}),
+    (LLAMA, {"gpus": 1, "precision": "bf16-mixed"}),
+    (DEEP, {"recompute": "full", "optimizer_implementation": "fused"}),
+    (DEEP, {"zero": 2, "recompute": "op", "grad_dtype": "bf16"}),
+    (LLAMA, {"tp": 2, "recompute": "full"}),
+    (MIXTRAL, {}),
+    (MIXTRAL, {"ep": 4, "recompute": "full"}),
 ]
 
 

@@ -413,6 +413,7 @@ def test_refused_by_name(options: dict[str, Any], line: str) -> None:
     assert line in str(error.value)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(("model", "heads", "tp"), [("llama-7b", 32, 3), ("gpt2", 12, 8)])
 def test_megatron_refuses_parts_that_are_not_equal(model: str, heads: int, tp: int) -> None:
     from megatron.core.tensor_parallel.layers import divide

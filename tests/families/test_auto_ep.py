@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from auto_ep_cases import CONFIGS
+from meta_models import Built, shapes_of
 from oracle import build
+from records import on_record
 
 import memcalc
 from memcalc.families import FAMILIES
@@ -16,25 +18,33 @@ from memcalc.inputs.model import Model
 from memcalc.validate.auto_ep import auto_ep_of_a_gpu
 
 
-@pytest.mark.parametrize("model_type", sorted(PRESETS))
-def test_weights_and_buffers_are_those_of_auto_ep(model_type: str) -> None:
-    """Names, shapes and their order on a rank that has half of the experts."""
+@on_record
+def of_auto_ep(config: dict[str, Any]) -> Built:
+    """The model on a rank that has half of the experts."""
     from deepspeed.module_inject.auto_ep import AutoEP
     from deepspeed.module_inject.auto_ep_presets.base import AutoEPConfig
 
-    config = {"model_type": model_type, **CONFIGS[model_type]}
     with auto_ep_of_a_gpu():
         model = build(config, "sdpa", torch.float32)
         auto_ep = AutoEP(model, AutoEPConfig(enabled=True, autoep_size=2))
         auto_ep.replace_moe_layers(auto_ep.ep_parser(), ep_size=2, ep_rank=0)
+    return shapes_of(model)
+
+
+@pytest.mark.parametrize("model_type", sorted(PRESETS))
+def test_weights_and_buffers_are_those_of_auto_ep(model_type: str) -> None:
+    """Names, shapes and their order on a rank that has half of the experts."""
+    config = {"model_type": model_type, **CONFIGS[model_type]}
+    real = of_auto_ep(config)
     own = memcalc.load_model(config)
     rank = on_rank(own.program, model_type, 2, 1.0)
     named = [(w.name.replace("*", str(w.layer), 1), tuple(d.size for d in w.shape)) for w in rank.weights()]
-    assert named == [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    assert named == real.parameters
     buffers = {b.full_name: tuple(d.size for d in b.shape) for b in rank.buffers() if b.registered}
-    assert buffers == {name: tuple(b.shape) for name, b in model.named_buffers()}
+    assert buffers == dict(real.buffers)
 
 
+@pytest.mark.live
 def test_the_presets_are_those_of_deepspeed() -> None:
     """Every model type of its registry that has a program here."""
     from deepspeed.module_inject.auto_ep_presets.registry import PRESET_MODELS

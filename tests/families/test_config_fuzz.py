@@ -83,6 +83,7 @@ def transformers_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int
     return [(name, tuple(p.shape)) for name, p in model.named_parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mutated_configuration_is_agreed_on_or_refused(family: str) -> None:
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -10,11 +10,11 @@ import oracle
 import paper
 import pytest
 from cases import step_cases
+from validated import measure
 
 import memcalc
 from memcalc.dtypes import bf16
 from memcalc.families import FAMILIES
-from memcalc.validate.fake import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,6 +10,7 @@ import paper
 import pytest
 import torch
 from cases import step_cases
+from meta_models import built
 
 import memcalc
 from memcalc.dtypes import bf16
@@ -59,9 +60,7 @@ def check(model_type: str, changed: dict[str, Any]) -> None:
         "attention": attention,
         "recompute": True,
     }
-    model = oracle.build(deepcopy(fields), attention, torch.bfloat16)
-    theirs = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
-    assert [(name, shape) for name, shape, _ in memcalc.load_model(fields).weights()] == theirs
+    assert [(name, shape) for name, shape, _ in memcalc.load_model(fields).weights()] == built(fields).parameters
     ours = paper.paper_step(fields, dtype=bf16, **how)
     real = oracle.training_step(
         deepcopy(fields), dtype=torch.bfloat16, optimizer="sgd", balanced=case.balanced,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import deepcopy
+from typing import Any
 
 import oracle
 import paper
 import pytest
 import torch
 from cases import Case, step_cases
+from records import on_record
 
 from memcalc.families import FAMILIES
 
@@ -21,12 +23,17 @@ CASES = [
 ]
 
 
+@on_record
+def without_a_gradient(fields: dict[str, Any], attention: str) -> set[str]:
+    with oracle.balanced_routing():
+        model = oracle.build(deepcopy(fields), attention, torch.float32)
+        model(**oracle.batch_for(model.config, 1, 8, torch.float32)).loss.backward()
+    return {name for name, weight in model.named_parameters() if weight.grad is None}
+
+
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
 def test_weights_without_a_gradient(case: Case) -> None:
     program = paper.program_of(case.fields)
-    with oracle.balanced_routing():
-        model = oracle.build(deepcopy(case.fields), program.attention_kinds[-1], torch.float32)
-        model(**oracle.batch_for(model.config, 1, 8, torch.float32)).loss.backward()
-    without = {name for name, weight in model.named_parameters() if weight.grad is None}
+    without = without_a_gradient(case.fields, program.attention_kinds[-1])
     kinds = ((w.name, w.shape) for w in program.weights() if w.name.replace("*", str(w.layer)) in without)
     assert Counter(kinds) == program.idle

@@ -125,6 +125,10 @@ def forward(
     return SimpleNamespace(loss=loss)
 
 
+def with_chunked_loss(model: Any) -> None:
+    model.forward = MethodType(forward, model)
+
+
 @pytest.mark.parametrize("dtype", [bf16, fp32], ids=str)
 @pytest.mark.parametrize("model_type", CHUNKED)
 def test_a_step_with_it(model_type: str, dtype: DType) -> None:
@@ -136,7 +140,7 @@ def test_a_step_with_it(model_type: str, dtype: DType) -> None:
         dict(case.fields),
         dtype=DTYPES[dtype],
         real=model_type == "mixtral" and dtype is fp32,
-        patch=lambda model: setattr(model, "forward", MethodType(forward, model)),
+        patch=with_chunked_loss,
         **workload,
     )
     assert (ours.saved, ours.forward - ours.start, ours.backward - ours.start) == (

@@ -14,6 +14,7 @@ import pytest
 import torch
 from cases import Case, step_cases
 from kernel_bytes import Arg, Kernel, in_torch, on_paper
+from records import on_record
 
 import memcalc
 from memcalc.dtypes import DType, bf16, fp32, int64
@@ -51,6 +52,16 @@ RUNS = [
 ]
 
 
+@on_record
+def step_with_liger(
+    fields: dict[str, Any], dtype: torch.dtype, *, layers: bool, loss: bool, **workload: Any
+) -> oracle.Step:
+    """transformers' step with the stand-ins in place of its layers' functions, of its loss or of both."""
+    patch = partial(liger_stand_ins.patch, layers=layers, loss=loss)
+    with liger_stand_ins.rotated(fields["model_type"]) if layers else contextlib.nullcontext():
+        return oracle.training_step(deepcopy(fields), dtype=dtype, patch=patch, **workload)
+
+
 def both(
     case: Case, dtype: DType, attention: str, recompute: bool, kernels: str, loss: str, *, padded: bool = False
 ) -> list[tuple[int, ...]]:
@@ -61,10 +72,7 @@ def both(
     }  # fmt: skip
     replaced = dict(choose(case.model_type, kernels, loss).replaced)
     ours = paper.paper_step(case.fields, dtype=dtype, kernels=replaced, **workload)
-    patch = partial(liger_stand_ins.patch, layers=kernels == "fused", loss=loss == "fused")
-    rotary = liger_stand_ins.rotated(case.model_type) if kernels == "fused" else contextlib.nullcontext()
-    with rotary:
-        theirs = oracle.training_step(deepcopy(case.fields), dtype=DTYPES[dtype], patch=patch, **workload)
+    theirs = step_with_liger(case.fields, DTYPES[dtype], layers=kernels == "fused", loss=loss == "fused", **workload)
     return [
         (step.saved, step.forward - start, step.backward - start)
         for step, start in ((ours, ours.start), (theirs, theirs.resident))

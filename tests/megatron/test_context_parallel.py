@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 import torch
 from kernel_bytes import Arg, Bytes, Kernel, in_torch, on_paper
+from megatron_oracle import Calls
+from records import on_record
 from transformer_engine_oracle import FusedMode, attention, one_rank
 
 from memcalc.dims import numel
@@ -38,16 +40,22 @@ def kernel(kind: str, ranks: int, batch: int, seq: int, heads: int, kv_heads: in
     return Kernel(ours, theirs, tuple(Arg((batch, seq, n, d)) for n, d in heads_and_widths))
 
 
+@on_record
+def real(case: Case, rank: int) -> tuple[Bytes, Calls]:
+    """Bytes on a rank, and what it sends."""
+    mode = FusedMode()
+    with one_rank(rank, case[1]):
+        return in_torch(kernel(*case), mode), Counter(mode.calls)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_saves_allocates_and_sends_what_the_real_one_does(case: Case) -> None:
     """On the last rank: of the ring the one that is modelled, of the others all are alike."""
-    made, ranks, mode, memory = kernel(*case), case[1], FusedMode(), Memory()
-    with one_rank(ranks - 1, ranks):
-        real = in_torch(made, mode)
-    assert on_paper(made, memory) == real
+    (theirs_bytes, calls_of), memory = real(case, case[1] - 1), Memory()
+    assert on_paper(kernel(*case), memory) == theirs_bytes
     ours = Counter((sent.kind, numel(sent.shape)[0] * sent.dtype.itemsize) for sent in memory.sent)
     theirs: Counter[tuple[str, int]] = Counter()
-    for (_, kind, size), calls in mode.calls.items():
+    for (_, kind, size), calls in calls_of.items():
         theirs[kind, size] += calls if kind != "receive" else 0
     assert ours == +theirs
 
@@ -57,8 +65,7 @@ def test_no_rank_has_more(kind: str) -> None:
     """In a ring half of the logsumexp apart, which all but the last have in backward besides: 3 sequences, 8 heads, 8 tokens."""
     bytes_of: list[Bytes] = []
     for rank in range(4):
-        with one_rank(rank, 4):
-            bytes_of.append(in_torch(kernel(kind, 4, 3, 8, 8, 4, 16, 16), FusedMode()))
+        bytes_of.append(real((kind, 4, 3, 8, 8, 4, 16, 16), rank)[0])
     last, half = bytes_of[-1], 3 * 8 * 8 * 4 // 2 if kind == "p2p" else 0
     assert len({one.flops for one in bytes_of}) == 1
     assert max(one.forward for one in bytes_of) == last.forward

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from records import on_record
 
 import memcalc
 from memcalc.megatron.schedules import (
@@ -81,22 +82,27 @@ def test_layers_are_spread_evenly_or_not_at_all() -> None:
     ("layers", "ranks", "chunks"), [(12, 4, 1), (6, 2, 4), (6, 8, 1), (6, 7, 1), (31, 4, 1), (14, 2, 4), (15, 4, 4)]
 )
 def test_layers_are_spread_as_megatron_spreads_them(layers: int, ranks: int, chunks: int) -> None:
+    spans = spans_of(layers, ranks, chunks)
+    usual = max(span.layers for of_rank in spans for span in of_rank)
+    fewer = spans[0][0].layers < usual, spans[-1][-1].layers < usual
+    assert [[span.layers for span in of_rank] for of_rank in spans] == layers_built(layers, ranks, chunks, fewer)
+
+
+@on_record
+def layers_built(layers: int, ranks: int, chunks: int, fewer: tuple[bool, bool]) -> list[list[int]]:
+    """Layers of each rank's chunks. `fewer`: whether the embedding and the loss count as one."""
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    spans = spans_of(layers, ranks, chunks)
-    usual = max(span.layers for of_rank in spans for span in of_rank)
     config = TransformerConfig(
         num_layers=layers, hidden_size=8, num_attention_heads=1, pipeline_model_parallel_size=ranks,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None, pipeline_dtype=torch.bfloat16,
-        account_for_embedding_in_pipeline_split=spans[0][0].layers < usual,
-        account_for_loss_in_pipeline_split=spans[-1][-1].layers < usual,
+        account_for_embedding_in_pipeline_split=fewer[0], account_for_loss_in_pipeline_split=fewer[1],
     )  # fmt: skip
-    built = [
+    return [
         [get_num_layers_to_build(config, chunk if chunks > 1 else None, rank) for chunk in range(chunks)]
         for rank in range(ranks)
     ]
-    assert [[span.layers for span in of_rank] for of_rank in spans] == built
 
 
 def test_chunks_go_round() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from stages_compared import KEPT, LLAMA, SHALLOW, ZERO_2, Case, both, check, phases, real_phases
+from validated import validate
 
 import memcalc
 from memcalc.estimation import Report
-from memcalc.validate.run import validate
 
 EVEN = LLAMA | {"vocab_size": 300, "num_hidden_layers": 4}
 CLIPS: dict[str, Any] = {"clip_grad_norm": True}

@@ -141,6 +141,7 @@ DEEP: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "options"), DEEP)
 def test_what_is_left_out_repeats_what_is_run(
     model_type: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ DEEP: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "fields", "options"), DEEP)
 def test_the_middle_of_a_stack_repeats_itself_whatever_comes_first(
     model_type: str, fields: dict[str, Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -114,6 +114,7 @@ MANY: list[tuple[str, int, int, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "ranks", "micro_batches", "chunks"), MANY)
 def test_the_middle_of_a_step_and_of_a_stage_repeats_itself(
     schedule: str, ranks: int, micro_batches: int, chunks: int, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +265,7 @@ def test_the_table_says_how_layers_are_divided_and_what_waits() -> None:
     assert "1f1b, 2 micro-batches: the bubble is 50.0% of the ideal time" in text
 
 
+@pytest.mark.live
 def test_why_a_backward_in_halves_recomputes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks for the gradients of a stage's weights one after the other: each recomputes the layer (checkpoint.py keys what
     it has recomputed by the backward). A selective checkpoint takes a second backward for an error."""

@@ -54,6 +54,7 @@ def test_what_makes_it_fit(model: str, options: dict[str, Any], among: str) -> N
     promised(model, options | A100, proposals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
 def test_a_loss_of_a_long_sequence_is_chunked(engine: str) -> None:
     """32 768 tokens of a vocabulary of 152 064 have logits of 18.6 GiB in fp32."""
@@ -66,6 +67,7 @@ def test_a_loss_of_a_long_sequence_is_chunked(engine: str) -> None:
     promised("qwen2.5-7b", options | A100, proposals)
 
 
+@pytest.mark.slow
 def test_what_does_not_suffice_alone_is_combined() -> None:
     """70 B on eight GPUs: 16 of them with recomputation instead of more without, or other training on eight."""
     options = {"gpus": 8, "zero": 3, "engine": "fsdp2", **A100}
@@ -173,6 +175,7 @@ def test_the_printed_command_can_be_followed(capsys: pytest.CaptureFixture[str])
         assert (document["memory"]["device"], document["fit"]["fits"]) == (one.device, one.fits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [

@@ -66,6 +66,7 @@ def table(model: Any, options: dict[str, Any], file: io.StringIO, rows: bool = F
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "options"), [*SETUPS, (None, {"params": "7.5B", "gpus": 64, "zero": 2})])
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_terminal_of_any_width(model: Any, options: dict[str, Any], rows: bool, width: int) -> None:
@@ -74,6 +75,7 @@ def test_a_terminal_of_any_width(model: Any, options: dict[str, Any], rows: bool
     check_width(shown, width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "options"), SETUPS)
 def test_the_numbers_are_there_at_any_width(model: Any, options: dict[str, Any], width: int) -> None:
     """A narrow terminal may cut names, never numbers."""
@@ -85,6 +87,7 @@ def test_the_numbers_are_there_at_any_width(model: Any, options: dict[str, Any],
         assert show_bytes(size) in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "options"), SETUPS)
 def test_anything_but_a_terminal_is_plain(model: Any, options: dict[str, Any], width: int) -> None:
     shown = table(model, options, io.StringIO())

@@ -16,6 +16,7 @@ REJECTED = {
 """What transformers 5.23 does not build from its own default."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", [t for t in TYPES if t not in REJECTED])
 def test_parameters_are_transformers_own(model_type: str) -> None:
     fields = cut(model_type)

@@ -11,6 +11,7 @@ from traces import parameter_rows, traced
 
 import memcalc
 
+pytestmark = pytest.mark.slow
 CASES = [case for model_type in ("llama", "gpt2", "gemma2", "mixtral", "phi3") for case in step_cases(model_type)]
 RUNS = [
     pytest.param(case, attention, recompute, id=f"{case.id}-{attention}-{recompute}")

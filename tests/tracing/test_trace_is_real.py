@@ -12,6 +12,7 @@ from traces import BART, BLOOM, DEEPSEEK_V3, GPTJ, MAMBA, ROBERTA, T5, traced
 
 import memcalc
 
+pytestmark = pytest.mark.slow
 OTHERS = {"t5": "AutoModelForSeq2SeqLM", "roberta": "AutoModelForMaskedLM"}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

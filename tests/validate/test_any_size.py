@@ -9,12 +9,12 @@ import resource
 from typing import Any
 
 import pytest
+from validated import validate
 
 import memcalc
 from memcalc.units import GIB, KIB
 from memcalc.validate.checks import fields_of
 from memcalc.validate.comparison import Comparison
-from memcalc.validate.run import validate
 
 
 def same(comparison: Comparison) -> None:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from cases import step_cases
 from fsdp2_oracle import sharded_step
+from validated import measure, validate
 
 import memcalc
 from memcalc.optimizers import OPTIMIZERS as OPTIMIZERS_BY_NAME
 from memcalc.optimizers import load_optimizer
 from memcalc.ranks import ranks
-from memcalc.validate import fake
+from memcalc.validate import run
 from memcalc.validate.comparison import Comparison
-from memcalc.validate.run import validate
 
 MIXTRAL: dict[str, Any] = {
     "model_type": "mixtral", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -192,7 +192,7 @@ def test_weights_that_are_gathered_are_not_saved_activations() -> None:
     for engine in ("fsdp2", "deepspeed"):
         options = {} if engine == "fsdp2" else {"param_persistence_threshold": 0}
         report = memcalc.estimate(LLAMA, gpus=4, zero=3, engine=engine, seq_len=32, **options)
-        assert fake.measure(report).saved_activations == of_one
+        assert measure(report).saved_activations == of_one
 
 
 def test_copies_of_tokens_that_do_not_spread_evenly() -> None:
@@ -303,7 +303,7 @@ def test_any_rank_of_those_that_share_sequences(rank: int) -> None:
     thirds = LLAMA | {"vocab_size": 699, "intermediate_size": 201}
     report = memcalc.estimate(thirds, engine="fsdp2", gpus=3, cp=3, zero=3, seq_len=30)
     made = report.find(next(one for one in ranks(report.model, report.setup) if one.cp == rank))
-    same(Comparison(one := memcalc.Report(report.model, report.setup, made), fake.measure(one), "fake"))
+    same(Comparison(one := memcalc.Report(report.model, report.setup, made), measure(one), "fake"))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_optimizers_of_ddp(optimizer: str) -> None:
 
 def test_it_measures_what_the_oracle_does() -> None:
     theirs = oracle.training_step(LLAMA, micro_batch_size=2, seq_len=32)
-    ours = fake.measure(memcalc.estimate(LLAMA, precision="bf16", micro_batch_size=2, seq_len=32))
+    ours = measure(memcalc.estimate(LLAMA, precision="bf16", micro_batch_size=2, seq_len=32))
     counters = 4 * len(memcalc.load_model(LLAMA).weights())
     assert ours.saved_activations == theirs.saved
     assert [ours.forward, ours.backward, ours.step] == [
@@ -359,7 +359,7 @@ def test_it_measures_what_the_oracle_does() -> None:
 def test_it_measures_what_the_oracle_of_fsdp2_does() -> None:
     theirs = sharded_step(LLAMA, mesh=(8,), micro_batch_size=1, seq_len=32, implementation="fused")
     report = memcalc.estimate(LLAMA, gpus=8, zero=3, engine="fsdp2", seq_len=32, optimizer_implementation="fused")
-    ours = fake.measure(report)
+    ours = measure(report)
     assert [ours.forward, ours.backward, ours.step] == [theirs.forward, theirs.backward, theirs.step]
     assert ours.calls is not None
     assert sum(calls for calls, _ in ours.calls.values()) == len(theirs.sent)
@@ -368,7 +368,7 @@ def test_it_measures_what_the_oracle_of_fsdp2_does() -> None:
 def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     report = memcalc.estimate(LLAMA, precision="bf16", seq_len=32)
     other = memcalc.estimate(LLAMA, precision="bf16", seq_len=33)
-    comparison = Comparison(report, fake.measure(other), "fake")
+    comparison = Comparison(report, measure(other), "fake")
     wrong = [row.name for row in comparison.memory if row.difference]
     assert wrong == ["saved_activations", "peak in forward", "peak in backward", "peak in step", "peak"]
     assert comparison.worst.name == "saved_activations"
@@ -378,10 +378,10 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_modes_and_patches_are_gone_afterwards() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
     enabled, logsigmoid = torch.is_autocast_enabled, torch.nn.functional.logsigmoid
-    validate(LLAMA, precision="bf16", seq_len=8)
-    validate(LLAMA, gpus=2, zero=3, engine="fsdp2", seq_len=8)
-    validate(LLAMA, precision="bf16-autocast", seq_len=8)
-    validate(LLAMA, engine="fsdp2", gpus=2, cp=2, zero=3, seq_len=8)
+    run.validate(LLAMA, precision="bf16", seq_len=8)
+    run.validate(LLAMA, gpus=2, zero=3, engine="fsdp2", seq_len=8)
+    run.validate(LLAMA, precision="bf16-autocast", seq_len=8)
+    run.validate(LLAMA, engine="fsdp2", gpus=2, cp=2, zero=3, seq_len=8)
     with pytest.raises(NotImplementedError):  # the CPU has no such kernel of its own
         torch.ops.aten._scaled_dot_product_flash_attention(*torch.ones(3, 1, 1, 8, 8))
     assert torch.nn.functional.logsigmoid is logsigmoid

@@ -61,6 +61,7 @@ def test_a_case_takes_seconds() -> None:
         assert 5 * operations / speed < 25, name_of(case)
 
 
+@pytest.mark.slow
 def test_most_cases_fit_80_gb_and_the_last_ones_are_about_what_a_gpu_has() -> None:
     fits = [estimated(case, gpu="h100-80gb").fits for case in GPU]
     assert all(fits[:-7])
