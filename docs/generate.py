@@ -1,5 +1,5 @@
 """Writes what the documents take from the code: the README's output and counts, docs/options.md and docs/accuracy.md; and
-memcalc/figures.json from the records in tests/measured.
+memcalc/hardware/figures.json from the records in tests/measured.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    exits with 1 if one of them is stale
@@ -19,7 +19,7 @@ import measured
 
 from memcalc.cli.main import COMMANDS, build, main
 from memcalc.families import FAMILIES
-from memcalc.figures import FILE, document_of, parsed, using
+from memcalc.hardware.figures import FILE, document_of, parsed, using
 from memcalc.inputs.model import model_names
 from memcalc.validate.figures import figures_of
 from memcalc.validate.recording import read_record
@@ -65,7 +65,7 @@ def options() -> str:
 
 
 def figures() -> str:
-    """memcalc/figures.json: what the records in tests/measured have that no rule gives."""
+    """memcalc/hardware/figures.json: what the records in tests/measured have that no rule gives."""
     cases = [case for record in measured.records() for case in read_record(record)]
     return json.dumps(document_of(figures_of(cases)), indent=1) + "\n"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.errors import InputError
-    from memcalc.estimation import Report, estimate
+    from memcalc.estimation.estimate import Report, estimate
     from memcalc.inputs.model import Model, load_model
 
 __version__ = "0.1.0"
@@ -21,8 +21,8 @@ __all__ = ["InputError", "Model", "Report", "__version__", "estimate", "load_mod
 _HOMES = {
     "InputError": "memcalc.errors",
     "Model": "memcalc.inputs.model",
-    "Report": "memcalc.estimation",
-    "estimate": "memcalc.estimation",
+    "Report": "memcalc.estimation.estimate",
+    "estimate": "memcalc.estimation.estimate",
     "load_model": "memcalc.inputs.model",
 }
 

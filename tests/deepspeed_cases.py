@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import memcalc
-from memcalc.engines.zero_layout import partitions
+from memcalc.engines.deepspeed.zero_layout import partitions
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 3, "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,
          "num_attention_heads": 16, "num_key_value_heads": 8}  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 from records import on_record
 
 import memcalc
-from memcalc.allocator import Block, CachingAllocator
+from memcalc.device.allocator import Block, CachingAllocator
 from memcalc.validate import deepspeed, fake
 from memcalc.validate.live import Live
 

@@ -17,7 +17,7 @@ from deepspeed_events import Event, Recording, on_stream, renumbered
 from records import on_record
 
 import memcalc
-from memcalc.allocator import Block, CachingAllocator
+from memcalc.device.allocator import Block, CachingAllocator
 from memcalc.validate import fake
 from memcalc.validate.comparison import rank_of
 

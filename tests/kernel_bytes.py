@@ -8,10 +8,10 @@ import torch
 from oracle import LiveBytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memcalc.autograd import Node, backward
-from memcalc.dims import Dim, numel
-from memcalc.dtypes import DType, bf16, fp16, fp32, int64
-from memcalc.tensor import Memory, Tensor, new_tensor
+from memcalc.core.autograd import Node, backward
+from memcalc.core.dims import Dim, numel
+from memcalc.core.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.core.tensor import Memory, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,13 +8,13 @@ from typing import Any
 
 from megatron_oracle import Calls
 
-from memcalc.autograd import Node, backward
-from memcalc.dims import numel, workload_size
-from memcalc.dtypes import bf16
-from memcalc.families.module import Module, Run
+from memcalc.core.autograd import Node, backward
+from memcalc.core.dims import numel, workload_size
+from memcalc.core.dtypes import bf16
+from memcalc.core.tensor import Memory, new_tensor
+from memcalc.families.base.module import Module, Run
 from memcalc.megatron.architecture import Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout
-from memcalc.tensor import Memory, new_tensor
 
 
 @dataclass

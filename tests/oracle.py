@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -194,7 +195,7 @@ def training_step(
         if padded:
             speech = batch.get("input_features")
             batch["attention_mask"] = padding_mask(micro_batch_size, seq_len if speech is None else speech.shape[2])
-        with mode:
+        with mode, sets_in_order(model):
             for tensor in batch.values():
                 mode.register(tensor)
             result = None
@@ -233,6 +234,18 @@ def training_step(
                     break
     assert result is not None
     return result
+
+
+@contextlib.contextmanager
+def sets_in_order(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model's masks be made in the order of its layers. Some modules of transformers make one for each of
+    `set(config.layer_types)`, whose order is another one in every process (PYTHONHASHSEED)."""
+    module: Any = sys.modules[type(model).__module__]
+    module.set = dict.fromkeys
+    try:
+        yield
+    finally:
+        del module.set
 
 
 def checkpoint_first(model: torch.nn.Module, layers: int | None) -> None:

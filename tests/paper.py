@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cases import DROPOUTS
 from timeline import Made
 
-from memcalc.autograd import backward
-from memcalc.dims import fixed_size, numel, workload_size
-from memcalc.dtypes import DType
+from memcalc.core.autograd import backward
+from memcalc.core.dims import fixed_size, numel, workload_size
+from memcalc.core.dtypes import DType
+from memcalc.core.selective import per_op
+from memcalc.core.tensor import Autocast, Memory, StorageRow
 from memcalc.families import FAMILIES
-from memcalc.families.module import Run, after_forward
-from memcalc.selective import per_op
-from memcalc.tensor import Autocast, Memory, StorageRow
+from memcalc.families.base.module import Run, after_forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from memcalc.dims import Dim
+from memcalc.core.dims import Dim
 
 Hint = Any
 PLAIN = (NoneType, bool, int, float, str)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from memcalc.dims import evaluate
-from memcalc.estimation import Report
+from memcalc.core.dims import evaluate
+from memcalc.estimation.estimate import Report
 
 
 def phases(report: Report) -> list[int]:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from fsdp2_oracle import RankMode
 
-from memcalc.allocator import Block, CachingAllocator
-from memcalc.device import HANDLES
+from memcalc.device.allocator import Block, CachingAllocator
+from memcalc.device.shown import HANDLES
 
 
 class Event(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 from cases import DROPOUTS, step_cases
 
-from memcalc.families.tensor_parallel_plans import NOT_RUN
+from memcalc.layout.tensor_parallel_plans import NOT_RUN
 
 _SIZES = {
     "hidden_size": 64,

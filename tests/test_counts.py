@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import memcalc
-from memcalc import played, profile, ranks
+from memcalc.engines import ranks
 from memcalc.report.table import print_report
+from memcalc.tape import played, profile
 
 if TYPE_CHECKING:
-    from memcalc.profile import Choices
-    from memcalc.runs import Trace
+    from memcalc.tape.profile import Choices
+    from memcalc.tape.runs import Trace
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from oracle import training_step
 
 import memcalc
-from memcalc.dims import numel
+from memcalc.core.dims import numel
 
 LLAMA = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 7,
          "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 700, "head_dim": 24}  # fmt: skip

@@ -13,47 +13,31 @@ import pytest
 from command import PACKAGE, environment
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("memcalc.errors", "memcalc.units", "memcalc.dims", "memcalc.dtypes"),
-    ("memcalc.allocator", "memcalc.expandable"),
-    ("memcalc.tensor", "memcalc.noted", "memcalc.ops.strides"),
-    ("memcalc.selective", "memcalc.rewritten", "memcalc.amounts"),
-    ("memcalc.autograd",),
-    ("memcalc.ops",),
+    ("memcalc.errors", "memcalc.units", "memcalc.core.dims", "memcalc.core.dtypes"),
+    ("memcalc.core.tensor", "memcalc.core.noted", "memcalc.core.ops.strides"),
+    ("memcalc.core.selective", "memcalc.core.amounts", "memcalc.core.rows"),
+    ("memcalc.core.autograd",),
+    ("memcalc.core",),
     (
-        "memcalc.rows",
         "memcalc.inputs.bounded",
         "memcalc.inputs.files",
         "memcalc.inputs.towers",
         "memcalc.inputs.options",
         "memcalc.inputs.hub",
         "memcalc.inputs.gpu",
-        "memcalc.figures",
     ),
-    ("memcalc.layer_kinds",),
-    ("memcalc.collectives", "memcalc.optimizers", "memcalc.families", "memcalc.kernels", "memcalc.tracing"),
-    ("memcalc.megatron", "memcalc.pipelining"),
+    ("memcalc.optimizers", "memcalc.families", "memcalc.tracing", "memcalc.hardware"),
+    ("memcalc.layout",),
+    ("memcalc.kernels",),
+    ("memcalc.tape", "memcalc.megatron"),
+    ("memcalc.pipelining",),
     ("memcalc.inputs",),
-    ("memcalc.refusals", "memcalc.recompute_checks", "memcalc.zero_checks", "memcalc.names"),
-    ("memcalc.methods",),
-    (
-        "memcalc.setup",
-        "memcalc.runs",
-        "memcalc.unrolled",
-        "memcalc.tape",
-        "memcalc.deepened",
-        "memcalc.heights",
-        "memcalc.passes",
-        "memcalc.profile",
-        "memcalc.device",
-        "memcalc.fragmentation",
-        "memcalc.cost",
-        "memcalc.compute",
-    ),
-    ("memcalc.played",),
+    ("memcalc.setup",),
+    ("memcalc.engines.base",),
+    ("memcalc.engines.plain",),
+    ("memcalc.engines.ddp", "memcalc.engines.fsdp2", "memcalc.engines.deepspeed", "memcalc.engines.megatron"),
     ("memcalc.engines",),
-    ("memcalc.sizing", "memcalc.parts", "memcalc.ranks"),
-    ("memcalc.process", "memcalc.replay", "memcalc.least"),
-    ("memcalc.on_device", "memcalc.verdict"),
+    ("memcalc.device",),
     ("memcalc.estimation",),
     ("memcalc.validate",),
     ("memcalc",),
@@ -63,8 +47,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """Every module by the longest prefix of its name, low to high. A module imports from its own layer and from below."""
 
 UPWARD = {
-    ("memcalc.tensor", "memcalc.ops.elementwise"),  # a + b of two tensors is an op
-    ("memcalc.estimation", "memcalc.report.document"),  # Report.to_dict
+    ("memcalc.core.tensor", "memcalc.core.ops.elementwise"),  # a + b of two tensors is an op
+    ("memcalc.estimation.estimate", "memcalc.report.document"),  # Report.to_dict
 }
 """The imports that point up, inside functions."""
 
@@ -211,17 +195,17 @@ def test_the_import_guard_can_fail() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "target"),
     [
-        ("memcalc.dims", "from memcalc.tensor import Tensor", "memcalc.tensor"),
-        ("memcalc.ops.matmul", "import memcalc.families.llama", "memcalc.families.llama"),
-        ("memcalc.ops.matmul", "def f():\n    from memcalc.engines import ddp", "memcalc.engines.ddp"),
-        ("memcalc.families.llama", "from memcalc import estimation", "memcalc.estimation"),
+        ("memcalc.core.dims", "from memcalc.core.tensor import Tensor", "memcalc.core.tensor"),
+        ("memcalc.core.ops.matmul", "import memcalc.families.llama", "memcalc.families.llama"),
+        ("memcalc.core.ops.matmul", "def f():\n    from memcalc.engines import ddp", "memcalc.engines.ddp"),
+        ("memcalc.families.llama", "from memcalc.estimation import estimate", "memcalc.estimation.estimate"),
         ("memcalc.engines.ddp", "if x:\n    from memcalc.cli.main import main", "memcalc.cli.main"),
         ("memcalc.report.table", "try:\n    import memcalc.cli\nexcept ImportError:\n    pass", "memcalc.cli"),
-        ("memcalc.rows", "if TYPE_CHECKING:\n    pass\nelse:\n    import memcalc.cli", "memcalc.cli"),
+        ("memcalc.core.rows", "if TYPE_CHECKING:\n    pass\nelse:\n    import memcalc.cli", "memcalc.cli"),
         (
-            "memcalc.tensor",
-            "class A:\n    def f(self):\n        from memcalc.ops.shape import view",
-            "memcalc.ops.shape",
+            "memcalc.core.tensor",
+            "class A:\n    def f(self):\n        from memcalc.core.ops.shape import view",
+            "memcalc.core.ops.shape",
         ),
     ],
 )
@@ -231,21 +215,22 @@ def test_the_direction_guard_can_fail(module: str, source: str, target: str) -> 
 
 def test_the_direction_guard_lets_types_through() -> None:
     assert (
-        upward({"memcalc.dims": "from __future__ import annotations\nif TYPE_CHECKING:\n    import memcalc.cli"}) == []
+        upward({"memcalc.core.dims": "from __future__ import annotations\nif TYPE_CHECKING:\n    import memcalc.cli"})
+        == []
     )
-    assert upward({"memcalc.cli.main": "from memcalc.dims import Dim\nimport memcalc"}) == []
+    assert upward({"memcalc.cli.main": "from memcalc.core.dims import Dim\nimport memcalc"}) == []
 
 
 def test_a_module_without_a_layer_is_noticed() -> None:
     with pytest.raises(LookupError, match=r"memcalc\.surprise"):
-        upward({"memcalc.surprise": "import memcalc.dims"})
+        upward({"memcalc.surprise": "import memcalc.core.dims"})
 
 
 @pytest.mark.parametrize(
     ("module", "source", "target"),
     [
         ("memcalc.report.table", "import typer", "typer"),
-        ("memcalc.estimation", "def f():\n    from rich.table import Table", "rich.table"),
+        ("memcalc.estimation.estimate", "def f():\n    from rich.table import Table", "rich.table"),
         ("memcalc.cli.main", "import torch.nn", "torch.nn"),
         ("memcalc.inputs.model", "import transformers", "transformers"),
         ("memcalc.inputs.model", "from huggingface_hub import hf_hub_download", "huggingface_hub"),
@@ -261,5 +246,5 @@ def test_the_library_guard_lets_the_right_ones_through() -> None:
 
 
 def test_the_package_is_where_it_is_read() -> None:
-    assert "memcalc.estimation" in sources()
+    assert "memcalc.estimation.estimate" in sources()
     assert Path(PACKAGE, "__init__.py").is_file()

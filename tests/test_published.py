@@ -9,7 +9,7 @@ import pytest
 from published_runs import SIMUMAX_RUNS, PublishedRun
 
 import memcalc
-from memcalc.device import MEGATRON_ERROR
+from memcalc.device.shown import MEGATRON_ERROR
 from memcalc.units import GIB
 
 GB = 10**9

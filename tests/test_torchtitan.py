@@ -8,9 +8,9 @@ from storage_events import Event, played
 from torchtitan_oracle import MARCH_2024, Sizes, two_steps
 
 import memcalc
-from memcalc.allocator import rounded
-from memcalc.dims import evaluate, numel
-from memcalc.engines.fsdp2_step import STREAMS
+from memcalc.core.dims import evaluate, numel
+from memcalc.device.allocator import rounded
+from memcalc.engines.fsdp2.step import STREAMS
 from memcalc.units import GIB, MIB
 
 CUBLAS_WORKSPACE = 32 * MIB  # sm_90

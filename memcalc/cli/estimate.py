@@ -10,7 +10,7 @@ import typer
 from memcalc.cli import options as o
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 EPILOG = """Examples:
 
@@ -114,7 +114,7 @@ def estimate(
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
     from memcalc.cli.output import Tables, answering, choose_format, write
     from memcalc.errors import InputError
-    from memcalc.estimation import estimate as run
+    from memcalc.estimation.estimate import estimate as run
 
     kind = choose_format(json, format, output)
     model = o.model_of(name, model)
@@ -137,8 +137,8 @@ def estimate(
 
 def _check_states_have(**tables: bool) -> None:
     """InputError for a table that is asked for and that a bare number of parameters has nothing for."""
+    from memcalc.estimation.sizing import NOT_OF_STATES
     from memcalc.inputs.options import refuse
-    from memcalc.sizing import NOT_OF_STATES
 
     for name, asked in tables.items():
         if asked:

@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from memcalc.collectives import Collective
-    from memcalc.engines.holdings import Holdings
+    from memcalc.engines.base.holdings import Holdings
     from memcalc.inputs.model import Model
-    from memcalc.setup import Setup
+    from memcalc.layout.collectives import Collective
+    from memcalc.setup.setup import Setup
 
 ENGINES: Final[dict[str, str]] = {
     "none": "memcalc.engines.plain",
     "ddp": "memcalc.engines.ddp",
-    "deepspeed": "memcalc.engines.deepspeed",
-    "fsdp2": "memcalc.engines.fsdp2",
-    "megatron": "memcalc.engines.megatron",
+    "deepspeed": "memcalc.engines.deepspeed.engine",
+    "fsdp2": "memcalc.engines.fsdp2.engine",
+    "megatron": "memcalc.engines.megatron.engine",
 }
 
 

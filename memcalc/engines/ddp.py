@@ -11,20 +11,20 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from memcalc.collectives import Collective
-from memcalc.dims import Dim, numel
+from memcalc.core.dims import Dim, numel
+from memcalc.core.rows import Row
 from memcalc.engines import plain
-from memcalc.engines.holdings import Holdings
-from memcalc.layer_kinds import elements_of, shares_of
-from memcalc.profile import gradient_order
-from memcalc.rows import Row
+from memcalc.engines.base.holdings import Holdings
+from memcalc.layout.collectives import Collective
+from memcalc.layout.layer_kinds import elements_of, shares_of
+from memcalc.tape.profile import gradient_order
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
-    from memcalc.dtypes import DType
-    from memcalc.families.module import Weight
+    from memcalc.core.dtypes import DType
+    from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 FIRST_BUCKET: Final = MIB  # kDefaultFirstBucketBytes, reducer.hpp
 BROADCAST_BUCKET: Final = 250 * MIB  # broadcast_bucket_size, distributed.py

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.collectives import Collective
-from memcalc.dtypes import fp32
-from memcalc.engines.clipping import temporaries
-from memcalc.engines.holdings import (
+from memcalc.core.dtypes import fp32
+from memcalc.core.rows import Row
+from memcalc.engines.base.clipping import temporaries
+from memcalc.engines.base.holdings import (
     Holdings,
     Order,
     Update,
@@ -23,11 +23,11 @@ from memcalc.engines.holdings import (
     step_temporaries,
     weight_rows,
 )
-from memcalc.rows import Row
+from memcalc.layout.collectives import Collective
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.collectives import Collective
-from memcalc.engines.sent import Group, collectives_of_run
-from memcalc.engines.zero_layout import STAGE_0
-from memcalc.families.ulysses import Ulysses
+from memcalc.engines.base.sent import Group, collectives_of_run
+from memcalc.engines.deepspeed.zero_layout import STAGE_0
 from memcalc.inputs.model import Model
 from memcalc.kernels.ulysses import SOURCE
+from memcalc.layout.collectives import Collective
+from memcalc.layout.ulysses import Ulysses
 
 if TYPE_CHECKING:
-    from memcalc.profile import Profile
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
+    from memcalc.tape.profile import Profile
 
 AXIS: Final = "cp"
 

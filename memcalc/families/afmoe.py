@@ -7,25 +7,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import Attended, rms_norm_in_fp32
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
-from memcalc.families.experts import REFUSED, Experts, check_experts
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, scale, sigmoid, sum_last
+from memcalc.core.ops.routing import div, gather, topk
+from memcalc.core.ops.shape import transpose, view
+from memcalc.families.base.blocks import Attended, rms_norm_in_fp32
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    CountOrNone,
+    Layers,
+    LayerTypesConfig,
+    Probability,
+    check_divides,
+)
+from memcalc.families.base.experts import REFUSED, Experts, check_experts
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.normed_heads import NormedHeads
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.normed_heads import NormedHeads
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import SparseLayers, gated_mlp_weights
-from memcalc.ops.elementwise import cast, scale, sigmoid, sum_last
-from memcalc.ops.routing import div, gather, topk
-from memcalc.ops.shape import transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.dims import ONE_DIM
-from memcalc.dtypes import boolean
-from memcalc.families.blocks import Rotary, act
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.variations import HeadNorm, PlainMLP
-from memcalc.ops.elementwise import like, sub
-from memcalc.ops.exponential import expm1, softplus
-from memcalc.ops.selection import maximum, where_of_two
+from memcalc.core.dims import ONE_DIM
+from memcalc.core.dtypes import boolean
+from memcalc.core.ops.elementwise import like, sub
+from memcalc.core.ops.exponential import expm1, softplus
+from memcalc.core.ops.selection import maximum, where_of_two
+from memcalc.families.base.blocks import Rotary, act
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.variations import HeadNorm, PlainMLP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.families.config import Activation, Count
+from memcalc.families.base.config import Activation, Count
+from memcalc.families.base.variations import PlainMLP
 from memcalc.families.llama import LlamaConfig
-from memcalc.families.variations import PlainMLP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.blocks import rms_norm
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability
+from memcalc.families.base.blocks import rms_norm
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability
+from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.sparse import MlpTypesConfig
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
-from memcalc.families.experts import REFUSED, check_experts, check_groups
-from memcalc.families.module import Module, Weight
-from memcalc.families.sparse import MlpTypesConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.families.blocks import apply_partial_rotary_pos_emb
-from memcalc.families.config import (
+from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
+from memcalc.families.base.config import (
     Activation,
     Count,
     FamilyConfig,
@@ -19,15 +19,15 @@ from memcalc.families.config import (
     Several,
     check_divides,
 )
-from memcalc.families.hybrid import Hybrid
+from memcalc.families.base.hybrid import Hybrid
 from memcalc.families.mamba2 import StateSpace, check_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.dims import Dim
-    from memcalc.families.module import Weight
-    from memcalc.tensor import Tensor
+    from memcalc.core.dims import Dim
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Weight
 
 
 @dataclass(frozen=True, kw_only=True)

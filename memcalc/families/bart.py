@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import boolean, fp16, int64
-from memcalc.families.blocks import (
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import boolean, fp16, int64
+from memcalc.core.ops.elementwise import dropout, like, of_two, scale
+from memcalc.core.ops.loss import cross_entropy
+from memcalc.core.ops.selection import clamp
+from memcalc.core.ops.shape import contiguous, expand, reshape, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import (
     Attended,
     act,
     bidirectional_sdpa_attention,
@@ -15,23 +20,18 @@ from memcalc.families.blocks import (
     position_ids,
     sdpa_attention,
 )
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.masks import bidirectional_mask, causal_mask_of_ones
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.program import stacked
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import bidirectional_mask, causal_mask_of_ones
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.families.program import stacked
-from memcalc.ops.elementwise import dropout, like, of_two, scale
-from memcalc.ops.loss import cross_entropy
-from memcalc.ops.selection import clamp
-from memcalc.ops.shape import contiguous, expand, reshape, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from memcalc.dtypes import DType
+    from memcalc.core.dtypes import DType
 
 
 @dataclass(frozen=True, kw_only=True)

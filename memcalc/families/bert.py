@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim
-from memcalc.dtypes import int64
-from memcalc.families.blocks import (
+from memcalc.core.dims import ONE_DIM, Dim
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.elementwise import dropout
+from memcalc.core.ops.shape import expand, first, reshape, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import (
     Attended,
     act,
     bidirectional_sdpa_attention,
@@ -21,15 +24,12 @@ from memcalc.families.blocks import (
     plain_eager_attention,
     sdpa_attention,
 )
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import bidirectional_mask, causal_mask
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.program import Program
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import bidirectional_mask, causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.families.program import Program
-from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import expand, first, reshape, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.blocks import Attended, Rotary, act
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.core.dims import merge
+from memcalc.core.ops.shape import reshape
+from memcalc.families.base.blocks import Attended, Rotary, act
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.llama import Llama
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.shape import reshape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

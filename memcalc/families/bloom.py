@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended
-from memcalc.families.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.core.autograd import Node
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.elementwise import cast, dropout, like, record, scale, softmax, tanh
+from memcalc.core.ops.matmul import baddbmm, bmm
+from memcalc.core.ops.shape import reshape, select, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended
+from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.ops.elementwise import cast, dropout, like, record, scale, softmax, tanh
-from memcalc.ops.matmul import baddbmm, bmm
-from memcalc.ops.shape import reshape, select, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

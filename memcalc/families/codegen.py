@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dims import Dim, divided, merge
+from memcalc.core.dims import Dim, divided, merge
+from memcalc.core.ops.elementwise import scale
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.shape import reshape, split, transpose
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.gptj import GPTJ, GPTJConfig
 from memcalc.families.llama import linear_weights
-from memcalc.ops.elementwise import scale
-from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import reshape, split, transpose
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.dtypes import DType
-    from memcalc.families.module import Module, Weight
+    from memcalc.core.dtypes import DType
+    from memcalc.families.base.module import Module, Weight
 
 _PARTS = Dim("4", 4)
 """The TPU cores that the projection's columns were once spread over (`mp_num`)."""

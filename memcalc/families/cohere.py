@@ -6,18 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import QKV, Rotary, rotate_pairs
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, mean, power, rsqrt, scale, sub
+from memcalc.core.ops.shape import transpose, unsqueeze, view
+from memcalc.families.base.blocks import QKV, Rotary, rotate_pairs
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.llama import Llama
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import cast, mean, power, rsqrt, scale, sub
-from memcalc.ops.shape import transpose, unsqueeze, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.variations import Windowed
 from memcalc.families.cohere import ParallelLayer
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
-from memcalc.families.variations import Windowed
 
 if TYPE_CHECKING:
-    from memcalc.families.blocks import QKV, Rotary
-    from memcalc.families.module import Module
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import QKV, Rotary
+    from memcalc.families.base.module import Module
 
 
 @dataclass(frozen=True, kw_only=True)

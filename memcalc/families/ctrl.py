@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim
-from memcalc.dtypes import int64
-from memcalc.families.blocks import Attended, plain_eager_attention, sdpa_attention
-from memcalc.families.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.elementwise import activation, dropout, scale_
+from memcalc.core.ops.shape import reshape, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, plain_eager_attention, sdpa_attention
+from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import activation, dropout, scale_
-from memcalc.ops.shape import reshape, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.families.config import (
+from memcalc.families.base.config import (
     Activation,
     Count,
     DecoderConfig,
@@ -13,7 +13,7 @@ from memcalc.families.config import (
     WindowedConfig,
     check_divides,
 )
-from memcalc.families.variations import Windowed
+from memcalc.families.base.variations import Windowed
 
 
 @dataclass(frozen=True, kw_only=True)

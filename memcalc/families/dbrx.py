@@ -10,11 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.dtypes import int64
+from memcalc.core.dims import ONE_DIM, Dim, merge, plus
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.elementwise import dropout, like, mul_, softmax
+from memcalc.core.ops.matmul import mm
+from memcalc.core.ops.routing import absolute_norm, div, index, index_add_, index_two, topk
+from memcalc.core.ops.selection import clamp
+from memcalc.core.ops.shape import reshape, select, split, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.errors import quoted
-from memcalc.families.blocks import act, attention, causal_lm_loss, position_ids, rotary_buffers
-from memcalc.families.config import (
+from memcalc.families.base.blocks import act, attention, causal_lm_loss, position_ids, rotary_buffers
+from memcalc.families.base.config import (
     Activation,
     Count,
     DecimalProbability,
@@ -22,22 +28,16 @@ from memcalc.families.config import (
     Probability,
     check_divides,
 )
-from memcalc.families.experts import REFUSED, TWO, balanced_rows
+from memcalc.families.base.experts import REFUSED, TWO, balanced_rows
+from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.ops.elementwise import dropout, like, mul_, softmax
-from memcalc.ops.matmul import mm
-from memcalc.ops.routing import absolute_norm, div, index, index_add_, index_two, topk
-from memcalc.ops.selection import clamp
-from memcalc.ops.shape import reshape, select, split, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.blocks import Attended
-    from memcalc.tensor import Memory
+    from memcalc.core.tensor import Memory
+    from memcalc.families.base.blocks import Attended
 
 _INNER: Mapping[str, Sequence[str]] = {
     "attn_config": ("attn_pdrop", "clip_qkv", "kv_n_heads", "rope_theta"),

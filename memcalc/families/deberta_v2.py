@@ -9,11 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from memcalc.dims import ONE_DIM, Dim, divided, merge
-from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families.bert import Bert
-from memcalc.families.blocks import act
-from memcalc.families.config import (
+from memcalc.core.dims import ONE_DIM, Dim, divided, merge
+from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.axes import narrow, permute, repeat, squeeze
+from memcalc.core.ops.convolution import convolution
+from memcalc.core.ops.elementwise import add_, cast, dropout, like, of_two, over, softmax
+from memcalc.core.ops.matmul import bmm, times
+from memcalc.core.ops.routing import gather, masked_fill
+from memcalc.core.ops.selection import masked_fill_
+from memcalc.core.ops.shape import contiguous, expand, first, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import act
+from memcalc.families.base.config import (
     Activation,
     Bounds,
     Count,
@@ -23,17 +30,10 @@ from memcalc.families.config import (
     Probability,
     check_divides,
 )
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.bert import Bert
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.axes import narrow, permute, repeat, squeeze
-from memcalc.ops.convolution import convolution
-from memcalc.ops.elementwise import add_, cast, dropout, like, of_two, over, softmax
-from memcalc.ops.matmul import bmm, times
-from memcalc.ops.routing import gather, masked_fill
-from memcalc.ops.selection import masked_fill_
-from memcalc.ops.shape import contiguous, expand, first, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping

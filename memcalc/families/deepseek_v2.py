@@ -7,23 +7,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32
-from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
-from memcalc.families.config import Activation, Count, CountOrNone, DecimalProbability, Layers, check_divides
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, softmax
+from memcalc.core.ops.matmul import linear
+from memcalc.core.ops.routing import maximum, topk
+from memcalc.core.ops.shape import unsqueeze, view
+from memcalc.families.base.complex_rotary import as_pairs, complex_rotary_embedding, turned
+from memcalc.families.base.config import Activation, Count, CountOrNone, DecimalProbability, Layers, check_divides
+from memcalc.families.base.experts import (
+    REFUSED,
+    Groups,
+    check_experts,
+    check_given,
+    check_groups,
+    without_other_groups,
+)
+from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.sparse import gated_mlp_weights
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
-from memcalc.families.experts import REFUSED, Groups, check_experts, check_given, check_groups, without_other_groups
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.sparse import gated_mlp_weights
-from memcalc.ops.elementwise import cast, softmax
-from memcalc.ops.matmul import linear
-from memcalc.ops.routing import maximum, topk
-from memcalc.ops.shape import unsqueeze, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, divided, merge
-from memcalc.families.blocks import Attended, apply_rotary_pos_emb, rms_norm
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig
-from memcalc.families.experts import REFUSED, check_experts, check_groups
+from memcalc.core.dims import ONE_DIM, Dim, divided, merge
+from memcalc.core.ops.elementwise import sub
+from memcalc.core.ops.shape import (
+    cat,
+    copy_into,
+    every_second,
+    expand,
+    part,
+    reshape,
+    split,
+    transpose,
+    unsqueeze,
+    view,
+)
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, apply_rotary_pos_emb, rms_norm
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig
+from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import GroupedSparseLayers
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import GroupedSparseLayers
-from memcalc.ops.elementwise import sub
-from memcalc.ops.shape import cat, copy_into, every_second, expand, part, reshape, split, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

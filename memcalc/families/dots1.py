@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
-from memcalc.families.experts import REFUSED, check_experts, check_given, check_groups
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    CountOrNone,
+    Layers,
+    LayerTypesConfig,
+    Probability,
+    check_divides,
+)
+from memcalc.families.base.experts import REFUSED, check_experts, check_given, check_groups
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import GroupedSparseLayers
 from memcalc.families.qwen3 import Qwen3
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import GroupedSparseLayers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memcalc.core.ops.elementwise import activation
+from memcalc.families.base.config import Count
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.bert import Bert, BertConfig
-from memcalc.families.config import Count
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import activation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dims import Dim
-from memcalc.dtypes import int64
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.elementwise import add_
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.config import Count
+from memcalc.families.base.module import Module, Weight
 from memcalc.families.bert import Bert, BertConfig
-from memcalc.families.config import Count
-from memcalc.families.module import Module, Weight
-from memcalc.ops.elementwise import add_
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

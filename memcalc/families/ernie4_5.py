@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.dims import merge
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import repeat_pairs, rotate_pairs
-from memcalc.families.config import Activation, Count, Layers, RotaryConfig, check_divides
+from memcalc.core.dims import merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast
+from memcalc.core.ops.shape import unsqueeze
+from memcalc.families.base.blocks import repeat_pairs, rotate_pairs
+from memcalc.families.base.config import Activation, Count, Layers, RotaryConfig, check_divides
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.ops.elementwise import cast
-from memcalc.ops.shape import unsqueeze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.module import Weight
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Weight
 
 
 @dataclass(frozen=True, kw_only=True)

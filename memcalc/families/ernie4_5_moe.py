@@ -9,25 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import repeat_pairs, rotary_embedding, rotate_pairs
-from memcalc.families.config import Activation, Bounds, Count, Layers, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, Experts, check_experts
-from memcalc.families.module import Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import SparseLayers, gated_mlp_weights
-from memcalc.ops.elementwise import cast, softmax, sum_last
-from memcalc.ops.matmul import linear
-from memcalc.ops.routing import div, gather, topk
-from memcalc.ops.selection import clamp
-from memcalc.ops.shape import reshape, unsqueeze, view
-from memcalc.tensor import Autocast
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, softmax, sum_last
+from memcalc.core.ops.matmul import linear
+from memcalc.core.ops.routing import div, gather, topk
+from memcalc.core.ops.selection import clamp
+from memcalc.core.ops.shape import reshape, unsqueeze, view
+from memcalc.core.tensor import Autocast
+from memcalc.families.base.blocks import repeat_pairs, rotary_embedding, rotate_pairs
+from memcalc.families.base.config import Activation, Bounds, Count, Layers, RotaryConfig, check_divides
+from memcalc.families.base.experts import REFUSED, Experts, check_experts
+from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
-from memcalc.families.variations import HeadNorm, PostNorm, Windowed
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.variations import HeadNorm, PostNorm, Windowed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from memcalc.families.blocks import QKV, Rotary
-    from memcalc.families.module import Module
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import QKV, Rotary
+    from memcalc.families.base.module import Module
 
 
 @dataclass(frozen=True, kw_only=True)

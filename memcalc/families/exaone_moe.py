@@ -7,20 +7,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.blocks import Attended
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
-from memcalc.families.experts import REFUSED, check_experts, check_groups
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, module
-from memcalc.families.normed_heads import NormedHeads
-from memcalc.families.sparse import GroupedSparseLayers, MlpTypesConfig
-from memcalc.ops.shape import reshape
+from memcalc.core.dims import merge
+from memcalc.core.ops.shape import reshape
+from memcalc.families.base.blocks import Attended
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    CountOrNone,
+    Layers,
+    LayerTypesConfig,
+    Probability,
+    check_divides,
+)
+from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, module
+from memcalc.families.base.normed_heads import NormedHeads
+from memcalc.families.base.sparse import GroupedSparseLayers, MlpTypesConfig
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

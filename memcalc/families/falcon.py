@@ -9,9 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import bf16, boolean, fp32, int64
-from memcalc.families.blocks import (
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import bf16, boolean, fp32, int64
+from memcalc.core.ops.attention import math_attention, scaled_dot_product_attention
+from memcalc.core.ops.elementwise import add_, cast, dropout, like, of_two, scale, scale_, softmax
+from memcalc.core.ops.matmul import matmul, times
+from memcalc.core.ops.routing import index_one
+from memcalc.core.ops.selection import where
+from memcalc.core.ops.shape import expand, part, reshape, select, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import (
     Attended,
     act,
     apply_rotary_pos_emb,
@@ -19,19 +26,20 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    FamilyConfig,
+    Layers,
+    Probability,
+    RotaryConfig,
+    check_divides,
+)
+from memcalc.families.base.masks import boolean_mask, causal_mask
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.bloom import Bloom, dropout_add, with_n_embed
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import boolean_mask, causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.attention import math_attention, scaled_dot_product_attention
-from memcalc.ops.elementwise import add_, cast, dropout, like, of_two, scale, scale_, softmax
-from memcalc.ops.matmul import matmul, times
-from memcalc.ops.routing import index_one
-from memcalc.ops.selection import where
-from memcalc.ops.shape import expand, part, reshape, select, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.dims import ONE_DIM, Dim
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, Several, check_divides
-from memcalc.families.hybrid import Hybrid
+from memcalc.core.dims import ONE_DIM, Dim
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
+from memcalc.core.ops.shape import transpose, view
+from memcalc.families.base.blocks import act
+from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, Several, check_divides
+from memcalc.families.base.hybrid import Hybrid
+from memcalc.families.base.masks import recurrent_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
-from memcalc.families.masks import recurrent_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, mean, power, rsqrt
-from memcalc.ops.shape import transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

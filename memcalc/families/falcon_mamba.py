@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.dtypes import fp32
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
+from memcalc.families.base.module import Buffer, Module, module
 from memcalc.families.mamba import Mamba, MambaConfig, SelectiveMixer
-from memcalc.families.module import Buffer, Module, module
-from memcalc.ops.elementwise import cast, mean, power, rsqrt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

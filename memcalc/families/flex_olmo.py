@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import apply_rotary_pos_emb, rms_norm_in_fp32, rotary_embedding
-from memcalc.families.config import Count, DecimalProbability, Layers
-from memcalc.families.module import Module, Weight, module
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast
+from memcalc.families.base.blocks import apply_rotary_pos_emb, rms_norm_in_fp32, rotary_embedding
+from memcalc.families.base.config import Count, DecimalProbability, Layers
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.olmoe import Olmoe, OlmoeConfig
-from memcalc.ops.elementwise import cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

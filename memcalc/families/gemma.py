@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dtypes import fp32
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
+from memcalc.core.ops.replaceable import replaceable
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Buffer, Module
 from memcalc.families.llama import Llama
-from memcalc.families.module import Buffer, Module
-from memcalc.ops.elementwise import cast, mean, power, rsqrt
-from memcalc.ops.replaceable import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.blocks import Attended, Rotary, eager_attention, softcap
-from memcalc.families.config import (
+from memcalc.families.base.blocks import Attended, Rotary, eager_attention, softcap
+from memcalc.families.base.config import (
     Activation,
     Count,
     Decimal,
@@ -19,14 +19,14 @@ from memcalc.families.config import (
     WindowedConfig,
     check_divides,
 )
+from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.variations import Windowed
 from memcalc.families.gemma import Gemma
-from memcalc.families.module import Module, Weight, module
-from memcalc.families.variations import Windowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.families.blocks import Attended
-from memcalc.families.config import Count, Decimal, LayerType, RotaryByKindConfig
+from memcalc.families.base.blocks import Attended
+from memcalc.families.base.config import Count, Decimal, LayerType, RotaryByKindConfig
+from memcalc.families.base.module import Module
+from memcalc.families.base.variations import HeadNorm, RotaryByKind
 from memcalc.families.gemma2 import Gemma2, Gemma2Config
 from memcalc.families.llama import Llama
-from memcalc.families.module import Module
-from memcalc.families.variations import HeadNorm, RotaryByKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.blocks import apply_partial_rotary_pos_emb, repeat_pairs, rotate_pairs
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.core.dims import merge
+from memcalc.families.base.blocks import apply_partial_rotary_pos_emb, repeat_pairs, rotate_pairs
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.variations import JoinedMLP
 from memcalc.families.llama import linear_weights
-from memcalc.families.variations import JoinedMLP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.module import Weight
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Weight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.glm import Glm
-from memcalc.families.module import Module, Weight, module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.blocks import Rotary
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Rotary
 
 
 class Glm4(Glm):

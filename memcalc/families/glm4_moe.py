@@ -7,18 +7,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.blocks import apply_partial_rotary_pos_emb
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, check_experts, check_groups
-from memcalc.families.module import Module, Weight
-from memcalc.families.normed_heads import NormedHeads
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import GroupedSparseLayers
+from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    CountOrNone,
+    Layers,
+    Probability,
+    RotaryConfig,
+    check_divides,
+)
+from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.normed_heads import NormedHeads
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import GroupedSparseLayers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

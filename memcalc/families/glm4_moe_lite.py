@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability
+from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.sparse import MlpTypesConfig
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
-from memcalc.families.experts import REFUSED, check_experts, check_groups
-from memcalc.families.sparse import MlpTypesConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

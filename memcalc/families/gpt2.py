@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import Attended, act, lm_head_loss, position_ids, sdpa_attention
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.program import Program
-from memcalc.ops.elementwise import cast, dropout, scale, softmax
-from memcalc.ops.matmul import matmul
-from memcalc.ops.replaceable import replaceable
-from memcalc.ops.shape import contiguous, reshape, split, transpose, view
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import cast, dropout, scale, softmax
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.replaceable import replaceable
+from memcalc.core.ops.shape import contiguous, reshape, split, transpose, view
+from memcalc.families.base.blocks import Attended, act, lm_head_loss, position_ids, sdpa_attention
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import boolean
-from memcalc.families.blocks import Attended, act, attention
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import boolean
+from memcalc.core.ops.elementwise import dropout
+from memcalc.core.ops.shape import contiguous, reshape, split, transpose, unsqueeze, view
+from memcalc.families.base.blocks import Attended, act, attention
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import contiguous, reshape, split, transpose, unsqueeze, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim
-from memcalc.dtypes import boolean, fp32
-from memcalc.families.blocks import Attended, act, position_ids
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.core.dims import ONE_DIM, Dim
+from memcalc.core.dtypes import boolean, fp32
+from memcalc.core.ops.elementwise import cast, dropout, softmax
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.selection import where_else
+from memcalc.core.ops.shape import contiguous, first, reshape, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, act, position_ids
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.gptj import GPTJ
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, dropout, softmax
-from memcalc.ops.matmul import matmul
-from memcalc.ops.selection import where_else
-from memcalc.ops.shape import contiguous, first, reshape, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

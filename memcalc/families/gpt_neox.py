@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import (
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import dropout
+from memcalc.core.ops.shape import chunk, reshape, transpose, view
+from memcalc.families.base.blocks import (
     Attended,
     act,
     apply_partial_rotary_pos_emb,
@@ -17,18 +19,24 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    FamilyConfig,
+    Layers,
+    Probability,
+    RotaryConfig,
+    check_divides,
+)
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import chunk, reshape, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import (
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import dropout, softmax
+from memcalc.core.ops.matmul import baddbmm, matmul
+from memcalc.core.ops.shape import cat, contiguous, expand, part, reshape, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import (
     Attended,
     act,
     apply_rotary_pos_emb,
@@ -14,16 +18,12 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.gpt_neox import GPTNeoX
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.elementwise import dropout, softmax
-from memcalc.ops.matmul import baddbmm, matmul
-from memcalc.ops.shape import cat, contiguous, expand, part, reshape, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping

@@ -9,23 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.families.blocks import Attended, repeat_kv, rms_norm_in_fp32, rotary_angles
-from memcalc.families.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
-from memcalc.families.experts import REFUSED, Experts, check_experts
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.ops.elementwise import cast, dropout, like, scale, sigmoid, softmax, sub
-from memcalc.ops.matmul import matmul
-from memcalc.ops.routing import maximum, topk
-from memcalc.ops.selection import clamp
-from memcalc.ops.shape import cat, chunk, contiguous, every_second, expand, part, reshape, transpose, unsqueeze
+from memcalc.core.dims import ONE_DIM, Dim, merge, plus
+from memcalc.core.ops.elementwise import cast, dropout, like, scale, sigmoid, softmax, sub
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.routing import maximum, topk
+from memcalc.core.ops.selection import clamp
+from memcalc.core.ops.shape import cat, chunk, contiguous, every_second, expand, part, reshape, transpose, unsqueeze
+from memcalc.families.base.blocks import Attended, repeat_kv, rms_norm_in_fp32, rotary_angles
+from memcalc.families.base.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.base.experts import REFUSED, Experts, check_experts
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

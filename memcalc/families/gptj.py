@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, act, position_ids
-from memcalc.families.blocks import rotate_pairs as rotate_every_two
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.elementwise import cast, dropout, like, scale, softmax
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.shape import cat, contiguous, part, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, act, position_ids
+from memcalc.families.base.blocks import rotate_pairs as rotate_every_two
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, dropout, like, scale, softmax
-from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import cat, contiguous, part, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memcalc.dtypes import DType
+    from memcalc.core.dtypes import DType
 
 
 @dataclass(frozen=True, kw_only=True)

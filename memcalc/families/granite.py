@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.core.ops.elementwise import scale
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Module, module
 from memcalc.families.llama import Llama
-from memcalc.families.module import Module, module
-from memcalc.ops.elementwise import scale
 
 if TYPE_CHECKING:
-    from memcalc.families.blocks import Rotary
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,21 +7,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, Experts, check_experts
-from memcalc.families.module import Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.ops.elementwise import cast, scale, softmax
-from memcalc.ops.matmul import linear
-from memcalc.ops.routing import topk
-from memcalc.ops.shape import reshape, view
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, scale, softmax
+from memcalc.core.ops.matmul import linear
+from memcalc.core.ops.routing import topk
+from memcalc.core.ops.shape import reshape, view
+from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.experts import REFUSED, Experts, check_experts
+from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

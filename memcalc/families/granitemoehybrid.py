@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from memcalc.families.bamba import MixerConfig, mixer_of
-from memcalc.families.config import Bounds, CountOrNone
+from memcalc.families.base.config import Bounds, CountOrNone
+from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.granitemoe import GraniteMoeConfig
 from memcalc.families.granitemoeshared import GraniteMoeShared
-from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
-from memcalc.families.module import Buffer, Module, Weight, module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memcalc.families.blocks import QKV
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import QKV
 
 
 @dataclass(frozen=True, kw_only=True)

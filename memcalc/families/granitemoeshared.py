@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from memcalc.dims import Dim
-from memcalc.families.blocks import act
-from memcalc.families.config import Bounds
+from memcalc.core.dims import Dim
+from memcalc.core.ops.shape import chunk
+from memcalc.families.base.blocks import act
+from memcalc.families.base.config import Bounds
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.granitemoe import GraniteMoe, GraniteMoeConfig
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.shape import chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Module, Weight
 from memcalc.families.llama import Llama
-from memcalc.families.module import Module, Weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.blocks import QKV, Rotary
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import QKV, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

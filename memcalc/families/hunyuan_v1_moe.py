@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import rms_norm
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts, check_given
-from memcalc.families.module import Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.sparse import gated_mlp_weights
-from memcalc.ops.shape import reshape, view
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.shape import reshape, view
+from memcalc.families.base.blocks import rms_norm
+from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts, check_given
+from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.sparse import gated_mlp_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.blocks import Attended
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Attended
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,22 +7,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32
-from memcalc.families.config import Activation, Count, CountOrNone, DecimalProbability, Layers, check_divides
-from memcalc.families.experts import REFUSED, Experts, SigmoidRouter, check_experts
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.normed_heads import NormedHeads
-from memcalc.families.sparse import MlpTypesConfig, SparseLayers, gated_mlp_weights
-from memcalc.ops.elementwise import cast, sigmoid, sum_last
-from memcalc.ops.matmul import linear
-from memcalc.ops.routing import div, gather, topk
-from memcalc.ops.shape import reshape, view
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, sigmoid, sum_last
+from memcalc.core.ops.matmul import linear
+from memcalc.core.ops.routing import div, gather, topk
+from memcalc.core.ops.shape import reshape, view
+from memcalc.families.base.config import Activation, Count, CountOrNone, DecimalProbability, Layers, check_divides
+from memcalc.families.base.experts import REFUSED, Experts, SigmoidRouter, check_experts
+from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.normed_heads import NormedHeads
+from memcalc.families.base.sparse import MlpTypesConfig, SparseLayers, gated_mlp_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

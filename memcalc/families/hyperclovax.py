@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.families.config import Decimal
+from memcalc.core.ops.elementwise import scale
+from memcalc.families.base.config import Decimal
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.granite import Granite
 from memcalc.families.llama import LlamaConfig
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import scale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.blocks import Rotary
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.families.config import Count, Layers
+from memcalc.families.base.config import Count, Layers
 from memcalc.families.llama import Llama, LlamaConfig
 
 if TYPE_CHECKING:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.families.blocks import QKV, Attended, Rotary, act, apply_mask_to_padding_states
-from memcalc.families.config import Bounds, Count, Layers, LayerTypesConfig, check_divides
-from memcalc.families.hybrid import LinearOrFullLayers
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.ops.axes import chunk_dim
+from memcalc.core.ops.shape import contiguous, reshape, transpose, view
+from memcalc.families.base.blocks import QKV, Attended, Rotary, act, apply_mask_to_padding_states
+from memcalc.families.base.config import Bounds, Count, Layers, LayerTypesConfig, check_divides
+from memcalc.families.base.hybrid import LinearOrFullLayers
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.axes import chunk_dim
-from memcalc.ops.shape import contiguous, reshape, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 ConvOrFull = Literal["conv", "full_attention"]
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.config import Count, Layers
-from memcalc.families.experts import REFUSED, Experts, check_experts, check_given
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import sigmoid, sum_last
+from memcalc.core.ops.matmul import linear
+from memcalc.core.ops.routing import div, gather, topk
+from memcalc.core.ops.shape import reshape, view
+from memcalc.families.base.config import Count, Layers
+from memcalc.families.base.experts import REFUSED, Experts, check_experts, check_given
+from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.families.lfm2 import Lfm2, ShortConvConfig
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.ops.elementwise import sigmoid, sum_last
-from memcalc.ops.matmul import linear
-from memcalc.ops.routing import div, gather, topk
-from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from memcalc.families.blocks import Rotary
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import (
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.shape import reshape, transpose, view
+from memcalc.families.base.blocks import (
     QKV,
     Attended,
     Rotary,
@@ -20,17 +21,24 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import LAYER_TYPES, Activation, Count, DecoderConfig, FamilyConfig, Layers, check_divides
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.families.program import Program
-from memcalc.ops.shape import reshape, transpose, view
+from memcalc.families.base.config import (
+    LAYER_TYPES,
+    Activation,
+    Count,
+    DecoderConfig,
+    FamilyConfig,
+    Layers,
+    check_divides,
+)
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.dtypes import DType
-    from memcalc.tensor import Tensor
+    from memcalc.core.dtypes import DType
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from memcalc.dims import ONE_DIM, Dim, divided, merge
-from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, act, repeat_kv, sdpa_attention
-from memcalc.families.complex_rotary import as_pairs, complex_rotary_embedding, turned
-from memcalc.families.config import Activation, Bounds, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.core.dims import ONE_DIM, Dim, divided, merge
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.elementwise import cast, dropout, like, mean, power, rsqrt, scale, sigmoid, softmax
+from memcalc.core.ops.matmul import bmm, matmul
+from memcalc.core.ops.routing import add_, repeat_rows, scatter_, sum_first, topk
+from memcalc.core.ops.shape import chunk, contiguous, expand, reshape, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, act, repeat_kv, sdpa_attention
+from memcalc.families.base.complex_rotary import as_pairs, complex_rotary_embedding, turned
+from memcalc.families.base.config import Activation, Bounds, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.masks import causal_mask, chunked_causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask, chunked_causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import SparseLayers, gated_mlp_weights
-from memcalc.ops.elementwise import cast, dropout, like, mean, power, rsqrt, scale, sigmoid, softmax
-from memcalc.ops.matmul import bmm, matmul
-from memcalc.ops.routing import add_, repeat_rows, scatter_, sum_first, topk
-from memcalc.ops.shape import chunk, contiguous, expand, reshape, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator

@@ -10,21 +10,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.dims import ONE_DIM, Dim, plus
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import act, apply_mask_to_padding_states, causal_lm_loss, rms_norm
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers
+from memcalc.core.dims import ONE_DIM, Dim, plus
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.axes import chunk_dim, narrow, select, squeeze
+from memcalc.core.ops.convolution import depthwise_conv1d
+from memcalc.core.ops.elementwise import cast
+from memcalc.core.ops.exponential import exp, softplus
+from memcalc.core.ops.matmul import bmm, weight_times
+from memcalc.core.ops.scan import Block, Product, earlier_steps, stack_steps
+from memcalc.core.ops.shape import split, transpose, unsqueeze
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import act, apply_mask_to_padding_states, causal_lm_loss, rms_norm
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.program import Program
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.program import Program
-from memcalc.ops.axes import chunk_dim, narrow, select, squeeze
-from memcalc.ops.convolution import depthwise_conv1d
-from memcalc.ops.elementwise import cast
-from memcalc.ops.exponential import exp, softplus
-from memcalc.ops.matmul import bmm, weight_times
-from memcalc.ops.scan import Block, Product, earlier_steps, stack_steps
-from memcalc.ops.shape import split, transpose, unsqueeze
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence

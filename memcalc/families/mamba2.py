@@ -8,23 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import boolean, fp32
-from memcalc.families.blocks import act, apply_mask_to_padding_states
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Several
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import boolean, fp32
+from memcalc.core.ops.axes import cat_dim, narrow, pad_dim, permute, repeat_interleave, select
+from memcalc.core.ops.contraction import einsum
+from memcalc.core.ops.cumulative import cumsum
+from memcalc.core.ops.elementwise import cast, like, mean, power, rsqrt, sub
+from memcalc.core.ops.exponential import exp, softplus
+from memcalc.core.ops.routing import masked_fill
+from memcalc.core.ops.selection import clamp
+from memcalc.core.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import act, apply_mask_to_padding_states
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Several
+from memcalc.families.base.masks import recurrent_mask
+from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import Mamba, causal_conv1d
-from memcalc.families.masks import recurrent_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.ops.axes import cat_dim, narrow, pad_dim, permute, repeat_interleave, select
-from memcalc.ops.contraction import einsum
-from memcalc.ops.cumulative import cumsum
-from memcalc.ops.elementwise import cast, like, mean, power, rsqrt, sub
-from memcalc.ops.exponential import exp, softplus
-from memcalc.ops.routing import masked_fill
-from memcalc.ops.selection import clamp
-from memcalc.ops.shape import contiguous, expand, reshape, split, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

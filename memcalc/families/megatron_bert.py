@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.dims import ONE_DIM, merge
-from memcalc.dtypes import fp32, int64
+from memcalc.core.dims import ONE_DIM, merge
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.elementwise import add_, dropout, scale, softmax
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.shape import contiguous, first, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended
+from memcalc.families.base.config import Count, Layers
+from memcalc.families.base.masks import bidirectional_mask, causal_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.bert import Bert, BertConfig
-from memcalc.families.blocks import Attended
-from memcalc.families.config import Count, Layers
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import bidirectional_mask, causal_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import add_, dropout, scale, softmax
-from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import contiguous, first, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,23 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.families.blocks import act, apply_mask_to_padding_states, rms_norm
-from memcalc.families.config import Count
-from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
+from memcalc.core.dims import ONE_DIM, Dim, merge, plus
+from memcalc.core.ops.axes import cat_dim, narrow, split_dim
+from memcalc.core.ops.elementwise import like, sigmoid
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.shape import first, reshape, transpose
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import act, apply_mask_to_padding_states, rms_norm
+from memcalc.families.base.config import Count
+from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.llama import linear_weights
 from memcalc.families.mixtral import Mixtral, MixtralConfig
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.axes import cat_dim, narrow, split_dim
-from memcalc.ops.elementwise import like, sigmoid
-from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import first, reshape, transpose
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.blocks import Rotary
+    from memcalc.families.base.blocks import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,20 +7,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.blocks import apply_partial_rotary_pos_emb
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, SigmoidRouter, check_experts
+from memcalc.core.dims import merge
+from memcalc.core.ops.shape import reshape, view
+from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
+from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.experts import REFUSED, SigmoidRouter, check_experts
+from memcalc.families.base.module import Buffer, Module, module
+from memcalc.families.base.normed_projections import NormedProjections
+from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.mixtral import Mixtral
-from memcalc.families.module import Buffer, Module, module
-from memcalc.families.normed_projections import NormedProjections
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
-from memcalc.families.variations import Windowed
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.variations import Windowed
 
 
 @dataclass(frozen=True, kw_only=True)

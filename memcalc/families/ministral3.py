@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dims import merge
-from memcalc.dtypes import fp32
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
+from memcalc.core.dims import merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, like
+from memcalc.core.ops.shape import reshape, unsqueeze
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Module, module
 from memcalc.families.mistral import Mistral
-from memcalc.families.module import Module, module
-from memcalc.ops.elementwise import cast, like
-from memcalc.ops.shape import reshape, unsqueeze
 
 if TYPE_CHECKING:
-    from memcalc.families.blocks import Attended, Rotary
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Attended, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

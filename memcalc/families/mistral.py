@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.families.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.masks import causal_mask
 from memcalc.families.llama import Llama
-from memcalc.families.masks import causal_mask
 
 if TYPE_CHECKING:
-    from memcalc.families.module import Run
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import (
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.axes import unbind
+from memcalc.core.ops.elementwise import cast, dropout
+from memcalc.core.ops.shape import chunk, contiguous, reshape, rotate_half, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import (
     Attended,
     Rotary,
     act,
@@ -16,7 +20,7 @@ from memcalc.families.blocks import (
     eager_attention,
     masked_lm_loss,
 )
-from memcalc.families.config import (
+from memcalc.families.base.config import (
     LAYER_TYPES,
     Activation,
     Count,
@@ -26,14 +30,10 @@ from memcalc.families.config import (
     RotaryByKindConfig,
     check_divides,
 )
+from memcalc.families.base.masks import bidirectional_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.variations import RotaryByKind
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import bidirectional_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.variations import RotaryByKind
-from memcalc.ops.axes import unbind
-from memcalc.ops.elementwise import cast, dropout
-from memcalc.ops.shape import chunk, contiguous, reshape, rotate_half, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import boolean, fp32
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import boolean, fp32
+from memcalc.core.ops.elementwise import activation, cast, scale, softmax
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.selection import clamp, where_else
+from memcalc.core.ops.shape import chunk, contiguous, first, reshape, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.errors import quoted
-from memcalc.families.blocks import Attended
-from memcalc.families.config import Count, FamilyConfig, Layers, check_divides
+from memcalc.families.base.blocks import Attended
+from memcalc.families.base.config import Count, FamilyConfig, Layers, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.gpt2 import GPT2
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.ops.elementwise import activation, cast, scale, softmax
-from memcalc.ops.matmul import matmul
-from memcalc.ops.selection import clamp, where_else
-from memcalc.ops.shape import chunk, contiguous, first, reshape, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

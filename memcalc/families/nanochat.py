@@ -6,20 +6,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import divided
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import QKV, Rotary, act, softcap
-from memcalc.families.config import Activation, Count, Decimal, DecoderConfig, Layers
+from memcalc.core.dims import divided
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast
+from memcalc.core.ops.shape import cat, part, unsqueeze
+from memcalc.families.base.blocks import QKV, Rotary, act, softcap
+from memcalc.families.base.config import Activation, Count, Decimal, DecoderConfig, Layers
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.gemma import scaled_by_rms
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import cast
-from memcalc.ops.shape import cat, part, unsqueeze
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import Dim
-from memcalc.families.config import Activation, Count, DecoderConfig, Fraction, Layers
-from memcalc.families.variations import LayerNorm, PlainMLP
-from memcalc.ops.elementwise import cast
-from memcalc.ops.norm import layer_norm
-from memcalc.ops.shape import cat, part, rotate_half, unsqueeze
-from memcalc.tensor import Autocast
+from memcalc.core.dims import Dim
+from memcalc.core.ops.elementwise import cast
+from memcalc.core.ops.norm import layer_norm
+from memcalc.core.ops.shape import cat, part, rotate_half, unsqueeze
+from memcalc.core.tensor import Autocast
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Fraction, Layers
+from memcalc.families.base.variations import LayerNorm, PlainMLP
 
 if TYPE_CHECKING:
-    from memcalc.families.module import Module
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Module
 
 
 @dataclass(frozen=True, kw_only=True)

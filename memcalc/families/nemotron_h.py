@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import QKV, act, position_ids
-from memcalc.families.config import (
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops import elementwise
+from memcalc.core.ops.elementwise import mean, power, rsqrt
+from memcalc.core.ops.shape import view
+from memcalc.families.base.blocks import QKV, act, position_ids
+from memcalc.families.base.config import (
     LEGACY_LAYER_TYPES,
     Activation,
     Count,
@@ -20,21 +23,18 @@ from memcalc.families.config import (
     Several,
     check_divides,
 )
-from memcalc.families.experts import REFUSED, PlainExperts, check_experts, check_groups, grouped_router
+from memcalc.families.base.experts import REFUSED, PlainExperts, check_experts, check_groups, grouped_router
+from memcalc.families.base.masks import recurrent_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace
 from memcalc.families.mamba2 import check_groups as check_ssm_groups
-from memcalc.families.masks import recurrent_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.ops import elementwise
-from memcalc.ops.elementwise import mean, power, rsqrt
-from memcalc.ops.shape import view
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 NO_POSITIONS: Any = None
 Block = Literal["linear_attention", "full_attention", "moe", "mlp"]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import QKV
-from memcalc.families.config import Activation, Count, Decimal, DecoderConfig, Layers
-from memcalc.families.module import Module, Weight
-from memcalc.families.variations import RotaryInFp32
-from memcalc.ops.elementwise import cast
-from memcalc.ops.norm import layer_norm
-from memcalc.ops.selection import clamp_
-from memcalc.ops.shape import transpose, view
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast
+from memcalc.core.ops.norm import layer_norm
+from memcalc.core.ops.selection import clamp_
+from memcalc.core.ops.shape import transpose, view
+from memcalc.families.base.blocks import QKV
+from memcalc.families.base.config import Activation, Count, Decimal, DecoderConfig, Layers
+from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.variations import RotaryInFp32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.blocks import QKV, rms_norm_in_fp32
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers
-from memcalc.families.module import Module, Weight
-from memcalc.families.variations import PostNorm, RotaryInFp32
-from memcalc.ops.shape import transpose, view
+from memcalc.core.dims import merge
+from memcalc.core.ops.shape import transpose, view
+from memcalc.families.base.blocks import QKV, rms_norm_in_fp32
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.variations import PostNorm, RotaryInFp32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

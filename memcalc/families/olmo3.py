@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.families.config import LayerType, RotaryByKindConfig, WindowedConfig
+from memcalc.families.base.config import LayerType, RotaryByKindConfig, WindowedConfig
+from memcalc.families.base.variations import RotaryByKind
 from memcalc.families.olmo2 import Olmo2, Olmo2Config
-from memcalc.families.variations import RotaryByKind
 
 
 @dataclass(frozen=True, kw_only=True)

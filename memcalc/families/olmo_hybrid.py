@@ -9,25 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import merge
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import QKV, apply_mask_to_padding_states
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers, check_divides
-from memcalc.families.delta import GatedDeltaNet, chunk_gated_delta_rule
-from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
+from memcalc.core.dims import merge
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import cast, sigmoid
+from memcalc.core.ops.exponential import exp, softplus
+from memcalc.core.ops.shape import cat, reshape, split, transpose, view
+from memcalc.families.base.blocks import QKV, apply_mask_to_padding_states
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, check_divides
+from memcalc.families.base.delta import GatedDeltaNet, chunk_gated_delta_rule
+from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
-from memcalc.families.module import Buffer, Module, Weight, module
 from memcalc.families.olmo2 import Olmo2
-from memcalc.ops.elementwise import cast, sigmoid
-from memcalc.ops.exponential import exp, softplus
-from memcalc.ops.shape import cat, reshape, split, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memcalc.dims import Dim
-    from memcalc.tensor import Tensor
+    from memcalc.core.dims import Dim
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

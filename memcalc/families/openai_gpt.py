@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.dims import ONE_DIM, Dim
-from memcalc.dtypes import int64
-from memcalc.families.blocks import act
-from memcalc.families.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.core.dims import ONE_DIM, Dim
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.elementwise import dropout, scale, softmax
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.shape import contiguous, first, reshape, split, transpose, view
+from memcalc.families.base.blocks import act
+from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.gpt2 import GPT2, conv1d_weights, norm_weights
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import dropout, scale, softmax
-from memcalc.ops.matmul import matmul
-from memcalc.ops.shape import contiguous, first, reshape, split, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

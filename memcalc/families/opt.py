@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp32, int64
-from memcalc.families.blocks import Attended, act, attention, lm_head_loss
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.elementwise import cast, dropout, like, scale
+from memcalc.core.ops.shape import contiguous, reshape, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, act, attention, lm_head_loss
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.program import Program
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.program import Program
-from memcalc.ops.elementwise import cast, dropout, like, scale
-from memcalc.ops.shape import contiguous, reshape, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

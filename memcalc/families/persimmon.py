@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import dropout
+from memcalc.core.ops.shape import select, transpose, view
+from memcalc.families.base.blocks import act
+from memcalc.families.base.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.module import Module, Weight, module
 from memcalc.families.phi import Phi
-from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import select, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

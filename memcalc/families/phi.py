@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import Attended, act, apply_rotary_pos_emb, position_ids, rotary_embedding
-from memcalc.families.config import (
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import dropout
+from memcalc.core.ops.shape import cat, contiguous, part, reshape
+from memcalc.families.base.blocks import Attended, act, apply_rotary_pos_emb, position_ids, rotary_embedding
+from memcalc.families.base.config import (
     Activation,
     Count,
     FamilyConfig,
@@ -17,17 +19,15 @@ from memcalc.families.config import (
     RotaryConfig,
     check_divides,
 )
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import dropout
-from memcalc.ops.shape import cat, contiguous, part, reshape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

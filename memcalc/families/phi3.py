@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import rms_norm
-from memcalc.families.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import dropout
+from memcalc.core.ops.replaceable import replaceable
+from memcalc.core.ops.shape import cat, part, rotate_half, transpose, unsqueeze, view
+from memcalc.families.base.blocks import rms_norm
+from memcalc.families.base.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.variations import JoinedMLP
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.variations import JoinedMLP
-from memcalc.ops.elementwise import dropout
-from memcalc.ops.replaceable import replaceable
-from memcalc.ops.shape import cat, part, rotate_half, transpose, unsqueeze, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,20 +7,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim, divided, merge
-from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families.blocks import frequency_update
-from memcalc.families.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, TWO, check_experts
+from memcalc.core.autograd import Node
+from memcalc.core.dims import ONE_DIM, Dim, divided, merge
+from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.elementwise import cast, like, mul, mul_, mul_view_, of_two, recording, scale, softmax, sub
+from memcalc.core.ops.routing import gather, masked_fill, scatter, topk
+from memcalc.core.ops.shape import cat, reshape, unsqueeze
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import frequency_update
+from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.experts import REFUSED, TWO, check_experts
+from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.mixtral import Mixtral
-from memcalc.families.module import Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.ops.elementwise import cast, like, mul, mul_, mul_view_, of_two, recording, scale, softmax, sub
-from memcalc.ops.routing import gather, masked_fill, scatter, topk
-from memcalc.ops.shape import cat, reshape, unsqueeze
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

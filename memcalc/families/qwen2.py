@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.config import (
+from memcalc.core.dims import merge
+from memcalc.families.base.config import (
     Activation,
     Count,
     Layers,
@@ -14,14 +14,14 @@ from memcalc.families.config import (
     Probability,
     check_divides,
 )
+from memcalc.families.base.masks import causal_mask
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.masks import causal_mask
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from memcalc.families.module import Run, Weight
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Run, Weight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,20 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, LayerTypesConfig, Probability, check_divides
-from memcalc.families.experts import REFUSED, check_experts
+from memcalc.core.dims import merge
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    CountOrNone,
+    Layers,
+    LayerTypesConfig,
+    Probability,
+    check_divides,
+)
+from memcalc.families.base.experts import REFUSED, check_experts
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Run, Weight
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import GatedSharedExpert
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Run, Weight
 from memcalc.families.qwen2 import Qwen2
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import GatedSharedExpert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

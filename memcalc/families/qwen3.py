@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import merge
-from memcalc.families.blocks import rms_norm
-from memcalc.families.config import Count
+from memcalc.core.dims import merge
+from memcalc.core.ops.shape import transpose, view
+from memcalc.families.base.blocks import rms_norm
+from memcalc.families.base.config import Count
+from memcalc.families.base.module import Module, Weight
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Weight
 from memcalc.families.qwen2 import Qwen2, Qwen2Config
-from memcalc.ops.shape import transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

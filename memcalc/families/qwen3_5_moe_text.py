@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Count, CountOrNone, Layers
-from memcalc.families.experts import REFUSED, check_experts
+from memcalc.families.base.config import Count, CountOrNone, Layers
+from memcalc.families.base.experts import REFUSED, check_experts
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import GatedSharedExpert
 from memcalc.families.qwen3_5_text import Qwen35Config, Qwen35Layers
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import GatedSharedExpert
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

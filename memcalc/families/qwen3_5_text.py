@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from memcalc.dims import Dim
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import Rotary, frequency_update
-from memcalc.families.config import Activation, Count, Layers, Probability, check_divides
-from memcalc.families.delta import ProjectedApart
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.axes import select
+from memcalc.core.ops.elementwise import cast, like, mul, scale
+from memcalc.core.ops.shape import cat, expand, unsqueeze
+from memcalc.families.base.blocks import Rotary, frequency_update
+from memcalc.families.base.config import Activation, Count, Layers, Probability, check_divides
+from memcalc.families.base.delta import ProjectedApart
 from memcalc.families.qwen3_next import DeltaConfig, DeltaLayers
-from memcalc.ops.axes import select
-from memcalc.ops.elementwise import cast, like, mul, scale
-from memcalc.ops.shape import cat, expand, unsqueeze
 
 if TYPE_CHECKING:
-    from memcalc.families.module import Module
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Module
 
 GRIDS = Dim("3", 3)
 

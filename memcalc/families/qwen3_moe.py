@@ -5,20 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, Experts, SoftmaxRouter, check_experts
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.shape import reshape, view
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    CountOrNone,
+    Layers,
+    Probability,
+    RotaryConfig,
+    check_divides,
+)
+from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import SparseLayers
 from memcalc.families.qwen3 import Qwen3
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import SparseLayers
-from memcalc.ops.shape import reshape, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

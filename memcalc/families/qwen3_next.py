@@ -9,24 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import Attended, Rotary, apply_partial_rotary_pos_emb
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
-from memcalc.families.delta import GatedDeltaNet
-from memcalc.families.experts import REFUSED, check_experts
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import sigmoid
+from memcalc.core.ops.shape import chunk, contiguous, reshape, transpose, view
+from memcalc.families.base.blocks import Attended, Rotary, apply_partial_rotary_pos_emb
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
+from memcalc.families.base.delta import GatedDeltaNet
+from memcalc.families.base.experts import REFUSED, check_experts
+from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
+from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import GatedSharedExpert
 from memcalc.families.gemma import Gemma
-from memcalc.families.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Weight, module
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import GatedSharedExpert
-from memcalc.ops.elementwise import sigmoid
-from memcalc.ops.shape import chunk, contiguous, reshape, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim, merge, plus
-from memcalc.dtypes import boolean, fp32
-from memcalc.families.blocks import (
+from memcalc.core.autograd import Node
+from memcalc.core.dims import ONE_DIM, Dim, merge, plus
+from memcalc.core.dtypes import boolean, fp32
+from memcalc.core.ops.axes import assign_place, narrow, permute, select
+from memcalc.core.ops.convolution import depthwise_conv1d
+from memcalc.core.ops.elementwise import bounded_sqrt, cast, like, one_minus, scale, sigmoid, tanh
+from memcalc.core.ops.exponential import exp, softplus
+from memcalc.core.ops.matmul import biased_baddbmm
+from memcalc.core.ops.scan import Block, earlier_steps
+from memcalc.core.ops.shape import reshape, transpose, unsqueeze
+from memcalc.core.tensor import Autocast, Tensor, new_tensor
+from memcalc.families.base.blocks import (
     Attended,
     act,
     apply_partial_rotary_pos_emb,
@@ -22,19 +30,11 @@ from memcalc.families.blocks import (
     rotary_buffers,
     rotary_embedding,
 )
-from memcalc.families.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Run, Weight, module
-from memcalc.ops.axes import assign_place, narrow, permute, select
-from memcalc.ops.convolution import depthwise_conv1d
-from memcalc.ops.elementwise import bounded_sqrt, cast, like, one_minus, scale, sigmoid, tanh
-from memcalc.ops.exponential import exp, softplus
-from memcalc.ops.matmul import biased_baddbmm
-from memcalc.ops.scan import Block, earlier_steps
-from memcalc.ops.shape import reshape, transpose, unsqueeze
-from memcalc.tensor import Autocast, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence

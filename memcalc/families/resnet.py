@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from memcalc.dims import ONE_DIM, Dim
-from memcalc.dtypes import int64
-from memcalc.families.blocks import act
-from memcalc.families.config import Activation, Count, FamilyConfig, Labels, Layers
+from memcalc.core.dims import ONE_DIM, Dim
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.convolution import convolution
+from memcalc.core.ops.elementwise import add_
+from memcalc.core.ops.loss import cross_entropy
+from memcalc.core.ops.norm import batch_norm
+from memcalc.core.ops.pooling import adaptive_avg_pool2d, max_pool2d
+from memcalc.core.ops.shape import view
+from memcalc.families.base.blocks import act
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Labels, Layers
+from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
+from memcalc.families.base.program import Program
 from memcalc.families.gpt2 import norm_weights
-from memcalc.families.module import Buffer, Input, Module, Run, Weight, module
-from memcalc.families.program import Program
-from memcalc.ops.convolution import convolution
-from memcalc.ops.elementwise import add_
-from memcalc.ops.loss import cross_entropy
-from memcalc.ops.norm import batch_norm
-from memcalc.ops.pooling import adaptive_avg_pool2d, max_pool2d
-from memcalc.ops.shape import view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 IMAGE_SIZE: Final = 224
 REDUCTION: Final = 4

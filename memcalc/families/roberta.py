@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dtypes import boolean, int32, int64
+from memcalc.core.dtypes import boolean, int32, int64
+from memcalc.core.ops.elementwise import activation, cast, like, scale
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.config import Count
+from memcalc.families.base.module import Module, Weight
 from memcalc.families.bert import Bert, BertConfig
-from memcalc.families.config import Count
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Weight
-from memcalc.ops.elementwise import activation, cast, like, scale
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim
-from memcalc.dtypes import int64
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.elementwise import add_, dropout
+from memcalc.core.ops.shape import cat, clone
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.config import Count
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.bert import Bert, BertConfig
-from memcalc.families.config import Count
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import add_, dropout
-from memcalc.ops.shape import cat, clone
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

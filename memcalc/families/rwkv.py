@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import ONE_DIM, Dim, plus
-from memcalc.dtypes import fp32
-from memcalc.families.blocks import act, lm_head_loss
-from memcalc.families.config import Count, FamilyConfig, Layers
+from memcalc.core.dims import ONE_DIM, Dim, plus
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.axes import assign_place, pad_dim, select
+from memcalc.core.ops.elementwise import cast, like, one_minus, power, scale, sigmoid, sub
+from memcalc.core.ops.exponential import exp
+from memcalc.core.ops.routing import div
+from memcalc.core.ops.scan import Block, earlier_steps
+from memcalc.core.ops.selection import larger
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import act, lm_head_loss
+from memcalc.families.base.config import Count, FamilyConfig, Layers
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.program import Program
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.program import Program
-from memcalc.ops.axes import assign_place, pad_dim, select
-from memcalc.ops.elementwise import cast, like, one_minus, power, scale, sigmoid, sub
-from memcalc.ops.exponential import exp
-from memcalc.ops.routing import div
-from memcalc.ops.scan import Block, earlier_steps
-from memcalc.ops.selection import larger
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.dims import merge
-from memcalc.families.blocks import Attended, Rotary
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers, Probability
+from memcalc.core.dims import merge
+from memcalc.core.ops.elementwise import dropout
+from memcalc.families.base.blocks import Attended, Rotary
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, Probability
+from memcalc.families.base.module import Module, Weight
 from memcalc.families.llama import Llama, linear_weights
-from memcalc.families.module import Module, Weight
-from memcalc.ops.elementwise import dropout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.families.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig, check_divides
-from memcalc.families.experts import REFUSED, check_experts, check_groups
-from memcalc.families.router_outputs import RouterOutputsConfig
-from memcalc.families.sparse import GroupedSparseLayers
+from memcalc.families.base.config import (
+    Activation,
+    Count,
+    CountOrNone,
+    Layers,
+    Probability,
+    RotaryConfig,
+    check_divides,
+)
+from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.sparse import GroupedSparseLayers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.families.module import Weight
+    from memcalc.families.base.module import Weight
 
 
 @dataclass(frozen=True, kw_only=True)

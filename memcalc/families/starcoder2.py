@@ -6,19 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.dims import merge
-from memcalc.families.blocks import Attended, Rotary, act
-from memcalc.families.config import Activation, Count, DecoderConfig, Layers, Probability
+from memcalc.core.dims import merge
+from memcalc.core.ops.elementwise import dropout
+from memcalc.families.base.blocks import Attended, Rotary, act
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, Probability
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.variations import LayerNorm
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.variations import LayerNorm
-from memcalc.ops.elementwise import dropout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memcalc.autograd import Constant
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import boolean, fp16, fp32, int64
-from memcalc.families.blocks import act
-from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.core.autograd import Constant
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import boolean, fp16, fp32, int64
+from memcalc.core.ops.attention import scaled_dot_product_attention
+from memcalc.core.ops.axes import permute
+from memcalc.core.ops.elementwise import add_, cast, dropout, like, mean, of_two, power, rsqrt, scale, softmax
+from memcalc.core.ops.loss import cross_entropy
+from memcalc.core.ops.matmul import matmul
+from memcalc.core.ops.selection import clamp_to, where_else
+from memcalc.core.ops.shape import contiguous, reshape, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import act
+from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.masks import bidirectional_mask, decoder_mask
+from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.program import stacked
+from memcalc.families.base.t5_config import T5Config
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import bidirectional_mask, decoder_mask
-from memcalc.families.module import Module, Run, Weight, module
-from memcalc.families.program import stacked
-from memcalc.families.t5_config import T5Config
-from memcalc.ops.attention import scaled_dot_product_attention
-from memcalc.ops.axes import permute
-from memcalc.ops.elementwise import add_, cast, dropout, like, mean, of_two, power, rsqrt, scale, softmax
-from memcalc.ops.loss import cross_entropy
-from memcalc.ops.matmul import matmul
-from memcalc.ops.selection import clamp_to, where_else
-from memcalc.ops.shape import contiguous, reshape, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.families.config import FamilyConfig
+    from memcalc.families.base.config import FamilyConfig
 
 
 class Attention(NamedTuple):

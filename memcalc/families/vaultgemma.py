@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.gemma2 import Gemma2, Gemma2Config
-from memcalc.families.module import Module, Weight, module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from memcalc.families.blocks import Rotary
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.blocks import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

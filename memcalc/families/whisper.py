@@ -8,25 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import int64
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.axes import permute
+from memcalc.core.ops.convolution import convolution
+from memcalc.core.ops.elementwise import activation, dropout, scale
+from memcalc.core.ops.embedding import embedding
+from memcalc.core.ops.loss import cross_entropy
+from memcalc.core.ops.routing import index
+from memcalc.core.ops.shape import contiguous, reshape, view
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.bart import PreNorm, sdpa_of, split_heads
-from memcalc.families.blocks import Attended, plain_eager_attention
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.blocks import Attended, plain_eager_attention
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_right
+from memcalc.families.base.masks import decoder_mask
+from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
+from memcalc.families.base.program import stacked
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
-from memcalc.families.masks import decoder_mask
-from memcalc.families.module import Buffer, Input, Module, Run, Weight, module
-from memcalc.families.program import stacked
-from memcalc.ops.axes import permute
-from memcalc.ops.convolution import convolution
-from memcalc.ops.elementwise import activation, dropout, scale
-from memcalc.ops.embedding import embedding
-from memcalc.ops.loss import cross_entropy
-from memcalc.ops.routing import index
-from memcalc.ops.shape import contiguous, reshape, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import fp16, fp32, int64
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import fp16, fp32, int64
+from memcalc.core.ops.elementwise import cast, dropout, scale, softmax
+from memcalc.core.ops.matmul import bmm
+from memcalc.core.ops.selection import maximum
+from memcalc.core.ops.shape import reshape, transpose, unsqueeze, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, act
+from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
+from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.biogpt import BioGpt
-from memcalc.families.blocks import Attended, act
-from memcalc.families.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
-from memcalc.families.masks import causal_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.elementwise import cast, dropout, scale, softmax
-from memcalc.ops.matmul import bmm
-from memcalc.ops.selection import maximum
-from memcalc.ops.shape import reshape, transpose, unsqueeze, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

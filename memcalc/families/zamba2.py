@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from memcalc.dims import Dim, merge
-from memcalc.families.blocks import QKV, Rotary, act, position_ids
-from memcalc.families.config import (
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.axes import chunk_dim
+from memcalc.core.ops.shape import cat, clone, transpose, view
+from memcalc.families.base.blocks import QKV, Rotary, act, position_ids
+from memcalc.families.base.config import (
     LEGACY_LAYER_TYPES,
     Activation,
     Count,
@@ -22,17 +24,15 @@ from memcalc.families.config import (
     RotaryConfig,
     Several,
 )
+from memcalc.families.base.masks import recurrent_mask
+from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
-from memcalc.families.masks import recurrent_mask
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.ops.axes import chunk_dim
-from memcalc.ops.shape import cat, clone, transpose, view
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 Block = Literal["linear_attention", "hybrid"]
 

@@ -21,7 +21,7 @@ def specs_folder() -> Path:
 
 def hardware_folder() -> Path:
     """The bundled GPU files."""
-    return Path(__file__).resolve().parent.parent / "hardware"
+    return Path(__file__).resolve().parent.parent / "hardware" / "gpus"
 
 
 def read_bundled(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GPUs: one JSON file each in `memcalc/hardware/`, every quantity with its unit and source."""
+"""GPUs: one JSON file each in `memcalc/hardware/gpus/`, every quantity with its unit and source."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from memcalc.families.config import FamilyConfig
+    from memcalc.families.base.config import FamilyConfig
 
 _NO_SIZES: Final = (
     "relative_attention_max_distance", "no_rope_layer_interval", "sliding_window", "max_window_layers",

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from memcalc.dims import numel
+from memcalc.core.dims import numel
 from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.inputs.files import read_bundled, read_json_object, specs_folder
 from memcalc.inputs.left_out import left_out, note
@@ -18,8 +18,8 @@ from memcalc.inputs.quantization import without_quantization
 from memcalc.inputs.towers import text_tower
 
 if TYPE_CHECKING:
-    from memcalc.families.module import Weight
-    from memcalc.families.program import Program
+    from memcalc.families.base.module import Weight
+    from memcalc.families.base.program import Program
 
 
 _ALIKE: Final = 0.65

@@ -1,4 +1,4 @@
-"""The options of a setup, as given, and the values that each may have. What they mean together is `memcalc.setup`.
+"""The options of a setup, as given, and the values that each may have. What they mean together is `memcalc.setup.setup`.
 
 Checked by hand, not with pydantic: these few kinds are all there is, and a planner resolves thousands of setups a second.
 """

@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.dims import workload_size
+from memcalc.core.dims import workload_size
 
 if TYPE_CHECKING:
-    from memcalc.dtypes import DType
-    from memcalc.rows import Basis, Row
+    from memcalc.core.dtypes import DType
+    from memcalc.core.rows import Basis, Row
 
 _TORCH: Final = "transformers' forward; torch tools/autograd/derivatives.yaml"
 _LIGER: Final = "Liger-Kernel 0.8.5 src/liger_kernel/ops"
@@ -93,7 +93,7 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
         replaced |= megatron.SELECTIVE if selective else {}
         replaced |= megatron.LOSSES[cross_entropy]
         return Kernels(tuple(replaced.items()), f"{_MEGATRON}; {_TORCH}", "modelled")
-    from memcalc.families.blocks import causal_lm_loss, lm_head_loss
+    from memcalc.families.base.blocks import causal_lm_loss, lm_head_loss
     from memcalc.kernels import chunked_loss, liger, loss_parallel
 
     if cross_entropy == "vocab-parallel":
@@ -117,7 +117,7 @@ def held(kernels: str, attention: str | None, program: Any, dtype: DType) -> tup
     """What kernels keep from step to step: Megatron's attention, one buffer of scores."""
     if kernels != "megatron" or attention != "eager":
         return ()
-    from memcalc.rows import Row
+    from memcalc.core.rows import Row
 
     batch, seq = workload_size(1, 1)
     source = "Megatron-Core 0.16.1 megatron/core/transformer/dot_product_attention.py, get_global_memory_buffer"

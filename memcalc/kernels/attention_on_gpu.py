@@ -16,14 +16,14 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.core.dtypes import DType, bf16, fp16, fp32
+from memcalc.core.ops.attention import fused_attention, math_attention, scaled_dot_product_attention, takes_efficient
+from memcalc.core.ops.autocast import autocast
 from memcalc.inputs.gpu import load_gpu
-from memcalc.ops.attention import fused_attention, math_attention, scaled_dot_product_attention, takes_efficient
-from memcalc.ops.autocast import autocast
 
 if TYPE_CHECKING:
+    from memcalc.core.tensor import Tensor
     from memcalc.kernels import Kernels
-    from memcalc.tensor import Tensor
 
 _AMPERE: Final = "8.0"
 _WIDEST: Final = 256
@@ -105,6 +105,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool =
     kernel = fused.kernel(Operands(q.dtype, q.shape[1].size, k.shape[1].size, head_dim, value_dim, mask is not None))
     if kernel == "math":
         return math_attention(q, k, v, mask, causal)
-    # a mask leaves the CPU's flash kernel, whose bytes are the same but for rows of padding (memcalc.ops.attention)
+    # a mask leaves the CPU's flash kernel, whose bytes are the same but for rows of padding (memcalc.core.ops.attention)
     efficient = takes_efficient(q, v, mask) or (kernel == "efficient" and mask is None)
     return fused_attention(q, k, v, mask, efficient)

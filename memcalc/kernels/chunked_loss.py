@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import boolean, fp16, fp32, int64
-from memcalc.families import blocks
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import boolean, fp16, fp32, int64
+from memcalc.core.ops.elementwise import recording
+from memcalc.core.ops.shape import view
+from memcalc.core.ops.work import works
+from memcalc.core.tensor import Memory, Tensor, new_tensor
+from memcalc.families.base import blocks
 from memcalc.kernels.liger import alias
-from memcalc.ops.elementwise import recording
-from memcalc.ops.shape import view
-from memcalc.ops.work import works
-from memcalc.tensor import Memory, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memcalc.families.module import Module
+    from memcalc.families.base.module import Module
 
 
 def loss_chunks(tokens: int, vocab: int, hidden: int) -> tuple[int, ...]:

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families import blocks, phi3
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.elementwise import like, recording
+from memcalc.core.ops.shape import view
+from memcalc.core.ops.work import works
+from memcalc.core.tensor import Tensor, is_contiguous, new_tensor
+from memcalc.families import phi3
+from memcalc.families.base import blocks
 from memcalc.families.gemma import gemma_rms_norm
-from memcalc.ops.elementwise import like, recording
-from memcalc.ops.shape import view
-from memcalc.ops.work import works
-from memcalc.tensor import Tensor, is_contiguous, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from memcalc.families.module import Module
-    from memcalc.ops.replaceable import Replacements
+    from memcalc.core.ops.replaceable import Replacements
+    from memcalc.families.base.module import Module
 
 _MULTIPROCESSORS: Final = 132
 """Rows of the partial weight gradients that a norm's backward adds up, one per multiprocessor: 132 on H100 and H200."""

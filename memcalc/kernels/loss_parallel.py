@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Shape, merge
-from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families.blocks import shifted_labels
-from memcalc.ops.elementwise import cast, like, recording
-from memcalc.ops.selection import where
-from memcalc.ops.shape import view
-from memcalc.tensor import Tensor, new_tensor
+from memcalc.core.autograd import Node
+from memcalc.core.dims import ONE_DIM, Shape, merge
+from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.elementwise import cast, like, recording
+from memcalc.core.ops.selection import where
+from memcalc.core.ops.shape import view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.blocks import shifted_labels
 
 if TYPE_CHECKING:
-    from memcalc.families.module import Run
+    from memcalc.families.base.module import Run
 
 
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:

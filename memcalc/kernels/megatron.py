@@ -13,24 +13,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.autograd import Node, checkpoint
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import DType, boolean, fp32, int64
-from memcalc.families import blocks, gpt2, masks
+from memcalc.core.autograd import Node, checkpoint
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import DType, boolean, fp32, int64
+from memcalc.core.ops import norm
+from memcalc.core.ops.attention import heads_inside, scaled_dot_product_attention
+from memcalc.core.ops.elementwise import activation, dropout, like, recording
+from memcalc.core.ops.shape import clone, contiguous, transpose
+from memcalc.core.ops.work import works, works_backward
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families import gpt2
+from memcalc.families.base import blocks, masks
 from memcalc.kernels.liger import alias, packed
-from memcalc.ops import norm
-from memcalc.ops.attention import heads_inside, scaled_dot_product_attention
-from memcalc.ops.elementwise import activation, dropout, like, recording
-from memcalc.ops.shape import clone, contiguous, transpose
-from memcalc.ops.work import works, works_backward
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from memcalc.families.blocks import Attended
-    from memcalc.families.module import Module, Run
-    from memcalc.ops.replaceable import Replacements
+    from memcalc.core.ops.replaceable import Replacements
+    from memcalc.families.base.blocks import Attended
+    from memcalc.families.base.module import Module, Run
 
 # --- norms
 

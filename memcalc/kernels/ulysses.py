@@ -13,21 +13,21 @@ from functools import cache, lru_cache, partial
 from inspect import unwrap
 from typing import TYPE_CHECKING, Final
 
-from memcalc.autograd import Node
-from memcalc.dims import ONE_DIM, Dim, merge, whole_of
-from memcalc.dtypes import int64
-from memcalc.families.blocks import Attended, sdpa_attention
-from memcalc.families.ulysses import group_dim
+from memcalc.core.autograd import Node
+from memcalc.core.dims import ONE_DIM, Dim, merge, whole_of
+from memcalc.core.dtypes import int64
+from memcalc.core.ops.elementwise import recording
+from memcalc.core.ops.shape import cat, clone, contiguous, expand, reshape, transpose, unsqueeze
+from memcalc.core.tensor import Sent, Tensor, new_tensor
+from memcalc.families.base.blocks import Attended, sdpa_attention
 from memcalc.kernels import Kernels
-from memcalc.ops.elementwise import recording
-from memcalc.ops.shape import cat, clone, contiguous, expand, reshape, transpose, unsqueeze
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.layout.ulysses import group_dim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memcalc.collectives import Kind
-    from memcalc.dims import Shape
+    from memcalc.core.dims import Shape
+    from memcalc.layout.collectives import Kind
 
 SOURCE: Final = "DeepSpeed 0.19.8 deepspeed/runtime/sequence_parallel/ulysses_sp.py"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.dims import ONE_DIM, Dim, Shape, numel
-from memcalc.dtypes import DType, boolean, fp32, int32
-from memcalc.families.blocks import repeat_kv
+from memcalc.core.dims import ONE_DIM, Dim, Shape, numel
+from memcalc.core.dtypes import DType, boolean, fp32, int32
+from memcalc.core.ops.elementwise import cast, dropout, softmax
+from memcalc.core.ops.selection import masked_fill_, masked_fill_view_
+from memcalc.core.ops.shape import contiguous, transpose
+from memcalc.core.tensor import Memory, Tensor, new_tensor
+from memcalc.families.base.blocks import repeat_kv
 from memcalc.kernels.megatron import masked_softmax, product, scaled_product
-from memcalc.ops.elementwise import cast, dropout, softmax
-from memcalc.ops.selection import masked_fill_, masked_fill_view_
-from memcalc.ops.shape import contiguous, transpose
-from memcalc.tensor import Memory, Tensor, new_tensor
 
 _THREADS_PER_WARP: Final = 32
 _THREADS_PER_BLOCK: Final = 128

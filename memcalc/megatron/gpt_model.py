@@ -10,11 +10,15 @@ from collections import Counter
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memcalc.autograd import Node, checkpoint
-from memcalc.dims import ONE_DIM, Dim, Shape, merge
-from memcalc.dtypes import bf16, boolean, fp32
-from memcalc.families.module import Buffer, Module, Weight, module
-from memcalc.families.program import Program
+from memcalc.core.autograd import Node, checkpoint
+from memcalc.core.dims import ONE_DIM, Dim, Shape, merge
+from memcalc.core.dtypes import bf16, boolean, fp32
+from memcalc.core.ops.elementwise import dropout, like, recording
+from memcalc.core.ops.shape import part as slice_of
+from memcalc.core.ops.shape import split, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.program import Program
 from memcalc.kernels import megatron as kernels
 from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
 from memcalc.megatron.context_parallel import ATTENTION
@@ -27,15 +31,11 @@ from memcalc.megatron.layers import (
     vocab_parallel_embedding,
 )
 from memcalc.megatron.moe import MoELayer
-from memcalc.ops.elementwise import dropout, like, recording
-from memcalc.ops.shape import part as slice_of
-from memcalc.ops.shape import split, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
-    from memcalc.families.module import Run
+    from memcalc.families.base.module import Run
     from memcalc.megatron.architecture import Architecture
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim, merge
-from memcalc.families.module import Module, Weight, module
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim, merge
+from memcalc.core.ops.elementwise import recording
+from memcalc.core.ops.shape import contiguous, split, transpose, view
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.module import Module, Weight, module
 from memcalc.kernels import megatron as kernels
 from memcalc.kernels.liger import packed
 from memcalc.megatron.layers import TensorParallel, column_parallel, row_parallel
-from memcalc.ops.elementwise import recording
-from memcalc.ops.shape import contiguous, split, transpose, view
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim
-from memcalc.dtypes import boolean, int64
-from memcalc.ops.elementwise import like, recording
-from memcalc.ops.work import works, works_backward
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import boolean, int64
+from memcalc.core.ops.elementwise import like, recording
+from memcalc.core.ops.work import works, works_backward
+from memcalc.core.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.collectives import Kind
-    from memcalc.dtypes import DType
-    from memcalc.families.module import Module
-    from memcalc.tensor import Memory
+    from memcalc.core.dtypes import DType
+    from memcalc.core.tensor import Memory
+    from memcalc.families.base.module import Module
+    from memcalc.layout.collectives import Kind
 
 
 class TensorParallel(NamedTuple):

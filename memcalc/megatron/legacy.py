@@ -11,15 +11,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.autograd import Node, checkpoint
-from memcalc.dims import ONE_DIM, Dim, merge
-from memcalc.dtypes import boolean, fp32, int64
-from memcalc.families.module import Buffer, Input, Module, Weight, module
-from memcalc.kernels import megatron as kernels
-from memcalc.megatron.gpt_model import GPTModel
-from memcalc.megatron.layers import TensorParallel, column_parallel, row_parallel, vocab_parallel_embedding
-from memcalc.ops.elementwise import activation, cast, dropout, like, recording
-from memcalc.ops.shape import (
+from memcalc.core.autograd import Node, checkpoint
+from memcalc.core.dims import ONE_DIM, Dim, merge
+from memcalc.core.dtypes import boolean, fp32, int64
+from memcalc.core.ops.elementwise import activation, cast, dropout, like, recording
+from memcalc.core.ops.shape import (
     chunk,
     clone,
     contiguous,
@@ -31,12 +27,16 @@ from memcalc.ops.shape import (
     unsqueeze,
     view,
 )
-from memcalc.tensor import Tensor, new_tensor
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.module import Buffer, Input, Module, Weight, module
+from memcalc.kernels import megatron as kernels
+from memcalc.megatron.gpt_model import GPTModel
+from memcalc.megatron.layers import TensorParallel, column_parallel, row_parallel, vocab_parallel_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from memcalc.families.module import Run
+    from memcalc.families.base.module import Run
     from memcalc.megatron.architecture import Architecture
     from memcalc.megatron.gpt_model import Layout
 

@@ -13,23 +13,23 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim, merge
-from memcalc.dtypes import boolean, fp32, int32, int64
-from memcalc.families.module import Module, Weight, module
-from memcalc.ops.elementwise import cast, like, recording, scale, sigmoid, softmax, sum_last
-from memcalc.ops.matmul import linear
-from memcalc.ops.routing import div, gather, masked_fill, topk
-from memcalc.ops.shape import view
-from memcalc.ops.work import works, works_backward
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim, merge
+from memcalc.core.dtypes import boolean, fp32, int32, int64
+from memcalc.core.ops.elementwise import cast, like, recording, scale, sigmoid, softmax, sum_last
+from memcalc.core.ops.matmul import linear
+from memcalc.core.ops.routing import div, gather, masked_fill, topk
+from memcalc.core.ops.shape import view
+from memcalc.core.ops.work import works, works_backward
+from memcalc.core.tensor import Sent, Tensor, new_tensor
+from memcalc.families.base.module import Module, Weight, module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memcalc.collectives import Kind
+    from memcalc.core.tensor import Memory
+    from memcalc.layout.collectives import Kind
     from memcalc.megatron.architecture import Experts
-    from memcalc.tensor import Memory
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memcalc.dims import ONE_DIM, Shape
-from memcalc.dtypes import DType
+from memcalc.core.dims import ONE_DIM, Shape
+from memcalc.core.dtypes import DType
+from memcalc.core.tensor import Memory, Tensor
 from memcalc.optimizers.optimizer import (
     Optimizer,
     Parameter,
@@ -21,7 +22,6 @@ from memcalc.optimizers.optimizer import (
     temporaries,
     temporary,
 )
-from memcalc.tensor import Memory, Tensor
 
 _SOURCE: Final = "torch/optim/_adafactor.py: Adafactor._init_group"
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memcalc.dtypes import DType, fp32
+from memcalc.core.dtypes import DType, fp32
+from memcalc.core.tensor import Memory, Tensor
 from memcalc.optimizers.optimizer import (
     Optimizer,
     Parameter,
@@ -20,7 +21,6 @@ from memcalc.optimizers.optimizer import (
     temporary,
     then,
 )
-from memcalc.tensor import Memory, Tensor
 
 _SOURCE: Final = "torch/optim/adam.py: Adam._init_group"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from memcalc.dims import Dim, Shape, numel
-from memcalc.dtypes import DType, fp32, uint8
+from memcalc.core.dims import Dim, Shape, numel
+from memcalc.core.dtypes import DType, fp32, uint8
+from memcalc.core.tensor import Memory
 from memcalc.optimizers.optimizer import Optimizer, Parameter, State, like_parameter
-from memcalc.tensor import Memory
 
 _SOURCE: Final = "bitsandbytes/optim/optimizer.py: Optimizer2State.init_state"
 _BLOCK_SIZE: Final = 256

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memcalc.dtypes import DType
+from memcalc.core.dtypes import DType
+from memcalc.core.tensor import Memory
 from memcalc.optimizers.optimizer import (
     Optimizer,
     Parameter,
@@ -17,7 +18,6 @@ from memcalc.optimizers.optimizer import (
     then,
     wider,
 )
-from memcalc.tensor import Memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
-from memcalc.dims import Shape
-from memcalc.dtypes import DType, bf16
+from memcalc.core.dims import Shape
+from memcalc.core.dtypes import DType, bf16
+from memcalc.core.tensor import Memory, Tensor
 from memcalc.optimizers.adam import ADAMW
 from memcalc.optimizers.optimizer import (
     Optimizer,
@@ -24,7 +25,6 @@ from memcalc.optimizers.optimizer import (
     then,
     wider,
 )
-from memcalc.tensor import Memory, Tensor
 
 _SOURCE: Final = "torch/optim/_muon.py: Muon._init_group"
 _NS_STEPS: Final = 5

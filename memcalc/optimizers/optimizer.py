@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from memcalc.dims import Dim, Shape
-from memcalc.dtypes import DType
+from memcalc.core.dims import Dim, Shape
+from memcalc.core.dtypes import DType
+from memcalc.core.tensor import Memory, Storage, Tensor, contiguous_strides
 from memcalc.errors import InputError, one_line
-from memcalc.tensor import Memory, Storage, Tensor, contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)

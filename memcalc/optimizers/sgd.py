@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memcalc.dtypes import DType
+from memcalc.core.dtypes import DType
+from memcalc.core.tensor import Memory
 from memcalc.optimizers.optimizer import Optimizer, Parameter, State, like_parameter
-from memcalc.tensor import Memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.families.tensor_parallel_plans import PLANS
 from memcalc.inputs.options import NOT_YET, refuse
+from memcalc.layout.tensor_parallel_plans import PLANS
 from memcalc.pipelining.orders import micro_batches_per_round
 from memcalc.pipelining.programs import STAGED, divided
 

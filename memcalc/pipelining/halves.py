@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from memcalc.autograd import Leaf, Node, Part, backward, run_graph
-from memcalc.tensor import Tensor
+from memcalc.core.autograd import Leaf, Node, Part, backward, run_graph
+from memcalc.core.tensor import Tensor
 
 
 @dataclass

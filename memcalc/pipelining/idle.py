@@ -8,7 +8,7 @@ from memcalc.megatron.schedules import bubble
 from memcalc.pipelining import orders
 
 if TYPE_CHECKING:
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 
 def idle_share(setup: Setup) -> float:

@@ -13,16 +13,16 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.families.base.module import Buffer, Module, Run, Weight
+from memcalc.families.base.program import Program
 from memcalc.families.llama import Llama
-from memcalc.families.module import Buffer, Module, Run, Weight
-from memcalc.families.program import Program
 from memcalc.megatron.schedules import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from memcalc.dims import Dim
-    from memcalc.tensor import Tensor
+    from memcalc.core.dims import Dim
+    from memcalc.core.tensor import Tensor
 
 STAGED: Final = (
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2", "glm", "glm4", "starcoder2", "cohere", "ernie4_5",

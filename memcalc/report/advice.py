@@ -12,7 +12,7 @@ from memcalc.report.costs_in_words import costs
 from memcalc.report.remedies import MORE_GPUS, Remedy, remedies
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
     from memcalc.inputs.options import Options
 
 _MOST: Final = 3
@@ -42,7 +42,7 @@ class Proposal(NamedTuple):
     costs: str
     """What they cost, in words; '' where there is no GPU to fit."""
     answer: str | None = None
-    """The verdict's (memcalc.verdict); None without a GPU."""
+    """The verdict's (memcalc.device.verdict); None without a GPU."""
     gives_back: bool = False
     """True if the allocator gives segments back then."""
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import RenderableType
 from rich.text import Text
 
-from memcalc.cost import step_time
+from memcalc.core.rows import COMPONENTS
+from memcalc.hardware.cost import step_time
 from memcalc.report.fitting import Column, fitting, table_of
-from memcalc.rows import COMPONENTS
 from memcalc.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 _NAMES: Final = {"optimizer_states": "optimizer", "saved_activations": "saved"}
 

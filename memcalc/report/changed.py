@@ -12,7 +12,7 @@ from memcalc.errors import InputError
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import check_options
 from memcalc.optimizers import load_optimizer
-from memcalc.setup import Setup, resolve
+from memcalc.setup.setup import Setup, resolve
 
 if TYPE_CHECKING:
     from memcalc.inputs.options import Options

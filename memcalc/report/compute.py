@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from memcalc.compute import PHASES, seconds_at_peak
+from memcalc.estimation.compute import PHASES, seconds_at_peak
 from memcalc.units import show_flops, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 
 def compute_lines(report: Report) -> list[Text]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.cost import step_time
+from memcalc.hardware.cost import step_time
 from memcalc.pipelining.idle import idle_share
 from memcalc.units import MIB, show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
-    from memcalc.setup import Setup
+    from memcalc.estimation.estimate import Report
+    from memcalc.setup.setup import Setup
 
 _NOTICED: Final = 0.02
 """A share of all communication's time: what more of it is exposed than that is said."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.errors import InputError
 from memcalc.inputs.model import Model
 from memcalc.inputs.options import check_options, option_name
-from memcalc.setup import Setup, resolve
+from memcalc.setup.setup import Setup, resolve
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 
 class Launcher(NamedTuple):

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from memcalc.cost import Cost, Unknown, step_time
+from memcalc.core.rows import COMPONENTS, Item
+from memcalc.hardware.cost import Cost, Unknown, step_time
 from memcalc.report.advice_document import advice_document
 from memcalc.report.all_ranks import rank_document
 from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import Share, shares
 from memcalc.report.verdict import why
-from memcalc.rows import COMPONENTS, Item
 
 if TYPE_CHECKING:
-    from memcalc.collectives import Collective
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
+    from memcalc.layout.collectives import Collective
 
 SCHEMA_VERSION = 1
 

@@ -7,12 +7,12 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.core.rows import COMPONENTS
 from memcalc.report.per_layer import shares
-from memcalc.rows import COMPONENTS
 
 if TYPE_CHECKING:
-    from memcalc.collectives import Collective
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
+    from memcalc.layout.collectives import Collective
 
 HEADER = (
     "table",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.cost import step_time
+from memcalc.device.verdict import outside
+from memcalc.hardware.cost import step_time
 from memcalc.inputs.model import Model
 from memcalc.pipelining.idle import idle_share
 from memcalc.report.remedies import SAME, Remedy
-from memcalc.verdict import outside
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
-    from memcalc.setup import Setup
+    from memcalc.estimation.estimate import Report
+    from memcalc.setup.setup import Setup
 
 
 class Step(NamedTuple):

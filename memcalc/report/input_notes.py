@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 
 def input_notes(report: Report) -> list[str]:
@@ -18,7 +18,7 @@ def input_notes(report: Report) -> list[str]:
 
 def _of_length(report: Report) -> list[str]:
     """Rotary and relative positions go on beyond the length that a model was trained with. A table of positions does not: it
-    refuses them (memcalc.setup)."""
+    refuses them (memcalc.setup.setup)."""
     tokens = report.setup.seq_len
     most: int | None = None if tokens is None else report.model.program.max_seq_len
     if tokens is None or most is None or tokens <= most:

@@ -13,8 +13,8 @@ from memcalc.report.table import setup_line, verdict_lines
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.collectives import Collective
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
+    from memcalc.layout.collectives import Collective
 
 
 _NUMBERS: Final = frozenset(("bytes", "at the peak", "calls", "payload", "wire"))

@@ -8,7 +8,7 @@ from typing import IO, Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.dims import formula, numel
+from memcalc.core.dims import formula, numel
 from memcalc.inputs.model import Model, bundled_spec
 from memcalc.report.consoles import LISTING, console_for
 from memcalc.report.fitting import Column

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.dtypes import fp32
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.attention import SCORES
 from memcalc.kernels.attention_on_gpu import fused_kernels
-from memcalc.ops.attention import SCORES
 from memcalc.report.input_notes import input_notes
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 _NVIDIA: Final = "a100-80gb"
 """Ampere and all later GPUs take the same kernels in fp32."""
@@ -37,7 +37,7 @@ def _of_states(report: Report) -> list[str]:
     """Why ZeRO holds more optimizer states than stage 0 where the weights are fp32."""
     if report.setup.engine != "deepspeed" or not report.setup.zero or report.setup.has_master_weights:
         return []
-    from memcalc.engines.zero_partitions import FP32_COPY
+    from memcalc.engines.deepspeed.zero_partitions import FP32_COPY
 
     copies = [item.nbytes for item in report.items if item.name.startswith(FP32_COPY)]
     held = show_bytes(sum(copies))

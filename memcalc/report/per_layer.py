@@ -9,15 +9,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.collectives import Collective, wire_bytes
-from memcalc.layer_kinds import LayerKind, Shares
+from memcalc.layout.collectives import Collective, wire_bytes
+from memcalc.layout.layer_kinds import LayerKind, Shares
 from memcalc.report.collectives import Numbers, add_words
 from memcalc.report.folding import Folded
-from memcalc.setup import DTYPES
+from memcalc.setup.setup import DTYPES
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 
 class Share(NamedTuple):

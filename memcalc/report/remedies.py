@@ -15,8 +15,8 @@ from memcalc.kernels import losses
 from memcalc.optimizers import load_optimizer
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
-    from memcalc.setup import Setup
+    from memcalc.estimation.estimate import Report
+    from memcalc.setup.setup import Setup
 
 Rung = Mapping[str, Any]
 """Options with the values that a change gives them."""

@@ -12,7 +12,7 @@ from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, Final
 
 from memcalc.errors import InputError
-from memcalc.estimation import PHASES, Report
+from memcalc.estimation.estimate import PHASES, Report
 from memcalc.report.changed import changed
 from memcalc.report.found import (
     SLICES,
@@ -32,7 +32,7 @@ from memcalc.report.remedies import MORE_GPUS, OTHER_TRAINING, SAME, Remedy, rem
 if TYPE_CHECKING:
     from memcalc.inputs.options import Options
     from memcalc.report.changed import Changed
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 MOST_LISTS: Final = 3
 _PAIRS: Final = 4

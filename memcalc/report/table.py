@@ -9,10 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.cost import Unknown, step_time
-from memcalc.estimation import PHASES
+from memcalc.core.rows import COMPONENTS, Item
+from memcalc.engines.deepspeed import stages as deepspeed
+from memcalc.estimation.estimate import PHASES
+from memcalc.hardware.cost import Unknown, step_time
 from memcalc.megatron.schedules import layers_of_chunks
-from memcalc.pipelining import deepspeed
 from memcalc.pipelining.idle import idle_share
 from memcalc.pipelining.programs import divided
 from memcalc.report.advice_lines import advice_lines
@@ -28,12 +29,11 @@ from memcalc.report.notes import notes
 from memcalc.report.per_layer import per_layer_table
 from memcalc.report.rows_table import rows_table
 from memcalc.report.verdict import verdict_text
-from memcalc.rows import COMPONENTS, Item
 from memcalc.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
-    from memcalc.setup import Setup
+    from memcalc.estimation.estimate import Report
+    from memcalc.setup.setup import Setup
 
 _LABELS = {
     "parameters": "parameters",

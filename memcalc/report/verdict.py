@@ -9,9 +9,9 @@ from rich.text import Text
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.device.verdict import Verdict
+    from memcalc.estimation.estimate import Report
     from memcalc.inputs.gpu import GPU
-    from memcalc.verdict import Verdict
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 

@@ -6,8 +6,8 @@ import re
 from functools import cache
 from typing import Final, NamedTuple
 
-from memcalc.dims import Dim, Shape
-from memcalc.dtypes import DType
+from memcalc.core.dims import Dim, Shape
+from memcalc.core.dtypes import DType
 
 
 class Place(NamedTuple):

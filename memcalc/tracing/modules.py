@@ -22,8 +22,8 @@ from torch.nn import Module, ModuleList, Parameter
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.auto_factory import _get_model_class
 
-from memcalc.dims import Shape
-from memcalc.dtypes import DType, bf16, boolean, fp16, fp32, fp64, int32, int64, uint8
+from memcalc.core.dims import Shape
+from memcalc.core.dtypes import DType, bf16, boolean, fp16, fp32, fp64, int32, int64, uint8
 from memcalc.tracing.description import Described, Description, place, shape_of
 
 TRANSFORMERS = f"transformers {transformers.__version__}"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from memcalc.errors import InputError, nearest, one_line, quoted
 from memcalc.families import FAMILIES
-from memcalc.families.module import Buffer, Run, Weight
-from memcalc.families.program import Program
+from memcalc.families.base.module import Buffer, Run, Weight
+from memcalc.families.base.program import Program
 from memcalc.tracing.description import component_of, shape_of
 
 if TYPE_CHECKING:

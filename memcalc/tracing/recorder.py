@@ -2,7 +2,7 @@
 """What torch allocates and frees, written into memcalc's log.
 
 A dispatch mode sees every op that torch runs, in forward, in the recomputation of a checkpoint and in backward. Each new
-storage that an op returns gets a `memcalc.tensor.Storage` that lives as long as it does. What an op allocates and frees
+storage that an op returns gets a `memcalc.core.tensor.Storage` that lives as long as it does. What an op allocates and frees
 within itself is not seen, as it is not modelled on paper.
 """
 
@@ -20,8 +20,8 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from memcalc.core.tensor import Memory, Storage
 from memcalc.errors import InputError
-from memcalc.tensor import Memory, Storage
 from memcalc.tracing.description import Place, place
 from memcalc.tracing.modules import dtype_of, stacks, storage_shape
 from memcalc.tracing.values import Values

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from memcalc.selective import ATTENTION, MAXIMUM, PRODUCT, REDUCE_SCATTER, Policy
+from memcalc.core.selective import ATTENTION, MAXIMUM, PRODUCT, REDUCE_SCATTER, Policy
 
 _ATEN: Final = torch.ops.aten
 OPS: Final[dict[Any, str]] = {

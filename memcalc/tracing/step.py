@@ -10,10 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Module
 
+from memcalc.core.selective import Policy
+from memcalc.core.tensor import Memory
 from memcalc.errors import InputError, one_line
-from memcalc.families.module import Run
-from memcalc.selective import Policy
-from memcalc.tensor import Memory
+from memcalc.families.base.module import Run
 from memcalc.tracing.description import Place
 from memcalc.tracing.modules import quiet, to_run
 from memcalc.tracing.realism import collected_by_hand, gpu_dropout, not_initialized, not_taken_for_compiling

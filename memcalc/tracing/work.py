@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from memcalc.dims import Dim
-from memcalc.ops.work import works
-from memcalc.tensor import Memory
+from memcalc.core.dims import Dim
+from memcalc.core.ops.work import works
+from memcalc.core.tensor import Memory
 from memcalc.tracing.modules import dtype_of
 
 _ATEN: Final = torch.ops.aten

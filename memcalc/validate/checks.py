@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.engines.zero_optimizer import has_fused_adam
+from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam
 from memcalc.errors import InputError
 from memcalc.inputs.options import NOT_YET, option_name, refuse
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
     from memcalc.inputs.model import Model
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 BACKENDS: Final = ("fake", "cuda")
 _ENGINES: Final = ("none", "ddp", "fsdp2", "deepspeed")

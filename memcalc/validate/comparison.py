@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.device import HANDLES, cublas_workspace
-from memcalc.figures import CONTEXT, WORKSPACES
+from memcalc.device.shown import HANDLES, cublas_workspace
+from memcalc.hardware.figures import CONTEXT, WORKSPACES
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
+    from memcalc.estimation.estimate import Report
 
 Calls = Mapping[tuple[str, int], tuple[int, int]]
 """(collective, ranks of its group) -> calls and payload of a step."""

@@ -9,7 +9,7 @@ from memcalc.validate import deepspeed
 from memcalc.validate.reference import nbytes
 
 if TYPE_CHECKING:
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
     from memcalc.validate.meter import Meter
     from memcalc.validate.reference import Job
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from memcalc.engines.zero_optimizer import has_fused_adam
+from memcalc.engines.deepspeed.zero_optimizer import has_fused_adam
 from memcalc.errors import InputError, one_line
 from memcalc.validate.optimizers import make
 from memcalc.validate.reference import Enter, Job, nbytes
@@ -25,7 +25,7 @@ from memcalc.validate.zero3_order import sets_in_order
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 _STAGE_3: Final = "stage3_"
 _OPTIONS: Final = {
@@ -163,10 +163,10 @@ def ranks_to_run(setup: Setup, model: Model) -> list[int]:
     the first of the ranks that share a sequence mask what the first one counts."""
     if setup.zero not in (1, 2):
         return [1 if setup.cp > 1 and setup.zero == 0 else 0]
-    from memcalc.engines.zero1_reduction import most_while_reducing
-    from memcalc.engines.zero_layout import can_have_most, partitions, whole_of
-    from memcalc.engines.zero_partitions import nbytes_of, step_of
-    from memcalc.parts import expert_parallel_rank
+    from memcalc.engines.deepspeed.zero1_reduction import most_while_reducing
+    from memcalc.engines.deepspeed.zero_layout import can_have_most, partitions, whole_of
+    from memcalc.engines.deepspeed.zero_partitions import nbytes_of, step_of
+    from memcalc.engines.parts import expert_parallel_rank
 
     model, ranks = expert_parallel_rank(model, setup) if setup.ep > 1 else model, setup.shards
     owned = partitions(model, ranks)

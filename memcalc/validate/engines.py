@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 
-from memcalc.setup import DTYPES as BY_NAME
+from memcalc.setup.setup import DTYPES as BY_NAME
 from memcalc.validate.context_parallel import ROTATES, joined, micro_batch, without_masks
 from memcalc.validate.experts import share_experts
 from memcalc.validate.optimizers import by_mesh, make, make_optimizer
@@ -20,7 +20,7 @@ from memcalc.validate.reference import DTYPES, Around, Job, of_rank, plain_step
 from memcalc.validate.versions import refuse_older
 
 if TYPE_CHECKING:
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
     from memcalc.validate.live import Live
 
 

@@ -21,7 +21,7 @@ from memcalc.validate import auto_ep
 from memcalc.validate.versions import refuse_older
 
 if TYPE_CHECKING:
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 
 @contextlib.contextmanager

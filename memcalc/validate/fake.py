@@ -45,8 +45,8 @@ from memcalc.validate.reference import Job, build, environment, make_batch, nbyt
 from memcalc.validate.untouched import Untouched
 
 if TYPE_CHECKING:
-    from memcalc.estimation import Report
-    from memcalc.setup import Setup
+    from memcalc.estimation.estimate import Report
+    from memcalc.setup.setup import Setup
 
 _SENT_IN_FORWARD: Final = ("tp", "cp", "ep")
 

@@ -7,8 +7,8 @@ from math import ceil
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from memcalc.estimation import Report
-from memcalc.figures import CONTEXT, NCCL, WORKSPACES, Error, Figures, Fragmentation, Size, using
+from memcalc.estimation.estimate import Report
+from memcalc.hardware.figures import CONTEXT, NCCL, WORKSPACES, Error, Figures, Fragmentation, Size, using
 from memcalc.validate.comparison import predicted_memory
 from memcalc.validate.run import on_gpu
 from memcalc.validate.suites import model_of, options_of

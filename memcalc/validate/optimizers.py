@@ -16,7 +16,7 @@ from memcalc.tracing.description import place
 from memcalc.tracing.modules import stacks
 
 if TYPE_CHECKING:
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 PACKAGES = {"lion": "lion_pytorch", "adamw-8bit": "bitsandbytes"}
 """Those that are not torch's."""

@@ -23,7 +23,7 @@ from memcalc.validate.reference import DTYPES, Enter, Job, nbytes
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": schedules.ScheduleGPipe,

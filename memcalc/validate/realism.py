@@ -15,7 +15,7 @@ from torch._prims_common import extract_shape_from_varargs, infer_size
 from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from memcalc.dtypes import bf16, fp16, fp32
+from memcalc.core.dtypes import bf16, fp16, fp32
 from memcalc.kernels.attention_on_gpu import Fused, Operands
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from memcalc.device import margin
+from memcalc.device.shown import margin
 from memcalc.errors import InputError
-from memcalc.estimation import Report, estimate
+from memcalc.estimation.estimate import Report, estimate
 from memcalc.validate.comparison import Compared, predicted_communication, predicted_memory
 from memcalc.validate.recording import name_of
 from memcalc.validate.run import on_gpu

@@ -15,15 +15,15 @@ import torch
 import transformers
 from torch.nn import Module
 
-from memcalc.dtypes import DType, bf16, fp16, fp32
-from memcalc.selective import per_op
+from memcalc.core.dtypes import DType, bf16, fp16, fp32
+from memcalc.core.selective import per_op
 from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
 from memcalc.tracing.step import recompute
 from memcalc.validate.context_parallel import whole_sequences
 from memcalc.validate.ulysses import part_of_batch
 
 if TYPE_CHECKING:
-    from memcalc.setup import Setup
+    from memcalc.setup.setup import Setup
 
 DTYPES: dict[DType, torch.dtype] = {fp32: torch.float32, bf16: torch.bfloat16, fp16: torch.float16}
 

@@ -106,7 +106,7 @@ entry_point()
         *(
             (name, ["estimate", "--model", "llama-7b", "--gpu", "t4"])
             for name in (
-                "memcalc.cli.main", "typer", "typer.main", "memcalc.cli.estimate", "memcalc.estimation",
+                "memcalc.cli.main", "typer", "typer.main", "memcalc.cli.estimate", "memcalc.estimation.estimate",
                 "memcalc.families.llama", "memcalc.engines.plain", "memcalc.report.table", "memcalc.report.advice",
             )
         ),

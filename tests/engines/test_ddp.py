@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memcalc
-from memcalc.dtypes import bf16
+from memcalc.core.dtypes import bf16
 from memcalc.engines.ddp import buckets, gradient_sizes
 
 UNTIED = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 7,

@@ -13,7 +13,7 @@ from cases import step_cases
 from validated import measure
 
 import memcalc
-from memcalc.dtypes import bf16
+from memcalc.core.dtypes import bf16
 from memcalc.families import FAMILIES
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from cases import step_cases
 from meta_models import built
 
 import memcalc
-from memcalc.dtypes import bf16
+from memcalc.core.dtypes import bf16
 
 NO_SHARED: dict[str, str] = {
     "deepseek_v2": "n_shared_experts",

@@ -13,15 +13,15 @@ from cases import Case, step_cases
 from timeline import differences
 
 import memcalc
-from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.core.dtypes import DType, bf16, fp16, fp32
+from memcalc.core.ops import attention
 from memcalc.families import FAMILIES
-from memcalc.ops import attention
-from memcalc.profile import Choices, trace
+from memcalc.tape.profile import Choices, trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 CASES = [case for family in FAMILIES for case in step_cases(family)]
 RECOMPUTES = {False: "none", True: "full"}

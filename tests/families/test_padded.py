@@ -13,7 +13,7 @@ import torch
 from cases import step_cases
 
 import memcalc
-from memcalc.dtypes import DType, bf16, fp32
+from memcalc.core.dtypes import DType, bf16, fp32
 from memcalc.families import FAMILIES
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from timeline import differences
 from transformers import CONFIG_MAPPING
 
 import memcalc
-from memcalc.dtypes import DType, bf16, fp32
+from memcalc.core.dtypes import DType, bf16, fp32
 from memcalc.families import FAMILIES
-from memcalc.profile import Choices, Moment, full_profile, profile
+from memcalc.tape.profile import Choices, Moment, full_profile, profile
 
 if TYPE_CHECKING:
-    from memcalc.profile import Profile
+    from memcalc.tape.profile import Profile
 
 DTYPES: dict[DType, torch.dtype] = {bf16: torch.bfloat16, fp32: torch.float32}
 

@@ -1,4 +1,4 @@
-"""Every file of `memcalc/hardware`, and finding a GPU by its name."""
+"""Every file of `memcalc/hardware/gpus`, and finding a GPU by its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc import device as devices
+from memcalc.device import shown as devices
 from memcalc.errors import InputError
 from memcalc.inputs.files import hardware_folder
 from memcalc.inputs.gpu import GPU, all_gpus, from_file, load_gpu
@@ -137,7 +137,7 @@ def test_h100_capacity() -> None:
     assert load_gpu("h100-80gb").capacity == 81008 * 2**20
 
 
-@pytest.mark.parametrize("name", ["h1000", "", "  ", "a\nb", "🦙", "x" * 10_000, "../hardware/t4"])
+@pytest.mark.parametrize("name", ["h1000", "", "  ", "a\nb", "🦙", "x" * 10_000, "../gpus/t4"])
 def test_unknown_gpus(name: str) -> None:
     with pytest.raises(InputError, match=r"^--gpu ") as error:
         load_gpu(name)

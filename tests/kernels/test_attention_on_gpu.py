@@ -11,7 +11,7 @@ import torch
 from cases import DROPOUTS, step_cases
 
 import memcalc
-from memcalc.dtypes import DType, bf16, fp16, fp32
+from memcalc.core.dtypes import DType, bf16, fp16, fp32
 from memcalc.inputs.gpu import all_gpus
 from memcalc.kernels.attention_on_gpu import Operands, fused_kernels, fused_on
 

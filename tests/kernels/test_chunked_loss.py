@@ -21,11 +21,11 @@ from torch.nn.modules import linear_cross_entropy
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
 
 import memcalc
-from memcalc.autograd import Node
-from memcalc.dims import Dim
-from memcalc.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.core.tensor import Memory, Tensor, new_tensor
 from memcalc.kernels import CHUNKED, choose, chunked_loss
-from memcalc.tensor import Memory, Tensor, new_tensor
 
 
 def as_on_a_gpu() -> Any:

@@ -9,14 +9,14 @@ import pytest
 from command import LLAMA, here
 
 import memcalc
-from memcalc.dims import evaluate
-from memcalc.dtypes import bf16
+from memcalc.core.dims import evaluate
+from memcalc.core.dtypes import bf16
 from memcalc.families import FAMILIES
 from memcalc.kernels import CHUNKED, TRANSFORMERS, choose, losses, refusal
 from memcalc.kernels.liger import PATCHES
 from memcalc.kernels.megatron import ACTIVATIONS
-from memcalc.profile import Choices, Profile, full_profile, profile
 from memcalc.report.advice import advice
+from memcalc.tape.profile import Choices, Profile, full_profile, profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,12 +17,12 @@ from kernel_bytes import Arg, Kernel, in_torch, on_paper
 from records import on_record
 
 import memcalc
-from memcalc.dtypes import DType, bf16, fp32, int64
+from memcalc.core.dtypes import DType, bf16, fp32, int64
+from memcalc.core.ops.elementwise import add
+from memcalc.core.ops.shape import chunk, transpose
+from memcalc.core.tensor import Tensor
 from memcalc.kernels import choose, liger, refusal
 from memcalc.kernels.liger import PATCHES, loss_chunk
-from memcalc.ops.elementwise import add
-from memcalc.ops.shape import chunk, transpose
-from memcalc.tensor import Tensor
 
 if TYPE_CHECKING:
     pass

@@ -13,11 +13,11 @@ import torch
 from kernel_bytes import Arg, Kernel, in_torch, on_paper
 
 import memcalc
-from memcalc.dims import numel
-from memcalc.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.core.dims import numel
+from memcalc.core.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.core.ops.shape import transpose
+from memcalc.core.tensor import StorageRow, Tensor
 from memcalc.kernels import choose, megatron
-from memcalc.ops.shape import transpose
-from memcalc.tensor import StorageRow, Tensor
 
 # --- each kernel
 

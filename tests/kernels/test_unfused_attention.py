@@ -8,11 +8,11 @@ from kernel_bytes import Arg, Bytes, Kernel, in_torch, on_paper
 from oracle import LiveBytes
 from unfused_attention_oracle import attention
 
-from memcalc.dims import Dim
-from memcalc.dtypes import DType, bf16, boolean, fp16, fp32
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import DType, bf16, boolean, fp16, fp32
+from memcalc.core.ops.shape import transpose
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.kernels.unfused_attention import has_kernel, unfused_attention
-from memcalc.ops.shape import transpose
-from memcalc.tensor import Tensor, new_tensor
 
 Case = tuple[DType, bool, int, int, int, int, int, int]
 CASES: list[Case] = [

@@ -11,10 +11,10 @@ from megatron_oracle import Calls
 from records import on_record
 from transformer_engine_oracle import FusedMode, attention, one_rank
 
-from memcalc.dims import numel
+from memcalc.core.dims import numel
+from memcalc.core.ops.shape import transpose
+from memcalc.core.tensor import Memory, Tensor
 from memcalc.megatron.context_parallel import ATTENTION
-from memcalc.ops.shape import transpose
-from memcalc.tensor import Memory, Tensor
 
 Case = tuple[str, int, int, int, int, int, int, int]
 CASES: list[Case] = [

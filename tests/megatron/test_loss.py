@@ -8,10 +8,10 @@ from kernel_bytes import Arg, Bytes, Kernel, in_torch, on_paper
 from megatron_oracle import one_rank
 from records import on_record
 
-from memcalc.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.core.dtypes import DType, bf16, fp16, fp32, int64
+from memcalc.core.ops.elementwise import scale
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.kernels.megatron import _cross_entropy  # pyright: ignore[reportPrivateUsage]
-from memcalc.ops.elementwise import scale
-from memcalc.tensor import Tensor, new_tensor
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

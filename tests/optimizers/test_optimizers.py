@@ -21,11 +21,11 @@ from oracle import LiveBytes
 from records import on_record
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memcalc.dims import Dim, numel
-from memcalc.dtypes import DType, bf16, fp32, uint8
+from memcalc.core.dims import Dim, numel
+from memcalc.core.dtypes import DType, bf16, fp32, uint8
+from memcalc.core.tensor import Memory
 from memcalc.errors import InputError
 from memcalc.optimizers import OPTIMIZERS, Parameter, State, load_optimizer
-from memcalc.tensor import Memory
 
 DTYPES = {fp32: torch.float32, bf16: torch.bfloat16, uint8: torch.uint8}
 PAPER_DTYPES = {real: paper for paper, real in DTYPES.items()}

@@ -12,12 +12,12 @@ from pipeline_oracle import RankStep
 from stages_compared import KEPT, LLAMA, ZERO_2, Case, both, check, phases, real_phases
 
 import memcalc
-from memcalc.engines import fsdp2_pipeline
-from memcalc.estimation import Report
-from memcalc.families.context_parallel_checks import SHARED
+from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
+from memcalc.engines.ranks import ranks
+from memcalc.estimation.estimate import Report
+from memcalc.layout.context_parallel_checks import SHARED
 from memcalc.pipelining.programs import STAGED
-from memcalc.ranks import ranks
-from memcalc.runs import NO_MIDDLE
+from memcalc.tape.runs import NO_MIDDLE
 
 GROUPED = LLAMA | {
     "hidden_size": 64,

@@ -10,8 +10,8 @@ from cases import DROPOUTS, step_cases
 from stages_compared import KEPT, LLAMA, WORKLOAD, ZERO_2, Case, both, check, phases
 
 import memcalc
-from memcalc.engines import fsdp2_pipeline
-from memcalc.runs import NO_MIDDLE
+from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
+from memcalc.tape.runs import NO_MIDDLE
 
 SHORT = {"micro_batch_size": 2, "seq_len": 32}
 """Latent attention's kernel pads its logsumexp to 32 queries."""

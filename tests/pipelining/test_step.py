@@ -13,12 +13,12 @@ from pipeline_oracle import pipeline_step
 from stages_compared import KEPT, LLAMA, SHALLOW, WORKLOAD, ZERO_2, Case, both, check, phases
 
 import memcalc
-from memcalc.engines import fsdp2_pipeline
-from memcalc.estimation import Report
+from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
+from memcalc.estimation.estimate import Report
 from memcalc.pipelining.checks import NOT_IN_HALVES
 from memcalc.pipelining.programs import STAGED, divided
 from memcalc.report.table import print_report
-from memcalc.runs import NO_MIDDLE
+from memcalc.tape.runs import NO_MIDDLE
 
 CASES: dict[str, Case] = {
     "gpipe, first": Case("gpipe", 3, 0, 2),

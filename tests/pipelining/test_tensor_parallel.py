@@ -11,8 +11,8 @@ from cases import DROPOUTS, step_cases
 from stages_compared import KEPT, LLAMA, SHALLOW, ZERO_2, Case, both, check, counted, said
 
 import memcalc
-from memcalc.families.sequence_parallel import PLAIN
-from memcalc.families.tensor_parallel_plans import PLANS
+from memcalc.layout.sequence_parallel import PLAIN
+from memcalc.layout.tensor_parallel_plans import PLANS
 from memcalc.pipelining.programs import STAGED
 
 WORKLOAD = {"micro_batch_size": 2, "seq_len": 32}

@@ -11,7 +11,7 @@ from advised import parsed
 from command import here
 
 import memcalc
-from memcalc import estimation
+from memcalc.estimation import estimate as estimation
 from memcalc.report.advice import Proposal, advice
 from memcalc.report.advice_lines import advice_lines
 from memcalc.report.consoles import console_for

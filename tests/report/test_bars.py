@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
+from memcalc.core.rows import COMPONENTS
 from memcalc.report.bars import bar, full_bar
 from memcalc.report.table import print_report
-from memcalc.rows import COMPONENTS
 
 EIGHTHS = dict(zip(" ▏▎▍▌▋▊▉█", range(9), strict=True))
 

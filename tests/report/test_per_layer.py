@@ -9,7 +9,7 @@ import pytest
 from command import here
 
 import memcalc
-from memcalc.collectives import Collective
+from memcalc.layout.collectives import Collective
 from memcalc.report.per_layer import shares
 
 H, FFN, KV = 4096, 14336, 1024

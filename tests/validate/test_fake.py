@@ -16,9 +16,9 @@ from fsdp2_oracle import sharded_step
 from validated import measure, validate
 
 import memcalc
+from memcalc.engines.ranks import ranks
 from memcalc.optimizers import OPTIMIZERS as OPTIMIZERS_BY_NAME
 from memcalc.optimizers import load_optimizer
-from memcalc.ranks import ranks
 from memcalc.validate import run
 from memcalc.validate.comparison import Comparison
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.figures import FILE, Error, Figures, Fragmentation, Size, document_of, figures, parsed, using
+from memcalc.hardware.figures import FILE, Error, Figures, Fragmentation, Size, document_of, figures, parsed, using
 from memcalc.report.table import print_report
 from memcalc.units import MIB
 from memcalc.validate.comparison import predicted_memory

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.device import TRAINER_ERROR
+from memcalc.device.shown import TRAINER_ERROR
 from memcalc.validate.comparison import predicted_memory
 from memcalc.validate.recording import read_record, run_suite
 from memcalc.validate.records import STATED, drifted, errors_of, rows_of, verdicts_of

@@ -16,7 +16,7 @@ from memcalc.megatron.context_parallel.ring import ring_attention
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memcalc.tensor import Tensor
+    from memcalc.core.tensor import Tensor
 
 
 class SharedAttention(Protocol):

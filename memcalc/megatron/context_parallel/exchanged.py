@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim, Shape
-from memcalc.dtypes import fp32
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim, Shape
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import recording
+from memcalc.core.ops.shape import transpose
+from memcalc.core.ops.work import attends, attends_backward
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.megatron.context_parallel.layout import laid_out, send, whole_sequence
-from memcalc.ops.elementwise import recording
-from memcalc.ops.shape import transpose
-from memcalc.ops.work import attends, attends_backward
-from memcalc.tensor import Tensor, new_tensor
 
 
 def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim, Shape
-from memcalc.dtypes import fp32
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim, Shape
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.elementwise import recording
+from memcalc.core.ops.shape import transpose
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.megatron.context_parallel.layout import attends_in_parts, laid_out, send, whole_sequence
-from memcalc.ops.elementwise import recording
-from memcalc.ops.shape import transpose
-from memcalc.tensor import Tensor, new_tensor
 
 if TYPE_CHECKING:
     pass

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from memcalc.dims import Dim, Shape
-from memcalc.ops.attention import heads_inside
-from memcalc.ops.work import attends, attends_backward
-from memcalc.tensor import Sent, Tensor, new_tensor
+from memcalc.core.dims import Dim, Shape
+from memcalc.core.ops.attention import heads_inside
+from memcalc.core.ops.work import attends, attends_backward
+from memcalc.core.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
-    from memcalc.collectives import Kind
+    from memcalc.layout.collectives import Kind
 
 
 def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memcalc.autograd import Node
-from memcalc.dims import Dim
-from memcalc.dtypes import fp32
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import fp32
+from memcalc.core.ops.attention import heads_inside
+from memcalc.core.ops.elementwise import like, recording
+from memcalc.core.ops.shape import transpose
+from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.kernels.liger import alias
 from memcalc.megatron.context_parallel.layout import attends_in_parts, laid_out, send
-from memcalc.ops.attention import heads_inside
-from memcalc.ops.elementwise import like, recording
-from memcalc.ops.shape import transpose
-from memcalc.tensor import Tensor, new_tensor
 
 _PAIR = Dim("2", 2)
 

@@ -1,0 +1,79 @@
+"""Live bytes as one integer: the coefficients of a polynomial in (batch - 1) and (seq - 1), and the bytes of gradients.
+
+Adding two amounts is one addition, and an amount exceeds another one for every batch and sequence (from 1 up) where it does so
+in all coefficients: none of these can be made up for by another one's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+from memcalc.core.dims import Poly, Shape, numel
+from memcalc.core.dtypes import DType
+
+_DIGIT: Final = 64
+_MASK: Final = (1 << _DIGIT) - 1
+_SIGN: Final = 1 << _DIGIT - 1
+_LENGTH: Final = 7  # six coefficients and the bytes of gradients
+_SIGNS: Final = sum(_SIGN << _DIGIT * i for i in range(_LENGTH))
+_GRADIENTS: Final = _DIGIT * 6
+
+
+@lru_cache(maxsize=16384)
+def amount(shape: Shape, dtype: DType, component: str) -> int:
+    """The amount that a block is. What is neither an activation nor a gradient nor gathered is counted elsewhere."""
+    size, poly = numel(shape)
+    if component == "gradients":
+        return size * dtype.itemsize << _GRADIENTS
+    if component not in ("activation", "gathered"):
+        return 0
+    return sum(c * dtype.itemsize << _DIGIT * i for i, c in enumerate(_from_one(poly)) if c)
+
+
+def bytes_of(given: int) -> tuple[Poly, int]:
+    """The polynomial in batch and seq, and the bytes of gradients."""
+    digits: list[int] = []
+    for _ in range(_LENGTH):
+        digit = given & _MASK
+        if digit >= _SIGN:  # a negative one has borrowed from the next
+            digit -= 1 << _DIGIT
+        digits.append(digit)
+        given = (given - digit) >> _DIGIT
+    return _to_zero(*digits[:6]), digits[6]
+
+
+def exceeds(left: int, right: int) -> bool:
+    """Tell whether an amount is as large as another one in every coefficient. With the sign bit added, no coefficient of the
+    difference borrows from the next, and that bit stays where it is not negative."""
+    return (left - right + _SIGNS) & _SIGNS == _SIGNS
+
+
+def undominated(amounts: Iterable[int]) -> list[int]:
+    """Those that no other one exceeds, the largest first."""
+    kept: list[int] = []
+    for new in sorted(amounts, reverse=True):  # what exceeds an amount is the larger integer
+        for i, other in enumerate(kept):
+            if (other - new + _SIGNS) & _SIGNS == _SIGNS:
+                if i:
+                    kept.insert(0, kept.pop(i))  # what exceeds one is likely to exceed the next
+                break
+        else:
+            kept.append(new)
+    return sorted(kept, reverse=True)
+
+
+def _from_one(poly: Poly) -> Poly:
+    """A polynomial in batch and seq as one in (batch - 1) and (seq - 1)."""
+    c0, c1, c2, b0, b1, b2 = poly
+    return (c0 + c1 + c2 + b0 + b1 + b2, c1 + 2 * c2 + b1 + 2 * b2, c2 + b2, b0 + b1 + b2, b1 + 2 * b2, b2)
+
+
+def _to_zero(k0: int, k1: int, k2: int, k3: int, k4: int, k5: int) -> Poly:
+    """The reverse."""
+    b2, c2 = k5, k2 - k5
+    b1 = k4 - 2 * b2
+    b0 = k3 - b1 - b2
+    c1 = k1 - 2 * c2 - k4
+    return (k0 - c1 - c2 - k3, c1, c2, b0, b1, b2)

@@ -1,0 +1,375 @@
+"""Elementwise ops and reductions over the last dim.
+
+What each saves and what its backward allocates: tools/autograd/derivatives.yaml and FunctionsManual.cpp.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from memcalc.core.autograd import Node
+from memcalc.core.dims import ONE_DIM, Dim, Shape
+from memcalc.core.dtypes import DType, boolean, fp32
+from memcalc.core.ops.autocast import autocast
+from memcalc.core.ops.strides import elementwise_strides
+from memcalc.core.tensor import Tensor, contiguous_strides, is_dense, new_tensor, same_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@lru_cache(maxsize=8192)
+def broadcast(left: Shape, right: Shape) -> Shape:
+    """The shape of an elementwise op over two shapes."""
+    if same_sizes(left, right):
+        return left
+    long, short = (left, right) if len(left) >= len(right) else (right, left)
+    lead = len(long) - len(short)
+    return long[:lead] + tuple(_wider(a, b) for a, b in zip(long[lead:], short, strict=True))
+
+
+def _wider(a: Dim, b: Dim) -> Dim:
+    if a.size != b.size and 1 not in (a.size, b.size):
+        raise ValueError(f"{a} and {b} do not broadcast")
+    return b if a.size == 1 else a
+
+
+def like(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:
+    """A new tensor with the layout that an elementwise op gives it."""
+    shape, strides = tensor.shape, tensor.strides
+    contiguous = contiguous_strides(shape)
+    if strides != contiguous and not is_dense(shape, strides):
+        strides = elementwise_strides(shape, (tensor,))
+    return new_tensor(tensor.memory, shape, dtype or tensor.dtype, name, strides)
+
+
+def of_two(left: Tensor, right: Tensor, name: str, dtype: DType | None = None) -> Tensor:
+    """The result of an elementwise op over two tensors."""
+    shape = broadcast(left.shape, right.shape)
+    strides = elementwise_strides(shape, (left, right))
+    return new_tensor(left.memory, shape, dtype or promote(left, right), name, strides)
+
+
+def promote(left: Tensor, right: Tensor) -> DType:
+    """The dtype of an op over two tensors: the wider float; a tensor with dims wins over a scalar tensor."""
+    a, b = left.dtype, right.dtype
+    if a is b or not b.is_floating_point or (not right.shape and a.is_floating_point):
+        return a
+    if not a.is_floating_point or not left.shape:
+        return b
+    return a if a.itemsize >= b.itemsize else b
+
+
+def recording(*tensors: Tensor) -> bool:
+    """Whether an op over these tensors gets a grad_fn."""
+    if tensors[0].storage.memory.grad_enabled:
+        for tensor in tensors:
+            if tensor.node is not None:
+                return True
+    return False
+
+
+def record(
+    out: Tensor,
+    backward: object,
+    inputs: Sequence[Tensor],
+    saved: Sequence[Tensor] = (),
+    context: object = None,
+) -> Tensor:
+    """Give `out` a grad_fn that saves `saved`."""
+    if recording(*inputs):
+        out.node = Node(out.memory, backward, inputs, saved, context)  # type: ignore[arg-type]
+    return out
+
+
+# --- add, mul, and their scalar forms
+
+
+def add(a: Tensor, b: Tensor | float) -> Tensor:
+    """a + b: saves nothing; both gradients are the incoming one."""
+    if not isinstance(b, Tensor):
+        return scale(a, "add")
+    out = of_two(a, b, "add")
+    return record(out, _add_backward, (a, b))
+
+
+def _add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    return [grad if node.needs(0) else None, grad if node.needs(1) else None]
+
+
+def mul(a: Tensor, b: Tensor | float) -> Tensor:
+    """a * b: saves each factor if the other wants a gradient."""
+    if not isinstance(b, Tensor):
+        return scale(a, "mul")
+    node = None
+    if recording(a, b):
+        # A factor is saved where the other one wants a gradient.
+        saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
+        node = Node(a.memory, _mul_backward, (a, b), saved)
+    out = of_two(a, b, "mul")
+    out.node = node
+    return out
+
+
+def _mul_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    saved = node.unpack()
+    grad_b = of_two(grads[0], saved[0], "mul gradient") if node.needs(1) else None
+    grad_a = of_two(grads[0], saved[-1], "mul gradient") if node.needs(0) else None
+    return [grad_a, grad_b]
+
+
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: saves nothing; the second gradient is the incoming one negated."""
+    out = of_two(a, b, "sub")
+    return record(out, _sub_backward, (a, b))
+
+
+def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    grad = grads[0]
+    return [grad if node.needs(0) else None, like(grad, "sub gradient") if node.needs(1) else None]
+
+
+def mul_(a: Tensor, b: Tensor) -> Tensor:
+    """a *= b, `b` without a gradient: saves b; the result has a's storage."""
+    node = Node(a.memory, _mul_inplace_backward, (a,), (b,)) if recording(a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _mul_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (b,) = node.unpack()
+    return [of_two(grads[0], b, "mul gradient")]
+
+
+def over(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, `b` without a gradient: saves b."""
+    node = Node(a.memory, _over_backward, (a,), (b,)) if recording(a) else None
+    out = of_two(a, b, "quotient")
+    out.node = node
+    return out
+
+
+def _over_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (b,) = node.unpack()
+    return [of_two(grads[0], b, "quotient gradient")]
+
+
+def mul_view_(a: Tensor, b: Tensor) -> Tensor:
+    """view *= b for a view of all of `a`, shaped as `b`: as `mul_`, through the view (CopySlices)."""
+    node = Node(a.memory, _mul_view_backward, (a,), (b,)) if recording(a) else None
+    return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
+
+
+def _mul_view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (b,) = node.unpack()
+    result = like(grads[0], "gradient of the base")
+    of_the_view = like(b, "gradient of the view", grads[0].dtype)
+    _product = of_two(of_the_view, b, "mul gradient")
+    return [result]
+
+
+def scale(a: Tensor, op: str, name: str = "") -> Tensor:
+    """a op scalar, for add, sub, mul and div: saves nothing."""
+    return record(like(a, name or op), _add_scalar_backward if op in ("add", "sub") else _scale_backward, (a,))
+
+
+def _add_scalar_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return grads[:1]
+
+
+def _scale_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [like(grads[0], "scale gradient")]
+
+
+def neg(a: Tensor) -> Tensor:
+    """-a: saves nothing."""
+    return record(like(a, "neg"), _scale_backward, (a,))
+
+
+def one_minus(a: Tensor) -> Tensor:
+    """1 - a: saves nothing; the gradient is the incoming one negated."""
+    return record(like(a, "one minus"), _scale_backward, (a,))
+
+
+def tanh(a: Tensor) -> Tensor:
+    """tanh(a): saves its result."""
+    out = like(a, "tanh")
+    return _record_result(out, _from_saved_backward, a)
+
+
+def sigmoid(a: Tensor) -> Tensor:
+    """sigmoid(a): saves its result."""
+    return _record_result(like(a, "sigmoid"), _from_saved_backward, a)
+
+
+def erf(a: Tensor) -> Tensor:
+    """erf(a): saves a."""
+    node = Node(a.memory, _erf_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, "erf")
+    out.node = node
+    return out
+
+
+def _erf_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (a,) = node.unpack()
+    # 2 / sqrt(pi) * exp(-(a.pow(2))) * grad: one C++ expression, whose temporaries live until its end.
+    _temporaries = [like(a, "erf gradient") for _ in ("pow", "neg", "exp", "mul")]
+    return [of_two(a, grads[0], "erf gradient")]
+
+
+@autocast("rsqrt")
+def rsqrt(a: Tensor) -> Tensor:
+    """1/sqrt(a): saves its result."""
+    out = like(a, "rsqrt")
+    return _record_result(out, _rsqrt_backward, a)
+
+
+def _record_result(out: Tensor, backward: object, a: Tensor) -> Tensor:
+    # A node that saves its own result must not refer to the tensor that refers to it.
+    if recording(a):
+        saved = Tensor(out.storage, out.shape, out.strides, out.dtype)
+        out.node = Node(out.memory, backward, (a,), (saved,))  # type: ignore[arg-type]
+    return out
+
+
+def _from_saved_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (saved,) = node.unpack()
+    return [of_two(grads[0], saved, "gradient")]
+
+
+def _rsqrt_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (result,) = node.unpack()
+    cubed = like(result, "rsqrt gradient")
+    scaled = of_two(grads[0], result, "rsqrt gradient")  # -0.5 * grad
+    return [of_two(scaled, cubed, "rsqrt gradient")]
+
+
+def bounded_sqrt(a: Tensor) -> Tensor:
+    """SqrtBoundDerivative (models/recurrent_gemma/modeling_recurrent_gemma.py): sqrt(a); saves a."""
+    node = Node(a.memory, _bounded_sqrt_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, "sqrt")
+    out.node = node
+    return out
+
+
+def _bounded_sqrt_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (x,) = node.unpack()
+    quadruple = like(x, "sqrt gradient")
+    clipped_x_times_4 = like(quadruple, "sqrt gradient")
+    del quadruple
+    root = like(clipped_x_times_4, "sqrt gradient")
+    return [of_two(grads[0], root, "sqrt gradient")]
+
+
+def activation(a: Tensor, name: str) -> Tensor:
+    """silu, gelu, relu, mish … as one kernel: saves its input (relu its result); backward is one kernel."""
+    if name == "relu":
+        return _record_result(like(a, name), _from_saved_backward, a)
+    node = Node(a.memory, _from_saved_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, name)
+    out.node = node
+    return out
+
+
+def add_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b: in place, as torch's graph has it."""
+    return _in_place(a, _add_backward, (a, b))
+
+
+def scale_(a: Tensor) -> Tensor:
+    """a *= scalar or a /= scalar: in place."""
+    return _in_place(a, _scale_backward, (a,))
+
+
+def _in_place(a: Tensor, backward: object, inputs: Sequence[Tensor]) -> Tensor:
+    return record(Tensor(a.storage, a.shape, a.strides, a.dtype), backward, inputs)
+
+
+@autocast("pow")
+def power(a: Tensor, exponent: float) -> Tensor:
+    """a ** exponent: saves a."""
+    node = Node(a.memory, _power_backward, (a,), (a,)) if recording(a) else None
+    out = like(a, "pow")
+    out.node = node
+    return out
+
+
+def _power_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (a,) = node.unpack()
+    # grad * (exponent * a.pow(exponent - 1)), pow_backward in FunctionsManual.cpp
+    powered = like(a, "pow gradient")
+    return [of_two(grads[0], _consume_scale(powered), "pow gradient")]
+
+
+def _consume_scale(tensor: Tensor) -> Tensor:
+    return like(tensor, "pow gradient")
+
+
+def cast(a: Tensor, dtype: DType, name: str = "") -> Tensor:
+    """a.to(dtype): the tensor itself if it has that dtype."""
+    if a.dtype is dtype:
+        return a
+    return record(like(a, name or f"cast to {dtype}", dtype), _cast_backward, (a,), context=a.dtype)
+
+
+def cast_row_major(a: Tensor, dtype: DType, name: str = "") -> Tensor:
+    """a.to(dtype, memory_format=torch.contiguous_format): row-major if it is a copy."""
+    if a.dtype is dtype:
+        return a
+    out = new_tensor(a.memory, a.shape, dtype, name or f"cast to {dtype}")
+    return record(out, _cast_backward, (a,), context=a.dtype)
+
+
+def _cast_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [like(grads[0], "cast gradient", node.context)]
+
+
+def mean(a: Tensor) -> Tensor:
+    """a.mean(-1, keepdim=True): saves nothing but the size."""
+    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), a.dtype, "mean")
+    return record(out, _mean_backward, (a,), context=a.shape)
+
+
+def _mean_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    # grad.expand(shape) / n
+    expanded = Tensor(grads[0].storage, node.context, (*grads[0].strides[:-1], 0), grads[0].dtype)
+    return [like(expanded, "mean gradient")]
+
+
+@autocast("sum")
+def sum_last(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """a.sum(-1, keepdim=True, dtype)."""
+    out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), dtype or a.dtype, "sum")
+    return record(out, _sum_backward, (a,), context=a.shape)
+
+
+def _sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [Tensor(grads[0].storage, node.context, (*grads[0].strides[:-1], 0), grads[0].dtype)]
+
+
+@autocast("softmax")
+def softmax(a: Tensor, dtype: DType | None = None) -> Tensor:
+    """softmax(a, -1, dtype): saves its result; an upcast on the way in is a cast of its own on CPU and CUDA traces."""
+    a = cast(a, dtype) if dtype is not None and a.dtype is not fp32 else a
+    out = new_tensor(a.memory, a.shape, a.dtype, "softmax")
+    return _record_result(out, _softmax_backward, a)
+
+
+def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    (result,) = node.unpack()
+    return [new_tensor(result.memory, result.shape, result.dtype, "softmax gradient")]
+
+
+def dropout(a: Tensor, p: float) -> Tensor:
+    """Training dropout as CUDA's native_dropout: saves a bool mask. p = 0 is the identity's cost: see below."""
+    if p == 0.0:
+        return a
+    out = like(a, "dropout")
+    mask = like(a, "dropout mask", boolean)
+    return record(out, _from_saved_backward_mask, (a,), (mask,))
+
+
+def _from_saved_backward_mask(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    _mask = node.unpack()
+    return [like(grads[0], "dropout gradient")]

@@ -1,0 +1,51 @@
+"""What products of matrices a run makes, as torch's own counter counts them (torch/utils/flop_counter.py).
+
+A product of (m, k) and (k, n) is 2·m·n·k FLOPs. Fused attention is two such products for each head, five in backward, which
+makes the scores again; all queries meet all keys there, however much of it a causal mask leaves out. Of a convolution with
+groups the weight's gradient counts with the channels of a group, where torch's counter takes all of them.
+Sums, norms, softmax, activations and the optimizer multiply no matrices, and are not counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.core.tensor import Work
+
+if TYPE_CHECKING:
+    from memcalc.core.autograd import Node
+    from memcalc.core.dims import Shape
+    from memcalc.core.dtypes import DType
+    from memcalc.core.tensor import Memory
+
+
+def works(memory: Memory, name: str, factors: Shape, dtype: DType, products: int = 1, kind: str = "matmul") -> None:
+    """Note equal products; `factors` are the dims of the result and of what is summed over, each once."""
+    phase = "recomputation" if memory.recomputing else memory.phase
+    memory.work.append(Work(kind, memory.scope, name, phase, memory.layer, factors, dtype, products))
+
+
+def works_backward(node: Node, name: str, factors: Shape, dtype: DType, kind: str = "matmul", first: int = 0) -> None:
+    """Note the gradients of a product's two factors, the inputs `first` and the next one, as far as they are asked for."""
+    products = node.needs(first) + node.needs(first + 1)
+    if products:
+        works(node.memory, name, factors, dtype, products, kind)
+
+
+def attends(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
+    """Note fused attention of (batch, heads, queries, width), (…, keys, width) and (…, keys, width of the values)."""
+    _attention(memory, q, k, v, dtype, 1, 1)
+
+
+def attends_backward(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
+    """Note its backward: the scores again, the gradients of scores and values, those of queries and keys."""
+    _attention(memory, q, k, v, dtype, 3, 2)
+
+
+def _attention(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType, of_keys: int, of_values: int) -> None:
+    scores = (*q[:3], k[2])
+    if q[3].size == v[3].size:
+        works(memory, "", (*scores, q[3]), dtype, of_keys + of_values, "attention")
+        return
+    works(memory, "", (*scores, q[3]), dtype, of_keys, "attention")
+    works(memory, "", (*scores, v[3]), dtype, of_values, "attention")

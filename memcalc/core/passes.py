@@ -1,0 +1,55 @@
+"""A step's forwards and backwards on paper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.core.autograd import backward
+from memcalc.core.tensor import Autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memcalc.core.dtypes import DType
+    from memcalc.core.tensor import Tensor
+    from memcalc.families.base.module import Run
+    from memcalc.families.base.program import Program
+
+
+def passes(
+    program: Program, run: Run, autocast: DType | None, micro_batches: int, batch: Sequence[Tensor]
+) -> tuple[tuple[int, ...], Tensor]:
+    """Run forward and backward of so many micro-batches of one step. Returns where in the log each forward ends, and the last
+    loss: what its graph keeps is there as long as the loss is.
+
+    `batch` is the first one's, and the caller gives the others as it gave that. Each loss is held until the next one takes its
+    place, and with it whatever its graph keeps.
+    """
+    memory, hooks = run.memory, run.hooks
+    with Autocast(memory, autocast):
+        left_behind = program.left_behind(run)
+    memory.work.clear()  # the step before made those products
+    ends: list[int] = []
+    loss: Any = None
+    for i in range(micro_batches):
+        if i:
+            memory.enter("", None)
+            batch = program.give(run)
+        with Autocast(memory, autocast):
+            memory.enter("forward", None)
+            if hooks is not None:
+                hooks.before_forward()
+            loss = program.forward(run, *batch)
+            if hooks is not None:
+                loss = hooks.after_forward(loss)
+            if program.context_parallel is not None:
+                loss = program.context_parallel.loss(run, loss)
+        left_behind.clear()  # with the loss of the step before
+        memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
+        ends.append(len(memory.log))
+        memory.enter("backward", None)
+        backward(loss, None if hooks is None else hooks.after_backward)
+        if hooks is not None:
+            hooks.backward_is_over()
+        run.held.clear()
+    return tuple(ends), loss

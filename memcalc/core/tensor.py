@@ -1,0 +1,354 @@
+"""Tensors that have sizes but no data, and the memory that they live in.
+
+A tensor refers to a storage; views share it. CPython frees an object when its last reference goes, just as PyTorch frees
+a storage, so a program that binds and rebinds its variables where the real one does has the same bytes alive at the same
+moments. Nothing here types in a lifetime by hand.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from memcalc.core.dims import Shape
+from memcalc.core.dtypes import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from memcalc.core.autograd import Node
+
+Strides = tuple[int, ...]
+
+
+class StorageRow(NamedTuple):
+    """This is what a storage was allocated for: enough to name, size and explain its bytes."""
+
+    shape: Shape
+    dtype: DType
+    component: str
+    scope: str
+    name: str
+    layer: int | None
+
+    @property
+    def label(self) -> str:
+        """The name with the module that it was allocated in."""
+        if not self.scope or self.name.startswith(self.scope):
+            return self.name
+        return f"{self.scope}: {self.name}"
+
+
+class Sent(NamedTuple):
+    """One call of a collective; `shape` and `dtype` are the full tensor's."""
+
+    axis: str
+    kind: str
+    name: str
+    phase: str
+    layer: int | None
+    shape: Shape
+    dtype: DType
+
+
+class Work(NamedTuple):
+    """Equal products of matrices that one call of an op makes: `products` times 2 · (the product of `factors`) FLOPs."""
+
+    kind: str
+    """The op: "matmul", "grouped matmul", "attention" for a fused kernel, "convolution"."""
+    scope: str
+    name: str
+    phase: str
+    """"forward", "backward" or "recomputation"."""
+    layer: int | None
+    factors: Shape
+    """The dims of the result and of what is summed over, each once."""
+    dtype: DType
+    """Of the operands."""
+    products: int
+
+    @property
+    def label(self) -> str:
+        """The name with the module that it is done in."""
+        if not self.name:
+            return self.scope
+        return self.name if self.name.startswith(self.scope) else f"{self.scope}: {self.name}"
+
+
+class Packer(Protocol):
+    """This is what stands between a node and the tensors that it saves, inside a checkpoint."""
+
+    keeps: bool
+    """True if what is packed stays alive."""
+
+    def pack(self, tensor: Tensor) -> Saved: ...
+
+
+class Saved(Protocol):
+    """A saved tensor, or what gives it back."""
+
+    def unpack(self) -> Tensor: ...
+
+
+class Contexts(Protocol):
+    """This is what stands between an op and its results, inside a selective checkpoint (`memcalc.core.selective`)."""
+
+    def call(self, op: str, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
+
+
+class Visitor(Protocol):
+    """An engine that acts around every module: when its forward begins and ends, and the same of its backward."""
+
+    def enter(self, path: str, layer: int | None, weights: Sequence[Tensor] = ()) -> bool:
+        """A module's forward begins; False if it is the one that is running. `weights` are some that it uses."""
+        ...
+
+    def leave(self, *, done: bool) -> None:
+        """Its forward has ended, or was broken off."""
+        ...
+
+    def current(self) -> Any:
+        """The visit that a node belongs to."""
+        ...
+
+    def gathered(self, view: Tensor) -> Tensor | None:
+        """The block that a weight has been gathered into, for a view of it; None where nothing was gathered."""
+        ...
+
+    def backward_begins(self, nodes: Iterable[Node]) -> None: ...
+
+    def before(self, node: Node) -> None:
+        """A node that is no gradient accumulator runs next."""
+        ...
+
+    def after(self, node: Node) -> None: ...
+
+    def backward_ends(self) -> None: ...
+
+
+class Memory:
+    """The memory counter of one run: a log of allocations and frees, in their order.
+
+    `log` holds `i` where storage number `i` was allocated and `~i` where it was freed. `segments` holds the places in the
+    log where another phase or layer begins, `renamed` those where no bytes move: a storage goes on under the next number.
+    `kernels` is what the run calls in place of replaceable functions.
+    """
+
+    __slots__ = (
+        "autocast",
+        "checkpoint",
+        "contexts",
+        "grad_enabled",
+        "kernels",
+        "layer",
+        "log",
+        "only",
+        "pads_queries",
+        "phase",
+        "recomputing",
+        "renamed",
+        "rows",
+        "scope",
+        "segments",
+        "sent",
+        "sequence",
+        "visitor",
+        "work",
+    )
+
+    def __init__(self, kernels: Mapping[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
+        self.kernels: Mapping[Callable[..., Any], Callable[..., Any]] = kernels or {}
+        self.log: list[int] = []
+        self.rows: list[StorageRow] = []
+        self.segments: list[tuple[int, str, int | None]] = []
+        self.renamed: set[int] = set()
+        self.sent: list[Sent] = []
+        self.work: list[Work] = []
+        self.recomputing = False
+        self.phase = ""
+        self.layer: int | None = None
+        self.scope = ""
+        self.sequence = 0
+        self.grad_enabled = True
+        self.checkpoint: Packer | None = None
+        self.contexts: Contexts | None = None
+        self.visitor: Visitor | None = None
+        self.autocast: Autocast | None = None
+        self.pads_queries = False
+        """True once a kernel ran that pads queries: sizes depend on the sequence's remainder."""
+        self.only: AbstractSet[Node] | None = None
+        """The nodes that a backward of a part of the graph runs; None: all."""
+
+    def enter(self, phase: str, layer: int | None) -> None:
+        """From here on allocations belong to this phase and layer."""
+        if phase != self.phase or layer != self.layer:
+            self.phase, self.layer = phase, layer
+            self.segments.append((len(self.log), phase, layer))
+
+    def relabel(self, storage: Storage, shape: Shape, component: str, name: str, layer: int | None) -> None:
+        """The same bytes are something else from here on: in the log, one block goes and another comes."""
+        self.renamed.add(len(self.log))
+        self.log.append(~storage.index)
+        dtype = self.rows[storage.index].dtype
+        storage.index = len(self.rows)
+        self.rows.append(StorageRow(shape, dtype, component, "", name, layer))
+        self.log.append(storage.index)
+
+
+class Autocast:
+    """`with torch.autocast(dtype)` around a part of a run; with no dtype, `enabled=False`.
+
+    `copies` are the weights cast so far, by their gradient accumulators. They go when the context is left, or later if
+    autograd has saved them.
+    """
+
+    __slots__ = ("copies", "dtype", "memory", "outer")
+
+    def __init__(self, memory: Memory, dtype: DType | None) -> None:
+        self.memory, self.dtype = memory, dtype
+        self.copies: dict[Node, Tensor] = {}
+
+    def __enter__(self) -> None:
+        self.outer = self.memory.autocast
+        self.memory.autocast = None if self.dtype is None else self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.autocast = self.outer
+        self.copies.clear()
+
+
+class Storage:
+    """A block of memory; it is freed when the last tensor that refers to it is gone."""
+
+    __slots__ = ("index", "memory")
+
+    def __init__(self, memory: Memory, shape: Shape, dtype: DType, component: str, name: str) -> None:
+        self.memory = memory
+        self.index = len(memory.rows)
+        memory.rows.append(StorageRow(shape, dtype, component, memory.scope, name, memory.layer))
+        memory.log.append(self.index)
+
+    def __del__(self) -> None:
+        self.memory.log.append(~self.index)
+
+
+class Tensor:
+    """A strided view of a storage. `node` is its grad_fn, or for a leaf that wants a gradient its accumulator."""
+
+    __slots__ = ("dtype", "name", "node", "output", "shape", "storage", "strides")
+
+    def __init__(
+        self,
+        storage: Storage,
+        shape: Shape,
+        strides: Strides,
+        dtype: DType,
+        node: Node | None = None,
+        output: int = 0,
+        name: str = "",
+    ) -> None:
+        self.storage = storage
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.node = node
+        self.output = output
+        self.name = name
+
+    @property
+    def memory(self) -> Memory:
+        return self.storage.memory
+
+    def unpack(self) -> Tensor:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.shape}, {self.dtype}, {self.name!r})"
+
+    # The operators that a `forward()` is written with.
+    def __add__(self, other: Tensor | float) -> Tensor:
+        from memcalc.core.ops.elementwise import add
+
+        return add(self, other)
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        from memcalc.core.ops.elementwise import mul
+
+        return mul(self, other)
+
+    def __radd__(self, other: float) -> Tensor:
+        return self + other
+
+    def __rmul__(self, other: float) -> Tensor:
+        return self * other
+
+    def __truediv__(self, other: float) -> Tensor:
+        from memcalc.core.ops.elementwise import scale
+
+        return scale(self, "div")
+
+    def __neg__(self) -> Tensor:
+        from memcalc.core.ops.elementwise import neg
+
+        return neg(self)
+
+
+@lru_cache(maxsize=16384)
+def contiguous_strides(shape: Shape) -> Strides:
+    """Row-major strides, in elements."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1].size, 1)
+    return tuple(strides)
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """As torch: the strides of dims of size 1 do not matter."""
+    return is_row_major(tensor.shape, tensor.strides)
+
+
+def is_row_major(shape: Shape, strides: Strides) -> bool:
+    """Tell whether a tensor of these strides is contiguous."""
+    expected = 1
+    for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if dim.size != 1:
+            if stride != expected:
+                return False
+            expected *= dim.size
+    return True
+
+
+def is_dense(shape: Shape, strides: Strides) -> bool:
+    """Non-overlapping and dense: some order of the dims is row-major."""
+    expected = 1
+    for stride, size in sorted((stride, dim.size) for dim, stride in zip(shape, strides, strict=True) if dim.size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def new_tensor(
+    memory: Memory,
+    shape: Shape,
+    dtype: DType,
+    name: str,
+    strides: Strides | None = None,
+    component: str = "activation",
+) -> Tensor:
+    """Allocate a dense tensor."""
+    storage = Storage(memory, shape, dtype, component, name)
+    return Tensor(storage, shape, contiguous_strides(shape) if strides is None else strides, dtype)
+
+
+def same_sizes(left: Shape, right: Shape) -> bool:
+    """Tell whether two shapes have equal sizes, whatever their dims are called."""
+    if left is right:
+        return True
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right, strict=True):  # noqa: SIM110  (a loop: this is the hottest line of a run)
+        if a is not b and a.size != b.size:
+            return False
+    return True

@@ -1,0 +1,120 @@
+"""From the tensors of a rank's step to what tools show of its GPU: `allocated`, `reserved` and `device`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from memcalc.device import shown as devices
+
+if TYPE_CHECKING:
+    from memcalc.core.rows import Item
+    from memcalc.device.allocator import CachingAllocator
+    from memcalc.device.fragmentation import Assumed
+    from memcalc.device.replay import Prepared, Replay
+    from memcalc.engines.ranks import Rank
+    from memcalc.inputs.gpu import GPU
+    from memcalc.setup.setup import Setup
+
+
+class OnDevice:
+    """A rank's step on a GPU. Each number is the one before plus rows."""
+
+    model: Any
+    setup: Setup
+    gpu: GPU | None
+    rank: Rank
+    peak: int
+    items: Any
+
+    def with_setup(self, setup: Setup) -> OnDevice:
+        """Return the same model's step with another setup."""
+        raise NotImplementedError
+
+    @property
+    def states_only(self) -> bool:
+        """Tell whether this is of a bare number of parameters, whose activations nobody knows."""
+        return self.setup.seq_len is None
+
+    @cached_property
+    def _prepared(self) -> Prepared | None:
+        from memcalc.device.replay import prepared
+        from memcalc.tape.unrolled import NotPeriodic
+
+        try:
+            return prepared(self.rank, self.setup)
+        except NotPeriodic:
+            return None
+
+    def play(self, allocator: CachingAllocator) -> Replay | None:
+        """The run's allocations through this allocator; None where their order is not known, OutOfMemory as it says."""
+        return None if self._prepared is None else self._prepared.play(allocator, self.workspaces)
+
+    @cached_property
+    def played(self) -> Replay | None:
+        """The run through the allocator of a GPU that has room for whatever it reserves; None where the order is not known."""
+        from memcalc.device.allocator import CachingAllocator
+
+        return self.play(CachingAllocator())
+
+    @property
+    def workspaces(self) -> devices.Workspaces:
+        return devices.workspaces_of(self.gpu, self._kernels)
+
+    @property
+    def _kernels(self) -> devices.Kernels:
+        experts = self.model.active_parameters != self.model.num_parameters
+        return devices.Kernels(self.setup.engine == "megatron", experts)
+
+    @cached_property
+    def _counted(self) -> list[Item]:
+        return devices.allocator_items(self.items, self.gpu, self._kernels)
+
+    @cached_property
+    def overheads(self) -> list[Item]:
+        """Rows of `allocated`, `reserved` and `device` that are not tensors."""
+        allocator, allocated = list(self._counted), self.counted
+        if self.played is not None:
+            allocator.append(devices.whole_blocks_item(allocated, self.played))
+            allocated += allocator[-1].nbytes
+        reserved = devices.reserved_items(allocated, self.played, self.setup.engine, lambda: self.assumed(allocated))
+        return [*allocator, *reserved, *self.outside]
+
+    @property
+    def outside(self) -> list[Item]:
+        """Return what a process holds outside torch."""
+        return devices.device_items(self.setup.gpus, self.gpu)
+
+    @property
+    def counted(self) -> int:
+        """Return what is allocated without a replay: the peak's tensors, their rounding, workspaces."""
+        return self.peak + sum(item.nbytes for item in self._counted)
+
+    def assumed(self, allocated: int) -> Assumed:
+        """The fragmentation that is assumed where the run is not played."""
+        from memcalc.device.fragmentation import assumed
+
+        return assumed(self, allocated)
+
+    def _with(self, *components: str) -> int:
+        return self.peak + sum(item.nbytes for item in self.overheads if item.component in components)
+
+    @property
+    def allocated(self) -> int:
+        """Return what torch.cuda.max_memory_allocated would show."""
+        return self._with("allocator")
+
+    @property
+    def reserved(self) -> int:
+        """Return what torch.cuda.max_memory_reserved would show on a GPU that has room; assumed where `played` is None."""
+        return self._with("allocator", "reserved")
+
+    @property
+    def device(self) -> int:
+        """Return what nvidia-smi would show."""
+        return self._with("allocator", "reserved", "device")
+
+    @property
+    def margin(self) -> int:
+        """Bytes by which `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
+        return devices.margin(self.device, self.setup.engine)

@@ -1,0 +1,260 @@
+"""What the caching allocator reserves for a training run: its allocations and frees, in their order, through its rules.
+
+A run begins with what is there before the first step. Each step is the micro-batches' forwards and backwards, the
+optimizer's step, which in the first one makes its states, and `zero_grad(set_to_none=True)`. Steps are played until the
+free blocks are those that a step before has left: from there on everything repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from memcalc.core.dims import evaluate, numel
+from memcalc.core.rows import Row
+from memcalc.core.tensor import Memory, StorageRow
+from memcalc.device.allocator import CachingAllocator
+from memcalc.device.process import Action, Log, Process, ScriptedProcess
+from memcalc.device.shown import Workspaces
+from memcalc.engines.base.holdings import Order, Update
+from memcalc.engines.base.script import DEFAULT, Event, Scripts
+from memcalc.engines.ranks import Rank
+from memcalc.megatron.between_stages import Kind
+from memcalc.megatron.between_stages import left as left_between
+from memcalc.optimizers import Parameter, load_optimizer
+from memcalc.setup.setup import Setup
+from memcalc.tape.runs import Trace
+from memcalc.tape.unrolled import unrolled
+
+MOST_STEPS: Final = 5
+MOST_STEPS_WHEN_FULL: Final = 20
+"""Of a device that is full: segments that come and go take longer to settle, and a late step can run out of memory."""
+_MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
+_BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
+
+
+class Replay(NamedTuple):
+    """This is what a run came to."""
+
+    reserved: int
+    allocated: int
+    """In a step; what comes before the first one can be more."""
+    retries: int
+    """How often cached segments were given back because the device was full."""
+    steps: int
+    steady: bool
+    """True if the last step left the free blocks that an earlier one did."""
+    retried: int = 0
+    """How often segments were given back in the last step: where it is steady, so often in all that follow."""
+
+
+def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: Workspaces) -> Replay | None:
+    """A run through an allocator; None where the order of allocations is not known, NotPeriodic as in memcalc.tape.unrolled."""
+    run = prepared(rank, setup)
+    return None if run is None else run.play(allocator, workspaces)
+
+
+def prepared(rank: Rank, setup: Setup) -> Prepared | None:
+    """A run that can be played many times; None and NotPeriodic as above."""
+    order = rank.order
+    if order is None:
+        return None
+    batch, seq = setup.micro_batch_size, setup.rows
+    before = _row_sizes(order.before, batch, seq)
+    if order.scripts is not None:
+        scripts = order.scripts()
+        untraced = None if rank.untraced is None else _micro_batch(rank.untraced().run, order, setup, scripts.stays)
+        return _Scripted(before, _actions(rank, order, setup, scripts.stays), untraced, scripts)
+    return _Plain(
+        before,
+        _actions(rank, order, setup),
+        moved=_row_sizes(order.moved, batch, seq),
+        flat=_row_sizes(order.flat, batch, seq),
+        states=_row_sizes(order.states, batch, seq),
+        casts=_row_sizes(order.casts, batch, seq),
+        clipping=_row_sizes(order.clipping, batch, seq),
+        updates=[_update(setup, update) for update in order.updates],
+        between=0 if rank.between is None else _nbytes(rank.between, batch, seq),
+        remaining=0 if rank.between is None else left_between(rank.number, len(rank.profiles)),
+    )
+
+
+class Prepared(Protocol):
+    """A run whose allocations are written out."""
+
+    def play(self, allocator: CachingAllocator, workspaces: Workspaces) -> Replay:
+        """It from its beginning. OutOfMemory where the allocator's limit is too low."""
+        ...
+
+
+class _Plain(NamedTuple):
+    """One of an engine that tells by rows what it holds."""
+
+    before: list[int]
+    actions: list[Action]
+    moved: list[int]
+    flat: list[int]
+    states: list[int]
+    casts: list[int]
+    clipping: list[int]
+    updates: list[Log]
+    between: int
+    remaining: int
+
+    def play(self, allocator: CachingAllocator, workspaces: Workspaces) -> Replay:
+        process = Process(allocator, workspaces)
+        moved = process.hold(self.moved)
+        process.hold(self.flat)
+        process.free(moved)
+        process.hold(self.before)
+        allocator.most_allocated = allocator.allocated
+        steps = _Steps(allocator)
+        while steps.go_on():
+            process.run(self.actions, self.between)
+            process.have_between(self.remaining, self.between)
+            process.free(process.hold(self.clipping))
+            if not steps.left:
+                process.hold(self.states)
+            process.update(self.casts, self.updates)
+            steps.end()
+        return steps.result()
+
+
+class _Scripted(NamedTuple):
+    """One of an engine that tells all that it does."""
+
+    before: list[int]
+    actions: list[Action]
+    untraced: Log | None
+    scripts: Scripts
+
+    def play(self, allocator: CachingAllocator, workspaces: Workspaces) -> Replay:
+        scripts = self.scripts
+        process = ScriptedProcess(allocator, workspaces, scripts)
+        process.hold(self.before)
+        roomy = allocator.limit is None or _most_bytes(scripts.made) <= allocator.limit
+        process.follow(scripts.made if roomy else scripts.made_outside)
+        allocator.most_allocated = allocator.allocated
+        steps = _Steps(allocator)
+        while steps.go_on():
+            process.run(_untraced(self.actions, self.untraced, steps.count), 0)
+            process.follow(scripts.closing)
+            process.backward_is_over()
+            process.follow(scripts.step if steps.count else scripts.first_step)
+            process.update((), ())
+            steps.end(like_others=steps.count > 0 or self.untraced is None)
+        return steps.result()
+
+
+class _Steps:
+    """Steps that are played until one leaves the free blocks that an earlier one has left."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.allocator = allocator
+        self.most = MOST_STEPS if allocator.limit is None else MOST_STEPS_WHEN_FULL
+        self.left: list[Any] = []
+        self.count = 0
+        self.retries = 0
+        """Before the last step."""
+
+    def go_on(self) -> bool:
+        self.retries = self.allocator.retries
+        return len(self.left) < self.most and not self._steady()
+
+    def _steady(self) -> bool:
+        return len(self.left) > 1 and self.left[-1] in self.left[:-1]
+
+    def end(self, *, like_others: bool = True) -> None:
+        """`like_others`: whether the step did what all later ones do."""
+        self.count += 1
+        self.retried = self.allocator.retries - self.retries
+        self.left = [*self.left, self.allocator.layout()] if like_others else []
+
+    def result(self) -> Replay:
+        one = self.allocator
+        return Replay(one.most_reserved, one.most_allocated, one.retries, self.count, self._steady(), self.retried)
+
+
+def _untraced(actions: list[Action], log: Log | None, step: int) -> list[Action]:
+    """A step's, of which the very first micro-batch has another log."""
+    if log is None or step:
+        return actions
+    return [action._replace(log=log) if k < len(_BOTH) else action for k, action in enumerate(actions)]
+
+
+def _most_bytes(events: Sequence[Event]) -> int:
+    """That are there at once."""
+    there: dict[Any, int] = {}
+    now = most = 0
+    for block, nbytes, _ in events:
+        if nbytes is not None:
+            there[block] = nbytes
+            now += nbytes
+            most = max(most, now)
+        elif block is not None:
+            now -= there.pop(block)
+    return most
+
+
+# --- what a process does
+
+
+def _actions(rank: Rank, order: Order, setup: Setup, stays: frozenset[str] = frozenset()) -> list[Action]:
+    """Forwards and backwards in their order."""
+    chunks = [_micro_batch(profile.run, order, setup, stays) for profile in rank.profiles]
+    if rank.turns:
+        return [Action(turn.kind, turn.chunk, chunks[turn.chunk], turn.between) for turn in rank.turns]
+    micro_batches = chunks * min(setup.micro_batches, _MOST_MICRO_BATCHES)
+    if rank.first is not None:
+        micro_batches[0] = _micro_batch(rank.first().run, order, setup, stays)
+    return [Action(kind, 0, log) for log in micro_batches for kind in _BOTH]
+
+
+def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) -> Log:
+    whole = unrolled(run)
+    sizes = [_nbytes(row, setup.micro_batch_size, setup.rows) for row in run.rows]
+    streams = [order.streams.get(row.name, DEFAULT) for row in run.rows]
+    of_blocks = [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows]
+    kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}
+    events = [event for event in whole.log if event >= 0 or ~event not in kept] if kept else whole.log
+    return Log(events, *of_blocks, whole.backward, whole.gradients, kept)
+
+
+def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:
+    return evaluate(numel(row.shape)[1], batch, seq) * row.dtype.itemsize
+
+
+def _update(setup: Setup, update: Update) -> Log:
+    """The optimizer's step over every parameter, one after the other."""
+    memory = Memory()
+    parameters = [
+        Parameter(one.name, one.shape, 1, one.is_matrix)
+        for stack in _stacks(update.parameters)
+        for _ in range(stack[0].count)
+        for one in stack
+    ]
+    optimizer = load_optimizer(setup.optimizer)
+    optimizer.step(memory, parameters, update.dtype, update.dtype, setup.optimizer_implementation)
+    sizes = [numel(row.shape)[0] * row.dtype.itemsize for row in memory.rows]
+    return Log(memory.log, sizes, [DEFAULT] * len(sizes))
+
+
+_Class = TypeVar("_Class", Parameter, Row)
+
+
+def _stacks(classes: Iterable[_Class]) -> Iterator[list[_Class]]:
+    """Neighbours of equal number, which are one stack of layers."""
+    for _, neighbours in groupby(classes, lambda one: one.count if isinstance(one, Parameter) else one.copies):
+        yield list(neighbours)
+
+
+def _row_sizes(rows: Sequence[Row], batch: int, seq: int) -> list[int]:
+    """Bytes of every block, layer by layer."""
+    return [
+        nbytes
+        for stack in _stacks(rows)
+        for sizes in ([_nbytes(row, batch, seq) for row in stack],)
+        for _ in range(stack[0].copies)
+        for nbytes in sizes
+    ]

@@ -1,0 +1,1 @@
+"""What several engines share: what is held, the order of allocations, what is sent, clipping."""

@@ -1,0 +1,240 @@
+"""What an engine holds on one rank, by phase, and the rows that several engines share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dims import Dim, Poly, numel
+from memcalc.core.dtypes import DType
+from memcalc.core.rows import Row
+from memcalc.core.tensor import Memory, StorageRow
+from memcalc.families.base.module import after_forward
+from memcalc.optimizers import Parameter, load_optimizer
+
+if TYPE_CHECKING:
+    from memcalc.engines.base.script import Scripts
+    from memcalc.families.base.module import Weight
+    from memcalc.inputs.model import Model
+    from memcalc.setup.setup import Setup
+    from memcalc.tape.profile import HooksOf
+    from memcalc.tape.rewritten import OverRun
+
+_BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
+_SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
+_NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
+
+ENOUGH_MICRO_BATCHES: Final = 3
+"""Of a step, where they differ: the first, one that finds sums of gradients and leaves them, and the last."""
+
+
+class Flush(NamedTuple):
+    """Blocks that come while gradients are being reduced: alive at moments with at least `after` bytes of gradients."""
+
+    after: int
+    rows: tuple[Row, ...]
+
+
+class Update(NamedTuple):
+    """One call of the optimizer over some of the parameters."""
+
+    parameters: tuple[Parameter, ...]
+    dtype: DType
+    """Of the tensors that it updates, and of their gradients as it gets them."""
+
+
+class Order(NamedTuple):
+    """In which order an engine allocates what it holds. Neighbouring rows with equal copies are one stack of layers."""
+
+    before: tuple[Row, ...]
+    """Before the first step."""
+    states: tuple[Row, ...]
+    """In the first optimizer step."""
+    casts: tuple[Row, ...]
+    """In each step before the optimizer, until its end."""
+    updates: tuple[Update, ...]
+    streams: Mapping[str, str] = {}
+    """Which stream a block is allocated on, by its name in the run, where that is not the default one."""
+    moved: tuple[Row, ...] = ()
+    """Made before all that, and gone once it has been copied into `flat`."""
+    flat: tuple[Row, ...] = ()
+    """Allocated after `moved`."""
+    first: HooksOf | None = None
+    """The engine's hooks while the first micro-batch runs, where those of the later ones differ."""
+    clipping: tuple[Row, ...] = ()
+    """In each step before `casts`, and gone when they come."""
+    untraced: OverRun | None = None
+    """The engine while the very first micro-batch of a process runs, where those of the later ones differ."""
+    scripts: Callable[[], Scripts] | None = None
+    """What happens around the runs, block by block, for an engine that is not told well enough by rows: of these there are
+    then those of `before` alone, which come first."""
+
+
+class Holdings(NamedTuple):
+    """Rows by the time they are alive: always, or in one phase only (`step`: at the peak of the optimizer step)."""
+
+    always: tuple[Row, ...]
+    forward: tuple[Row, ...] = ()
+    backward: tuple[Row, ...] = ()
+    step: tuple[Row, ...] = ()
+    flush: Flush | None = None
+    after_backward: tuple[tuple[Row, ...], ...] = ()
+    """What is alive, one moment after the other, when backward has run and no activations are left: the last reduction."""
+    keeps_gradients: bool = True
+    """Whether the gradients that autograd produces stay as they are until the step."""
+    accumulates: bool = False
+    """Whether autograd adds to gradients that an earlier micro-batch left on the parameters."""
+    hooks: HooksOf | None = None
+    """What the engine does around the layers while they run."""
+    over: OverRun | None = None
+    """What it does between the events of that run, once that is recorded."""
+    order: Order | None = None
+    """None where it is not known, or not the same for all that the run leaves out."""
+    buffer_dtype: DType | None = None
+    """Of the modules' floating-point buffers, where that is not the weights'."""
+    micro_batches: int = 1
+    """Of a step, in one run: more where `hooks` keep something from one to the next."""
+    others: tuple[Holdings, ...] = ()
+    """What other ranks hold that may have more in backward, and no less or more elsewhere."""
+
+
+def parameter_classes(model: Model) -> list[Parameter]:
+    """The model's weights as an optimizer sees them: equal tensors of all layers together."""
+    return [
+        Parameter(w.name, w.shape, model.trained(w), w.layer is not None and len(w.shape) == 2)
+        for w in model.weight_classes
+        if model.trained(w)
+    ]
+
+
+def met_in_step(model: Model, setup: Setup) -> list[Parameter]:
+    """The same as a step meets them."""
+    return [
+        Parameter(w.name, w.shape, copies, w.layer is not None and len(w.shape) == 2)
+        for w, copies in weights_in_turn(model, setup)
+    ]
+
+
+def weights_in_turn(model: Model, setup: Setup) -> Iterator[tuple[Weight, int]]:
+    """The weights that get a gradient as a step meets them, and how many each one stands for.
+
+    A for-loop's variables hold what the last turn has made: of a model whose layers differ every weight is for itself, in the
+    model's order.
+    """
+    of_layers = {model.trained(w) for w in model.weight_classes if w.layer is not None}
+    if setup.optimizer_implementation != "for-loop" or len(of_layers) < 2:
+        yield from ((w, copies) for w in model.weight_classes if (copies := model.trained(w)))
+        return
+    untrained = model.program.untrained
+    yield from ((w, 1) for w in model.program.weights() if w.name not in untrained)
+
+
+def weight_rows(
+    model: Model,
+    dtype: DType,
+    component: str,
+    life: str,
+    suffix: str = "",
+    source: str | None = None,
+) -> list[Row]:
+    """One row per weight class: parameters, copies of them that an optimizer was given, or what there is of those that get a
+    gradient."""
+    program = model.program
+    read = program.source or source or program.weights_source
+    copies = {"parameters": model.copies, "optimizer_states": model.trainable}.get(component, model.trained)
+    return [
+        Row(component, w.name + suffix, w.shape, dtype, copies(w), life, program.basis, read)  # type: ignore[arg-type]
+        for w in model.weight_classes
+        if copies(w)
+    ]
+
+
+def padding_row(model: Model) -> Row:
+    """The mask that a padded batch has beside its ids, whatever the engine."""
+    name, shape, dtype = model.program.padding(_BATCH, _SEQ)
+    assert dtype is not None
+    return Row("buffers", name, shape, dtype, life="the step's batch", source="the caller")
+
+
+def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | None = None) -> list[Row]:
+    """What the caller and the modules hold: the batch, the loss, the model's buffers; `dtype` is the modules'."""
+    program = model.program
+    rows = [
+        Row(
+            "buffers",
+            given.name,
+            given.shape,
+            given.dtype or computes_in or dtype,
+            life="the step's batch",
+            source="the caller",
+        )
+        for given in program.given(_BATCH, program.whole(_SEQ))
+    ]
+    if not program.source:  # a trace has its own loss, of whatever dtype
+        loss_dtype = program.loss_in(computes_in or dtype, dtype)
+        rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
+    kept = after_forward(model.program.buffers(), setup.seq_len or 0)
+    kinds = Counter(buffer._replace(layer=None) for buffer in kept)
+    for buffer, copies in kinds.items():
+        rows.append(
+            Row(
+                "buffers",
+                buffer.name,
+                buffer.shape,
+                buffer.dtype or (computes_in if buffer.cast else None) or dtype,
+                copies,
+                basis=model.program.basis,
+                source=model.program.source or "transformers' modelling code",
+            )
+        )
+    return rows
+
+
+def state_rows(setup: Setup, parameters: Sequence[Parameter], dtype: DType) -> list[Row]:
+    """The optimizer's state tensors on the GPU."""
+    optimizer = load_optimizer(setup.optimizer)
+    return [
+        Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype, s.count, source=s.source)
+        for s in optimizer.states(parameters, dtype, setup.optimizer_implementation)
+    ]
+
+
+def step_temporaries(
+    optimizer: str, implementation: str, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType
+) -> list[Row]:
+    """Rows that are alive at the peak of the optimizer's own step, from running it on paper."""
+    memory = Memory()
+    load_optimizer(optimizer).step(memory, parameters, dtype, grad_dtype, implementation)
+    live = best = 0
+    peak: list[int] = []
+    alive: set[int] = set()
+    for event in memory.log:
+        i = event if event >= 0 else ~event
+        size = numel(memory.rows[i].shape)[0] * memory.rows[i].dtype.itemsize
+        if event >= 0:
+            alive.add(i)
+            live += size
+            if live > best:
+                best, peak = live, list(alive)
+        else:
+            alive.discard(i)
+            live -= size
+    return [_temporary(memory.rows[i]) for i in sorted(peak)]
+
+
+def larger(*moments: list[Row]) -> list[Row]:
+    """Of several moments of a step the one with most bytes."""
+    return max(moments, key=lambda rows: sum(row.bytes_at(1, 1) for row in rows))
+
+
+def _temporary(row: StorageRow) -> Row:
+    name = f"{row.scope}: {row.name}" if row.scope else row.name
+    return Row(
+        "temporaries",
+        f"optimizer step: {name}",
+        row.shape,
+        row.dtype,
+        life="within the step",
+        source="the optimizer's step()",
+    )

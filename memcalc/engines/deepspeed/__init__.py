@@ -1,0 +1,1 @@
+"""DeepSpeed: ZeRO's stages 0 to 3 and its pipelines."""

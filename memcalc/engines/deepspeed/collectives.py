@@ -1,0 +1,311 @@
+"""What DeepSpeed's ZeRO sends with the configuration of 0.19, and what the textbook says it does.
+
+Stages 1 and 2 all-reduce whole buckets and gather the updated weights; stage 3 gathers weights before each use, keeps those
+it needs again soon, and reduce-scatters gradients. `overlap_comm` is off by default in stages 1 and 2 and on in stage 3
+(zero/config.py), so only stage 3 communicates behind compute. Sources: as in `memcalc.engines.deepspeed.engine`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, Literal
+
+from memcalc.core.dims import numel
+from memcalc.core.dtypes import DType, fp32
+from memcalc.engines.deepspeed.zero3_step import EXPERTS
+from memcalc.engines.deepspeed.zero_layout import (
+    ENGINE,
+    STAGE_3,
+    STAGE_12,
+    buckets_before_exceeding,
+    flat,
+    groups_of,
+    persistent,
+    ready_order,
+    reduced_in_order,
+    sent_dtype,
+    sizes_of,
+    sub_groups_of,
+    thresholds_of,
+    unreached,
+)
+from memcalc.engines.deepspeed.zero_ranks import AmongRanks, joined_after_exceeding, kinds_of
+from memcalc.layout.collectives import Collective, Kind
+from memcalc.layout.layer_kinds import elements_of, shares_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memcalc.core.tensor import Sent
+    from memcalc.families.base.module import Weight
+    from memcalc.inputs.model import Model
+    from memcalc.layout.layer_kinds import Shares
+    from memcalc.setup.setup import Setup
+
+
+def collectives(model: Model, setup: Setup) -> list[Collective]:
+    if setup.averaging == 1:
+        return []
+    if setup.zero == 3:
+        return _stage_3_collectives(model, setup)
+    if setup.zero == 0:
+        sent = [*_of_stage_0(model, setup), *_experts_norm(setup)]
+    else:
+        sent = [*_gradient_buckets(model, setup), *_scalars(setup, STAGE_12, model), *_gathers(model, setup)]
+    return [collective for collective in sent if collective.group_size > 1]
+
+
+def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
+    """buffered_allreduce_fallback: parameters of each group of ranks by themselves."""
+    dtype, source = sent_dtype(setup), ENGINE
+    out: list[Collective] = []
+    for kind in kinds_of(model, setup.averaging):
+        payload = sum(kind.sizes) * dtype.itemsize
+        calls, formula = len(joined_after_exceeding(kind.sizes)), f"{kind.name}·{dtype.itemsize} B"
+        out.append(
+            _all_reduce(
+                f"gradients{kind.of}",
+                dtype,
+                kind,
+                kind.of_optimizer(model),
+                calls,
+                payload,
+                formula,
+                source,
+            )
+        )
+    return out
+
+
+def _experts_norm(setup: Setup) -> list[Collective]:
+    """FP16_Optimizer: whether another rank's experts overflowed (CheckOverflow), and their norm (get_norm_with_moe_layers)."""
+    if setup.ep == 1 or not setup.has_master_weights:
+        return []
+    source = "deepspeed/runtime/utils.py"
+    overflow = "overflow check of the experts"
+    return [
+        Collective("ep", "all_reduce", overflow, "step", "uint8", setup.ep, 1, 1, "1·1 B", source=source),
+        Collective("ep", "all_reduce", "norm of the experts", "step", "fp32", setup.ep, 1, 4, "1·4 B", source=source),
+    ]
+
+
+def _gradient_buckets(model: Model, setup: Setup) -> list[Collective]:
+    sent, m = sent_dtype(setup), setup.micro_batches if setup.zero == 2 else 1
+    assert setup.reduce_bucket_size is not None
+    calls = _all_reduces_1_2(model, setup.zero, setup.averaging, setup.reduce_bucket_size)
+    sizes = sizes_of(model)
+    idle = sum(sizes[i] for i in unreached(model))
+    return [
+        _all_reduce(
+            f"gradient buckets{kind.of} (whole, not reduced to their owners)",
+            sent, kind, kind.with_gradients(model), m * calls[kind.ranks], m * (sum(kind.sizes) - without) * sent.itemsize,
+            f"{m}·{kind.name}·{sent.itemsize} B", STAGE_12,
+        )
+        for kind, without in zip(kinds_of(model, setup.averaging), (idle, 0), strict=False)
+    ]  # fmt: skip
+
+
+def _gathers(model: Model, setup: Setup) -> list[Collective]:
+    """all_gather_dp_groups: each group of parameters by a call of its own."""
+    dtype = setup.compute_dtype
+    out: list[Collective] = []
+    for kind in kinds_of(model, setup.averaging):
+        groups = [group for group in groups_of(model, setup.averaging) if group.ranks == kind.ranks]
+        payload = sum(group.partition * group.ranks for group in groups) * dtype.itemsize
+        gathered = f"padded {kind.name}·{dtype.itemsize} B = {payload} B"
+        out.append(
+            Collective(
+                "dp", "all_gather", f"updated weights{kind.of}", "step", dtype.name, kind.ranks, len(groups), payload,
+                gathered, shares=kind.of_optimizer(model)._replace(whole=payload // dtype.itemsize), source=STAGE_12,
+            )
+        )  # fmt: skip
+    return out
+
+
+def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> Counter[int]:
+    """Calls by their ranks. Stage 1 reduces when backward is over, group by group; stage 2 within it, as gradients are ready."""
+    layout, sizes = flat(model, dp), sizes_of(model)
+    order = ready_order(model) if zero == 2 else reduced_in_order(model, layout)
+    buckets = buckets_before_exceeding([sizes[i] for i in order], most)
+    calls: Counter[int] = Counter()
+    for bucket in buckets:
+        calls.update(call.ranks for call in layout.all_reduces([layout.order[order[k]] for k in bucket], most))
+    return calls
+
+
+def _all_reduce(
+    name: str, dtype: DType, kind: AmongRanks, shares: Shares, calls: int, payload: int, formula: str, source: str
+) -> Collective:
+    return Collective(
+        "dp",
+        "all_reduce",
+        name,
+        "backward",
+        dtype.name,
+        kind.ranks,
+        calls,
+        payload,
+        f"{formula} = {payload} B",
+        shares=shares,
+        source=source,
+    )
+
+
+def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
+    """Return what tells of an overflow; the norm of each group, that of experts with those that have the same ones besides."""
+    dp = setup.averaging
+    groups = groups_of(model, dp)
+    n = len(groups)
+    out = [Collective("dp", "all_reduce", "gradient norm", "step", "fp32", dp, n, 4 * n, f"{n}·4 B", source=source)]
+    if setup.compute_dtype is not fp32:
+        out.insert(
+            0,
+            Collective(
+                "dp", "all_reduce", "overflow check", "step", "uint8", setup.averaging, 1, 1, "1·1 B", source=source
+            ),
+        )
+    if n > 1:
+        own, ranks, formula = "norm of the experts", groups[1].ranks, f"{n - 1}·4 B"
+        out.append(
+            Collective("dp", "all_reduce", own, "step", "fp32", ranks, n - 1, 4 * (n - 1), formula, source=source)
+        )
+    return out
+
+
+def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]:
+    """Return what ZeRO-3 has sent in a run, times the micro-batches, and what it sends in the step."""
+    if setup.averaging == 1:
+        return []
+    m = setup.micro_batches
+    out: list[Collective] = []
+    for kind, phase, name in _OF_RUN:
+        dtype = sent_dtype(setup) if kind == "reduce_scatter" else setup.compute_dtype
+        for own, axis in zip(kinds_of(model, setup.averaging), ("dp", EXPERTS), strict=False):
+            elements = [
+                numel(call.shape)[0] for call in sent if (call.axis, call.kind, call.phase) == (axis, kind, phase)
+            ]
+            if elements and own.ranks > 1:
+                payload = m * sum(elements) * dtype.itemsize
+                out.append(
+                    Collective(
+                        "dp", kind, f"{name}{own.of}", phase, dtype.name, own.ranks, m * len(elements), payload,
+                        f"{m}·{sum(elements)}·{dtype.itemsize} B", shares=_of_stage_3(model, setup, own, kind), source=STAGE_3,
+                        overlap=phase,
+                    )
+                )  # fmt: skip
+    return [*out, *_step_of_stage_3(model, setup)]
+
+
+def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> Shares:
+    """Each parameter is padded; the small ones are not gathered, and neither are those that no module uses."""
+    gathers, program = kind == "all_gather", model.program
+    least = thresholds_of(setup).persistence if gathers else 0
+    without = set(program.untrained).difference(program.frozen) if gathers else program.untrained
+
+    def sent(weight: Weight) -> int:
+        elements = 0 if weight.name in without else elements_of(weight)
+        return -(-elements // own.ranks) * own.ranks if elements > least else 0
+
+    return own.shares(model, sent)
+
+
+_OF_RUN: Final[tuple[tuple[Kind, Literal["forward", "backward"], str], ...]] = (
+    ("all_gather", "forward", "parameters"),
+    ("all_gather", "backward", "parameters released since forward"),
+    ("reduce_scatter", "backward", "gradient buckets"),
+)
+
+
+def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
+    """Of a traced module, whose modules are not seen: each parameter is gathered by a call of its own."""
+    dtype, dp, m = setup.compute_dtype, setup.averaging, setup.micro_batches
+    e = dtype.itemsize
+    sizes = sizes_of(model)
+    thresholds, bucket = thresholds_of(setup), setup.reduce_bucket_size
+    assert bucket is not None
+    padded = [-(-n // dp) * dp for n in sizes]
+    large = [p for n, p in zip(sizes, padded, strict=True) if n > thresholds.persistence]
+    kept = _retained([n for n in sizes if n > thresholds.persistence], thresholds.max_reuse)
+    again = large[: len(large) - kept]
+    flushes = len(buckets_before_exceeding([sizes[i] for i in ready_order(model)], bucket))
+    calls: list[tuple[int, int]] = [(len(large), sum(large)), (len(again), sum(again)), (flushes, sum(padded))]
+    return [
+        Collective("dp", kind, name, phase, dtype.name, dp, m * count, m * total * e,
+                   f"{m}·{total}·{e} B", shares=shares_of(model.program.weights()), source=STAGE_3, overlap=phase)
+        for (kind, phase, name), (count, total) in zip(_OF_RUN, calls, strict=True)
+        if count
+    ] + _step_of_stage_3(model, setup)  # fmt: skip
+
+
+def norms_of_stage_3(model: Model, setup: Setup) -> int:
+    """Sub-groups, each of which has a norm."""
+    return len(sub_groups_of(model, setup))
+
+
+def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
+    """The norm of each sub-group, whether an fp16 step overflowed, and the parameters that are kept whole, one by one."""
+    dtype, dp = setup.compute_dtype, setup.averaging
+    out: list[Collective] = []
+    if dtype.name == "fp16":
+        out.append(Collective("dp", "all_reduce", "overflow check", "step", "uint8", dp, 1, 1, "1·1 B", source=STAGE_3))
+    of = [group.ranks for group in sub_groups_of(model, setup)]
+    own = kinds_of(model, dp)
+    for kind in own:
+        out += _norms("dp", f"gradient norm{kind.of}", kind.ranks, of.count(kind.ranks))
+    if len(own) > 1:
+        out += _norms("ep", "gradient norm of all experts", setup.ep, of.count(own[1].ranks))
+    small = persistent(model, setup)
+    for kind in own:
+        sizes = small.get(kind.ranks, [])
+        if sizes and kind.ranks > 1:
+            payload = sum(sizes) * dtype.itemsize
+            out.append(
+                Collective("dp", "all_gather", f"small parameters{kind.of} after the update", "step", dtype.name, kind.ranks,
+                           len(sizes), payload, f"{sum(sizes)}·{dtype.itemsize} B", source=STAGE_3)
+            )  # fmt: skip
+    return out
+
+
+def _norms(axis: str, name: str, ranks: int, count: int) -> list[Collective]:
+    if ranks == 1:
+        return []
+    return [
+        Collective(axis, "all_reduce", name, "step", "fp64", ranks, count, 8 * count, f"{count}·8 B", source=STAGE_3)
+    ]
+
+
+def _retained(sizes: list[int], distance: int) -> int:
+    """How many of the last parameters are still gathered when backward comes to them: those it reuses soon enough."""
+    after = kept = 0
+    for n in reversed(sizes):
+        if 2 * after >= distance:
+            break
+        kept += 1
+        after += n
+    return kept
+
+
+def textbook(model: Model, setup: Setup) -> list[Collective]:
+    """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once; experts of
+    expert parallelism among the ranks that have the same ones."""
+    dtype, m = setup.compute_dtype, setup.micro_batches
+
+    def one(kind: Kind, name: str, phase: Literal["forward", "backward", "step"], times: int) -> list[Collective]:
+        return [
+            Collective(
+                "dp", kind, f"{name}{own.of}", phase, dtype.name, own.ranks, times, times * payload,
+                f"{times}·{own.name}·{dtype.itemsize} B = {times * payload} B",
+                source="arXiv 1910.02054, section 7",
+            )
+            for own in kinds_of(model, setup.averaging)
+            if own.ranks > 1
+            for payload in (sum(own.sizes) * dtype.itemsize,)
+        ]  # fmt: skip
+
+    if setup.zero == 0:
+        return []
+    out = one("reduce_scatter", "gradients", "backward", m if setup.zero > 1 else 1)
+    if setup.zero < 3:
+        return [*out, *one("all_gather", "updated weights", "step", 1)]
+    gathers = [*one("all_gather", "parameters", "forward", m), *one("all_gather", "parameters", "backward", m)]
+    return [*gathers, *out]

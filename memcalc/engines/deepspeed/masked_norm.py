@@ -1,0 +1,50 @@
+"""The norm of stage 0's flat gradient where ranks are parts of a model, or share sequences, which its optimizer takes for the
+same (fp16/fused_optimizer.py): weights that several ranks have whole are the first one's to count, the others mask them.
+
+The ranges of such weights are noted in the first step and kept. Those ranks need more than the first, and are reported.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import DType, boolean, fp32, int64
+from memcalc.core.rows import Component, Row
+
+if TYPE_CHECKING:
+    from memcalc.families.base.module import Weight
+    from memcalc.inputs.model import Model
+
+_SOURCE: Final = "deepspeed/runtime/utils.py, get_flattened_grad_norm"
+
+
+def kept_ranges(model: Model) -> Row:
+    """First and last element of every stretch of the flat gradient that is masked, in int64."""
+    return _row("buffers", "ranges that the norm leaves out", _ends(model), int64, "always")
+
+
+def masked_norm(model: Model) -> list[Row]:
+    """Return what is alive while the mask is made, most at its end: the flat gradient, the ends, their sums, and the mask."""
+    elements, life = model.num_parameters, "within the step"
+    places = Dim("(parameters+1)", elements + 1)
+    return [
+        _row("temporaries", "gradients flattened in fp32", Dim("parameters", elements), fp32, life),
+        _row("temporaries", "mask of the norm: signs", _ends(model), fp32, life),
+        *(_row("temporaries", f"mask of the norm: {name}", places, fp32, life) for name in ("ends", "sums")),
+        _row("temporaries", "mask of the norm", places, boolean, life),
+    ]
+
+
+def _ends(model: Model) -> Dim:
+    return Dim("ends", 2 * sum(whole for whole, _ in groupby(model.program.weights(), key=_is_whole)))
+
+
+def _is_whole(weight: Weight) -> bool:
+    """Tell whether a rank has all of it."""
+    return not any(part.name.endswith("/tp") for dim in weight.shape for part in dim.parts)
+
+
+def _row(component: Component, name: str, dim: Dim, dtype: DType, life: str) -> Row:
+    return Row(component, name, (dim,), dtype, life=life, basis="modelled", source=_SOURCE)

@@ -1,0 +1,146 @@
+"""Hooks that only note what happens in a run, for an engine that is played over it later (`memcalc/core/noted.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from memcalc.core.autograd import Checkpoint, Leaf, Recomputation
+from memcalc.core.dims import ONE_DIM, numel
+from memcalc.core.dtypes import uint8
+from memcalc.core.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Over, Ready, Selective, Where
+from memcalc.core.tensor import Storage, Tensor
+from memcalc.engines.deepspeed.visits import Visit, Visits
+from memcalc.families.base.module import Module, Run
+
+
+class NoHooks:
+    """Hooks that do nothing."""
+
+    def before_forward(self) -> None: ...
+
+    def layer(self, forward: Callable[..., object], m: Module, *args: object) -> object:
+        return forward(m, *args)
+
+    def after_forward(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def after_backward(self) -> None: ...
+
+    def backward_is_over(self) -> None: ...
+
+
+class NoteGradients(NamedTuple):
+    """A run in which each gradient goes as soon as it is ready, and that notes when that is."""
+
+    def start(self, run: Run) -> GradientNotes:
+        return GradientNotes(run)
+
+
+class NoteModules(NamedTuple):
+    """A run that notes besides when modules begin and end, and which gathered weights its graph refers to."""
+
+    leaves: frozenset[Where] = frozenset()
+    """Modules that are gathered whole."""
+    replaced: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = ()
+    """Functions that the engine puts in the place of torch's."""
+
+    def start(self, run: Run) -> ModuleNotes:
+        return ModuleNotes(run, self)
+
+
+class GradientNotes(NoHooks):
+    """The hooks of one step."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.memory = run.memory
+        self.events: list[Event] = []
+        for i, weight in enumerate(run.weights.values()):
+            if isinstance(weight.node, Leaf):
+                self._hook(i, weight.node)
+
+    def _hook(self, i: int, leaf: Leaf) -> None:
+        def ready(gradient: Tensor) -> None:
+            leaf.grad = None
+            memory = self.memory
+            place = len(memory.log)
+            after, block = place + 2, len(memory.rows)
+            self.events.append(Ready(place, self.segment, after, block, i, len(memory.sent)))
+            memory.relabel(gradient.storage, leaf.shape, "gathered", "gradient not reduced yet", None)
+
+        leaf.ready = ready
+
+    def backward_is_over(self) -> None:
+        weights, memory = self.run.weights, self.memory
+        elements = tuple(numel(weight.shape)[0] for weight in weights.values())
+        self.events.append(Over(len(memory.log), self.segment, len(memory.sent)))
+        self.run.noted = Noted(tuple(weights), elements, tuple(self.events))
+
+    @property
+    def segment(self) -> int:
+        """The segment of the log that is being written."""
+        return len(self.memory.segments) - 1
+
+
+class ModuleNotes(GradientNotes):
+    """The hooks of one step, in which the model is a module too."""
+
+    def __init__(self, run: Run, how: NoteModules) -> None:
+        super().__init__(run)
+        self.visits = Visits(run, how.leaves, self._begins, self._ends, self._referred_to)
+        self.memory.visitor = self.visits
+        self.memory.kernels = {**self.memory.kernels, **dict(how.replaced)}
+        self.numbers = count()
+        self.frames: WeakKeyDictionary[Checkpoint, int] = WeakKeyDictionary()
+
+    def before_forward(self) -> None:
+        self.visits.enter("", None)
+
+    def after_forward(self, loss: Tensor) -> Tensor:
+        self.visits.leave(done=True)
+        return loss
+
+    def _begins(self, visit: Visit, forward: bool) -> None:
+        memory = self.memory
+        phase = "forward" if memory.phase == "forward" else "backward"
+        place, sent = len(memory.log), len(memory.sent)
+        self.events.append(Begins(place, self.segment, visit.visited, forward, phase, self._selective(), sent))
+
+    def _ends(self, visit: Visit, forward: bool) -> None:
+        memory = self.memory
+        self.events.append(Ends(len(memory.log), self.segment, visit.visited, forward, len(memory.sent)))
+
+    def _selective(self) -> Selective | None:
+        """The checkpoint that is running, if it keeps some results."""
+        within = self.memory.checkpoint
+        frame = within.frame if isinstance(within, Recomputation) else within
+        if not isinstance(frame, Checkpoint) or frame.context is None:
+            return None
+        m = frame.args[0]
+        if frame not in self.frames:
+            self.frames[frame] = next(self.numbers)
+        where = (m.path, m.layer) if isinstance(m, Module) else None
+        return Selective(self.frames[frame], where, frame is not within)
+
+    def _referred_to(self, i: int) -> Tensor:
+        """A stand-in for the memory that a parameter has been gathered into, which notes how long it is referred to."""
+        number = next(self.numbers)
+        self.events.append(Holds(len(self.memory.log), self.segment, number, i))
+        return Tensor(_Reference(self, number), (ONE_DIM,), (1,), uint8)
+
+
+class _Reference(Storage):
+    """A storage of no bytes."""
+
+    __slots__ = ("notes", "number")
+
+    def __init__(self, notes: ModuleNotes, number: int) -> None:
+        self.memory, self.index = notes.memory, -1
+        self.notes, self.number = notes, number
+
+    def __del__(self) -> None:
+        notes = self.notes
+        notes.events.append(LetsGo(len(self.memory.log), notes.segment, self.number))

@@ -1,0 +1,79 @@
+"""ZeRO-1 when backward is over: gradients are moved into the bucket and all-reduced, one bucket after the other.
+
+Source: deepspeed/runtime/zero/stage_1_and_2.py (reduce_gradients, reduce_ipg_grads, copy_grads_in_partition).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.engines.deepspeed.zero_layout import (
+    Copies,
+    Owned,
+    buckets_before_exceeding,
+    copied,
+    flat,
+    partitions,
+    reduced_in_order,
+    sent_dtype,
+    sizes_of,
+    unreached_of,
+    whole_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.core.dtypes import DType
+    from memcalc.inputs.model import Model
+    from memcalc.setup.setup import Setup
+
+
+class Reducing(NamedTuple):
+    """Elements that are alive besides the bucket while a bucket is reduced: integers, for there are ranks times buckets."""
+
+    waiting: int
+    """Of gradients that are not in a bucket."""
+    owned: int
+    """Whole gradients of what touches the rank's partition, copied out of the bucket."""
+    copies: Copies = Copies(0, 0)
+    zeros: int = 0
+    """Of gradients that are made for parameters of the partition that have none, when all are reduced."""
+
+    def nbytes(self, dtype: DType, sent: DType) -> int:
+        return (self.waiting + self.owned + self.zeros) * dtype.itemsize + self.copies.nbytes(dtype, sent)
+
+
+def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
+    """While a bucket is reduced, and right after, on every rank.
+
+    A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
+    gradients are copied out or, on other ranks, until all is over.
+    """
+    ranks, most = setup.shards, setup.reduce_bucket_size
+    assert most is not None
+    layout, sizes = flat(model, ranks), sizes_of(model)
+    order = reduced_in_order(model, layout)
+    buckets = [[order[k] for k in bucket] for bucket in buckets_before_exceeding([sizes[i] for i in order], most)]
+    dtype, sent = setup.compute_dtype, sent_dtype(setup)
+    large = [sum(sizes[i] for i in bucket if sizes[i] > most) for bucket in buckets]
+    small = [sum(sizes[i] for i in bucket) - n for bucket, n in zip(buckets, large, strict=True)]
+    ordered = [[layout.order[i] for i in bucket] for bucket in buckets]
+    copies = [copied(layout.all_reduces(places, most), dtype, sent) for places in ordered]
+    for own in dict.fromkeys(partitions(model, ranks)):
+        owned, waiting = 0, sum(sizes[i] for i in order)
+        for i, places in enumerate(ordered):
+            waiting -= small[i]
+            yield own, Reducing(waiting, owned, copies[i])
+            if any(part.touches(places) for part in own):
+                owned = whole_of(own)
+                yield own, Reducing(waiting, owned)
+                waiting -= large[i]
+        if zeros := unreached_of(own):
+            yield own, Reducing(waiting, owned, zeros=zeros)
+
+
+def most_while_reducing(model: Model, setup: Setup) -> tuple[Owned, Reducing]:
+    """The moment with most bytes, of all ranks and buckets, and what that rank owns."""
+    dtype, sent = setup.compute_dtype, sent_dtype(setup)
+    return max(_reducing(model, setup), key=lambda one: one[1].nbytes(dtype, sent))

@@ -1,0 +1,130 @@
+"""ZeRO-1 and ZeRO-2 while backward runs: the reduce bucket comes with the first gradient. Under ZeRO-2 each gradient moves
+into it, and a full bucket is all-reduced.
+
+Source: deepspeed/runtime/zero/stage_1_and_2.py (setup_buckets, reduce_independent_p_g_buckets_and_remove_grads,
+reduce_ipg_grads, copy_grads_in_partition). What is all-reduced is a copy of the bucket where it goes to several ranks. The
+first gradient of the rank's own partition allocates room for all of them, which stays until the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.core.autograd import Leaf
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import DType
+from memcalc.core.noted import Noted, Over, Ready
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.engines.deepspeed.notes import NoHooks
+from memcalc.engines.deepspeed.zero_layout import Copies, Flat, Owned, copied, unreached_of, whole_of
+from memcalc.families.base.module import Run
+
+if TYPE_CHECKING:
+    from memcalc.tape.rewritten import Out
+
+
+class ZeRO1(NamedTuple):
+    """What a run under ZeRO-1 depends on."""
+
+    dtype: DType
+    bucket: int
+
+    def start(self, run: Run) -> BucketComes:
+        return BucketComes(run, self.dtype, self.bucket)
+
+
+class ZeRO2(NamedTuple):
+    """ZeRO-2 while backward runs, for one rank."""
+
+    dtype: DType
+    bucket: int
+    flat: Flat
+    own: Owned
+    """The rank's own."""
+    sent: DType
+    """What gradients are all-reduced in."""
+
+    def play(self, noted: Noted, out: Out) -> None:
+        """Reduce the gradients that are ready."""
+        reduction = Reduction(self, out)
+        for event in noted.events:
+            out.reach(event.place)
+            if isinstance(event, Ready):
+                reduction.ready(event, noted.elements[event.parameter])
+            elif isinstance(event, Over):
+                reduction.backward_is_over()
+
+
+class BucketComes(NoHooks):
+    """The hooks of one backward of ZeRO-1."""
+
+    def __init__(self, run: Run, dtype: DType, size: int) -> None:
+        self.run, self.dtype, self.size = run, dtype, size
+        self.buffer: Tensor | None = None
+        for weight in run.weights.values():
+            if isinstance(weight.node, Leaf):
+                weight.node.ready = self._ready
+
+    def backward_is_over(self) -> None:
+        self.buffer = None  # what follows is the engine's rows
+
+    def _ready(self, gradient: Tensor) -> None:
+        """A gradient has been accumulated: the bucket belongs to no layer."""
+        if self.buffer is not None:
+            return
+        memory = self.run.memory
+        layer, scope = memory.layer, memory.scope
+        memory.layer, memory.scope = None, ""
+        try:
+            shape = (Dim("reduce_bucket_size", self.size),)
+            self.buffer = new_tensor(memory, shape, self.dtype, "reduce bucket", component="gathered")
+        finally:
+            memory.layer, memory.scope = layer, scope
+
+
+class Reduction:
+    """The bucket, what of it is reduced, and what the rank keeps, between the events of a run."""
+
+    def __init__(self, how: ZeRO2, out: Out) -> None:
+        self.out, self.how = out, how
+        self.bucket: object = None
+        self.waiting: list[int] = []
+        """Parameters by their place in the order of the groups."""
+        self.large: object = None
+        """A gradient larger than the bucket, which stays where it is until it is reduced."""
+        self.filled = 0
+        self.owned: object = None
+
+    def ready(self, event: Ready, size: int) -> None:
+        """The gradient of a parameter of that size is there."""
+        out = self.out
+        if self.bucket is None:
+            self.bucket = out.block("reduce bucket", "reduce_bucket_size", self.how.bucket, self.how.dtype)
+        out.reach(event.after)
+        if self.filled + size > self.how.bucket:
+            self._flush()
+        if size > self.how.bucket:
+            self.large = out.kept(event.block)
+        self.waiting.append(self.how.flat.order[event.parameter])
+        self.filled += size
+
+    def backward_is_over(self) -> None:
+        self._flush()
+        elements, name = unreached_of(self.how.own), "zeros for what gets no gradient"
+        _zeros = self.out.block(name, "parameters", elements, self.how.dtype) if elements else None
+        self.owned = self.bucket = None  # rows of the step
+
+    def _flush(self) -> None:
+        self._copy(copied(self.how.flat.all_reduces(self.waiting, self.how.bucket), self.how.dtype, self.how.sent))
+        if self.owned is None and any(part.touches(sorted(self.waiting)) for part in self.how.own):
+            name = "gradients of the partition, and of what straddles it"
+            self.owned = self.out.block(name, "whole gradients", whole_of(self.how.own), self.how.dtype)
+        self.large = None
+        self.waiting.clear()
+        self.filled = 0
+
+    def _copy(self, copies: Copies) -> None:
+        """Allocate what an all-reduce joins and casts; both go when it is over."""
+        out, dtype, sent = self.out, self.how.dtype, self.how.sent
+        _joined = copies.joined and out.block("copy of the bucket that is reduced", "bucket", copies.joined, dtype)
+        _cast = copies.cast and out.block("the bucket in the dtype that is sent", "bucket", copies.cast, sent)

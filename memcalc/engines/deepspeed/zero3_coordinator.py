@@ -1,0 +1,164 @@
+"""ZeRO-3's bookkeeping of gathered parameters: deepspeed/runtime/zero/partitioned_param_coordinator.py.
+
+It knows from an earlier step which modules run in which order, gathers what the module that begins needs, prefetches what
+comes next, and keeps what is used again soon.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from memcalc.core.noted import Visited
+
+Order = Sequence[Visited]
+"""The modules that begin, in forward and then in backward."""
+
+
+class Thresholds(NamedTuple):
+    """The options of zero/config.py, in elements."""
+
+    max_live: int
+    max_reuse: int
+    persistence: int
+    prefetch: int
+
+
+class Gathered(NamedTuple):
+    """One all-gather: `parameters` in definition order, in one flat buffer if they are several."""
+
+    parameters: tuple[int, ...]
+    forward: bool
+
+
+class Coordinator:
+    """The state of one forward and backward. `launch` begins an all-gather and returns what holds its buffer."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        order: Order,
+        thresholds: Thresholds,
+        launch: Callable[[Gathered], Any],
+        arrive: Callable[[Any], None],
+        free: Callable[[int], None],
+    ) -> None:
+        self.sizes, self.order, self.thresholds = sizes, order, thresholds
+        self.launch, self.arrive, self.free = launch, arrive, free
+        self.persistent = {i for i, n in enumerate(sizes) if n <= thresholds.persistence}
+        self.available = set(self.persistent)
+        self.in_flight: dict[int, Any] = {}
+        self.active: dict[int, set[Any]] = {i: set() for i in range(len(sizes))}
+        self.live = 0
+        self.step = 0
+        self.queue = deque((i, at) for at, begun in enumerate(order) for i in sorted(begun.parameters))
+        self.fetched_for: dict[int, int] = {}
+        self.backward: dict[Any, frozenset[int]] = {}
+
+    def fetch(self, module: Any, parameters: frozenset[int], forward: bool) -> None:
+        """A module begins: gather its parameters, wait for them, prefetch (fetch_sub_module)."""
+        if not forward:
+            self.backward[module] = parameters
+        self._gather(parameters, forward)
+        for i in parameters:
+            self.active[i].add(module)
+        self._wait_for(parameters)
+        self.available |= parameters
+        new = {i for i in parameters if self.fetched_for.get(i, -1) < self.step}
+        seen: set[int] = set()
+        while self.queue and len(seen) < len(new):
+            i, at = self.queue.popleft()
+            self.fetched_for[i] = at
+            seen.add(i)
+        self._prefetch(forward)
+        self.step += 1
+
+    def _wait_for(self, parameters: frozenset[int]) -> None:
+        """All that come are copied out of their buffers before any buffer goes: they are waited for in the order of a set, which
+        is another one on each rank, and most is alive where one of each all-gather comes first."""
+        handles = [self.in_flight.pop(i) for i in sorted(parameters & self.in_flight.keys())]
+        for handle in handles:
+            self.arrive(handle)
+
+    def _prefetch(self, forward: bool) -> None:
+        if not self.thresholds.prefetch:
+            return
+        most = min(self.thresholds.max_live - self.live, self.thresholds.prefetch)
+        wanted: set[int] = set()
+        elements = 0
+        while self.queue and elements < most:
+            i, at = self.queue.popleft()
+            self.fetched_for[i] = max(self.fetched_for.get(i, at), at)
+            if i not in self.available and i not in self.in_flight and i not in wanted:
+                wanted.add(i)
+                elements += self.sizes[i]
+        self._gather(frozenset(wanted), forward)
+
+    def _gather(self, parameters: frozenset[int], forward: bool) -> None:
+        missing = tuple(sorted(i for i in parameters if i not in self.available and i not in self.in_flight))
+        if missing:
+            self.live += sum(self.sizes[i] for i in missing)
+            handle = self.launch(Gathered(missing, forward))
+            self.in_flight.update(dict.fromkeys(missing, handle))
+
+    def release(self, module: Any, parameters: frozenset[int], forward: bool, *, is_leaf: bool = False) -> None:
+        """A module is over: free what is not used again soon (release_sub_module)."""
+        going = {i for i in parameters if i not in self.persistent and self.fetched_for.get(i, -1) <= self.step}
+        if going:
+            uses = self._uses_by_leaves if is_leaf else self._uses
+            going = {i for i in going if not uses.is_soon(i, self.step, self.thresholds.max_reuse)}
+        if not forward:
+            self.backward.pop(module, None)
+        self._leave(module, parameters, going)
+
+    @cached_property
+    def _uses(self) -> _Uses:
+        return _Uses(self.sizes, [_seen_by(False, begun) for begun in self.order])
+
+    @cached_property
+    def _uses_by_leaves(self) -> _Uses:
+        return _Uses(self.sizes, [_seen_by(True, begun) for begun in self.order])
+
+    def release_leftovers(self) -> None:
+        """What no hook has released when backward is over (release_backward_leftovers)."""
+        while self.backward:
+            module, parameters = self.backward.popitem()
+            self._leave(module, parameters, parameters - self.persistent)
+
+    def _leave(self, module: Any, parameters: frozenset[int], going: set[int] | frozenset[int]) -> None:
+        for i in sorted(parameters):
+            self.active[i].discard(module)
+            if i in going and i in self.available and not self.active[i]:
+                self.available.discard(i)
+                self.live -= self.sizes[i]
+                self.free(i)
+
+
+class _Uses:
+    """Which modules of a step have which parameters, and how many elements lie between two of them."""
+
+    def __init__(self, sizes: Sequence[int], order: Sequence[frozenset[int]]) -> None:
+        self.places: dict[int, list[int]] = {}
+        self.before = [0, *accumulate(sum(sizes[i] for i in parameters) for parameters in order)]
+        """The elements of all modules before each place."""
+        for place, parameters in enumerate(order):
+            for i in parameters:
+                self.places.setdefault(i, []).append(place)
+
+    def is_soon(self, parameter: int, step: int, max_reuse: int) -> bool:
+        """Tell whether the parameter is used again before `max_reuse` elements have passed."""
+        places = self.places.get(parameter, ())
+        following = bisect_left(places, step)
+        return following < len(places) and self.before[places[following]] - self.before[step] < max_reuse
+
+
+def _seen_by(leaf: bool, begun: Visited) -> frozenset[int]:
+    """Return what the search for the next use takes a module to have: it looks into modules if the one that is over is a leaf,
+    and only then, whatever this one is."""
+    if leaf:
+        return begun.within
+    return frozenset() if begun.is_leaf else begun.parameters

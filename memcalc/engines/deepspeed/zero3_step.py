@@ -1,0 +1,299 @@
+"""ZeRO-3 while a step runs: modules gather their parameters, and gradients are reduce-scattered bucket by bucket.
+
+Sources, all in deepspeed/runtime/zero: parameter_offload.py (the hooks), partitioned_param_coordinator.py (what is gathered,
+prefetched and released when), partition_parameters.py (an all-gather of several parameters has a flat buffer, from which
+each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py (what is reduce-scattered is a copy).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import gcd
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import DType
+from memcalc.core.noted import Begins, Ends, Holds, LetsGo, Noted, Over, Ready, Visited
+from memcalc.core.tensor import Sent
+from memcalc.engines.deepspeed.zero3_coordinator import Coordinator, Gathered, Order, Thresholds
+from memcalc.inputs.options import refuse
+
+if TYPE_CHECKING:
+    from memcalc.layout.collectives import Kind
+    from memcalc.tape.rewritten import Out
+
+
+EXPERTS: Final = "experts' dp"
+"""What a run notes as the axis of the ranks that have the same experts."""
+
+
+GATHERS_AGAIN: Final = (
+    "DeepSpeed's ZeRO-3 gathers more in a layer's recomputation than in its forward, where torch raises"
+)
+
+
+def alike_ranks(sizes: Sequence[int], ranks: int) -> int:
+    """The fewest ranks whose step allocates what a step over `ranks` does: those that divide all sizes are alike.
+
+    Parameters are gathered whole, and gradients are sent whole: the number of ranks shows in their padding alone. It shows
+    besides where a share of a bucket is allocated (gradients reduced in another dtype, experts), and where a recomputation
+    counts ops.
+    """
+    together = gcd(*sizes)
+    if ranks == 1 or together % ranks:
+        return ranks
+    return next(fewer for fewer in range(2, ranks + 1) if not together % fewer)
+
+
+class ZeRO3(NamedTuple):
+    """ZeRO-3 while forward and backward run."""
+
+    ranks: int
+    dtype: DType
+    thresholds: Thresholds
+    bucket: int
+    sent: DType
+    """What gradients are reduced in."""
+    experts: frozenset[int] = frozenset()
+    """Parameters that are sharded over the ranks with the same experts, by their place in definition order."""
+    expert_ranks: int = 1
+
+    def play(self, noted: Noted, out: Out) -> None:
+        """Gather and reduce. Which modules come is known from a step before."""
+        order = [event.visited for event in noted.events if isinstance(event, Begins)]
+        _play(Step(self, noted, order, out))
+
+
+class Untraced(NamedTuple):
+    """The very first micro-batch, while it is not known what comes next: modules gather one by one, and keep nothing
+    (reset_step and release_sub_module in partitioned_param_coordinator.py)."""
+
+    how: ZeRO3
+
+    def play(self, noted: Noted, out: Out) -> None:
+        """Gather."""
+        thresholds = self.how.thresholds._replace(max_reuse=0, persistence=0, prefetch=0)
+        _play(UntracedStep(self.how._replace(thresholds=thresholds), noted, (), out))
+
+
+def _play(step: Step) -> None:
+    out = step.out
+    for event in step.noted.events:
+        out.reach(event.place)
+        match event:
+            case Begins():
+                step.begins(event)
+            case Ends():
+                step.ends(event)
+            case Ready():
+                step.ready(event)
+            case Holds():
+                step.holds(event)
+            case LetsGo():
+                step.lets_go(event)
+            case Over():
+                step.backward_is_over(event)
+
+
+class Handle:
+    """All-gathers under way: their buffers live until the last of their parameters is asked for."""
+
+    __slots__ = ("arrived", "buffers", "parameters")
+
+    def __init__(self) -> None:
+        self.parameters: list[int] = []
+        """Those that are in a buffer with others."""
+        self.buffers: list[object] = []
+        self.arrived = False
+
+
+class Step:
+    """One forward and backward."""
+
+    def __init__(self, how: ZeRO3, noted: Noted, order: Order, out: Out) -> None:
+        self.how, self.noted, self.out = how, noted, out
+        self.whole: dict[int, object] = {}
+        self.held: dict[int, object] = {}
+        """What the graph refers to besides, by the number of the reference."""
+        self.now: Begins | Ends | Ready | None = None
+        self.sent = 0
+        """How many collectives the run itself has sent."""
+        self.sizes = noted.elements
+        self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
+        self.bucket: list[tuple[int, object]] = []
+        self.in_bucket = 0
+        self.more_in_forward: dict[int, Counter[str]] = {}
+        """Of each checkpoint that keeps results, how many ops of a kind its forward ran that its recomputation has not."""
+        self.waiting: dict[int, object] = {}
+        """Gradients that wait for the rest of a leaf module."""
+        modules = (event.visited for event in noted.events if isinstance(event, Begins))
+        self.late = frozenset[int]().union(*(visited.within for visited in modules if visited.is_leaf))
+
+    # --- parameters
+
+    def begins(self, event: Begins) -> None:
+        self.now, self.sent = event, event.sent
+        self.coordinator.fetch(event.visited.where, event.visited.parameters, event.forward)
+
+    def ends(self, event: Ends) -> None:
+        self.now, self.sent = event, event.sent
+        visited = event.visited
+        if visited.is_leaf and not event.forward:
+            self._reduce_leaf_module(visited)
+        self.coordinator.release(visited.where, visited.parameters, event.forward, is_leaf=visited.is_leaf)
+
+    def holds(self, event: Holds) -> None:
+        if event.parameter in self.whole:
+            self.held[event.number] = self.whole[event.parameter]
+
+    def lets_go(self, event: LetsGo) -> None:
+        self.held.pop(event.number, None)
+
+    def _launch(self, gathered: Gathered) -> Handle | None:
+        """all_gather_coalesced: parameters of each group of ranks by themselves."""
+        experts = tuple(i for i in gathered.parameters if i in self.how.experts)
+        handle = Handle()
+        self._gather(tuple(i for i in gathered.parameters if i not in self.how.experts), handle)
+        self._gather(experts, handle)
+        return handle if handle.buffers else None
+
+    def _gather(self, parameters: tuple[int, ...], handle: Handle) -> None:
+        if not parameters:
+            return
+        elements = sum(self._padded(i) for i in parameters)
+        self._send("all_gather", self._phase(), parameters[0], elements)
+        if self._ranks(parameters[0]) == 1:
+            return
+        self._run("all_gather")
+        if len(parameters) == 1:
+            (i,) = parameters
+            self._run("slice")
+            self._run("view")
+            self.whole[i] = self._block("gathered parameters", elements)
+        else:
+            self._run("cat into a buffer")
+            self._run("slice", self._ranks(parameters[0]))
+            name = "all-gather buffer of several parameters"
+            handle.parameters += parameters
+            handle.buffers.append(self._block(name, elements))
+
+    def _arrive(self, handle: Handle | None) -> None:
+        """AllGatherCoalescedHandle.wait: the first that waits copies all of them out of the buffer."""
+        if handle is None or handle.arrived:
+            return
+        handle.arrived = True
+        for i in handle.parameters:
+            own = self._padded(i) // self._ranks(i)
+            self._run("slice", -(-self.sizes[i] // own))  # one of each rank that has any of it
+            self._run("cat")
+            self._run("view")
+            self.whole[i] = self._block("gathered parameters", self.sizes[i])
+
+    def _run(self, op: str, times: int = 1) -> None:
+        """Selective checkpointing raises where a recomputation has more of an op than its forward had
+        (torch/utils/checkpoint.py, _CachedTorchDispatchMode): what was fetched ahead of a layer is gathered within it."""
+        now = self.now
+        if not isinstance(now, Begins) or now.within is None or now.within.module == now.visited.where:
+            return  # the hooks of the layer itself are before its checkpoint
+        within = now.within
+        more = self.more_in_forward.setdefault(within.number, Counter())
+        more[op] += -times if within.again else times
+        if more[op] < 0:
+            refuse("recompute", "op", f"{GATHERS_AGAIN}; allowed: none, full, or --engine fsdp2")
+
+    def _free(self, i: int) -> None:
+        self.whole.pop(i, None)
+
+    def _ranks(self, i: int) -> int:
+        return self.how.expert_ranks if i in self.how.experts else self.how.ranks
+
+    def _padded(self, i: int) -> int:
+        ranks = self._ranks(i)
+        return -(-self.sizes[i] // ranks) * ranks
+
+    def _phase(self) -> Literal["forward", "backward"]:
+        return self.now.phase if isinstance(self.now, Begins) else "backward"
+
+    def _send(self, kind: Kind, phase: str, parameter: int, elements: int) -> None:
+        axis = EXPERTS if parameter in self.how.experts else "dp"
+        shape = (Dim("elements", elements),)
+        dtype = self.how.sent if kind == "reduce_scatter" else self.how.dtype
+        self.out.send(Sent(axis, kind, "", phase, None, shape, dtype), self.sent)
+
+    # --- gradients
+
+    def ready(self, event: Ready) -> None:
+        self.now, self.sent = event, event.sent
+        self.out.reach(event.after)
+        gradient = self.out.kept(event.block)
+        if event.parameter in self.late:
+            self.waiting[event.parameter] = gradient
+        else:
+            self._reduce(event.parameter, gradient)
+
+    def _reduce_leaf_module(self, visited: Visited) -> None:
+        """reduce_leaf_module_grads: one by one, when the gradient of what the module was given is there."""
+        for i in sorted(visited.parameters & self.waiting.keys()):
+            self._reduce(i, self.waiting.pop(i))
+
+    def _reduce(self, i: int, gradient: object) -> None:
+        """reduce_independent_p_g_buckets_and_remove_grads: a gradient moves into the bucket, if it fits."""
+        size = self.sizes[i]
+        if self.bucket and (self.bucket[0][0] in self.how.experts) != (i in self.how.experts):
+            self._flush()
+        if self.in_bucket and self.in_bucket + size > self.how.bucket:
+            self._flush()
+        fits = self.in_bucket + size <= self.how.bucket
+        self.bucket.append((i, None if fits else gradient))
+        self.in_bucket += size
+
+    def _flush(self) -> None:
+        """__avg_scatter_grads: a copy in the order of the ranks, padded; one that needs no padding is taken as it is. What is
+        summed over fewer ranks than dp is scaled."""
+        elements = sum(self._padded(i) for i, _ in self.bucket)
+        self._send("reduce_scatter", "backward", self.bucket[0][0], elements)
+        casts = self.how.sent is not self.how.dtype
+        _casts = [
+            self._of_sent("gradient in the dtype that is sent", self.sizes[i])
+            for i, g in self.bucket
+            if casts and g is not None
+        ]
+        _copy = self._copied(elements)
+        if casts:
+            own = [self._padded(i) // self._ranks(i) for i, _ in self.bucket]
+            _parts = [self._block("reduced gradients in their own dtype", n) for n in own]
+        if self.bucket[0][0] in self.how.experts:
+            ranks = self.how.expert_ranks
+            parts = sum(-(-self.sizes[i] // ranks) for i, _ in self.bucket)
+            _scaled = self._block("gradients of experts, averaged over dp", parts)
+        self.bucket.clear()
+        self.in_bucket = 0
+
+    def _copied(self, elements: int) -> object:
+        """reduce_scatter_coalesced: what is sent, where it is a copy."""
+        if len(self.bucket) == 1 and elements == self.in_bucket:
+            return None
+        padding = elements - self.in_bucket
+        _pads = self._of_sent("padding of the bucket", padding) if padding else None
+        return self._of_sent("copy of the bucket that is reduced", elements)
+
+    def _of_sent(self, name: str, elements: int) -> object:
+        return self._block(name, elements, self.how.sent)
+
+    def _block(self, name: str, elements: int, dtype: DType | None = None) -> object:
+        return self.out.block(name, "elements", elements, dtype or self.how.dtype)
+
+    def backward_is_over(self, event: Over) -> None:
+        self.sent = event.sent
+        if self.bucket:
+            self._flush()
+        self.coordinator.release_leftovers()
+        self.whole.clear()
+
+
+class UntracedStep(Step):
+    """Without buckets, whose copies a later step makes all the same."""
+
+    def _reduce(self, i: int, gradient: object) -> None:
+        """It is copied into the bucket."""

@@ -1,0 +1,384 @@
+"""How ZeRO lays a model out in DeepSpeed 0.19: flat buffers, buckets and sub-groups."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dtypes import DType, fp32
+from memcalc.engines.deepspeed.zero3_coordinator import Thresholds
+from memcalc.tape.profile import gradient_order
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from memcalc.inputs.model import Model
+    from memcalc.setup.setup import Setup
+
+ALL_REDUCE_BUCKET: Final = 500_000_000  # elements; engine.py MEMORY_OPT_ALLREDUCE_SIZE, stage 0
+ALIGNMENT: Final = 2  # nccl_start_alignment_factor
+EXPERTS_OF_A_GROUP: Final = 178_956_971  # elements; moe/utils.py, max_group_size
+
+ENGINE: Final = "deepspeed/runtime/engine.py"
+STAGE_0: Final = "deepspeed/runtime/fp16/fused_optimizer.py"
+STAGE_12: Final = "deepspeed/runtime/zero/stage_1_and_2.py"
+FUSED_ADAM: Final = "deepspeed/ops/adam/fused_adam.py"
+COORDINATOR: Final = "deepspeed/runtime/zero/partitioned_param_coordinator.py"
+STAGE_3: Final = "deepspeed/runtime/zero/stage3.py"
+
+
+def sizes_of(model: Model) -> list[int]:
+    """Elements of every parameter, in definition order."""
+    if "sizes" not in model.profiles:
+        model.profiles["sizes"] = [prod(shape) for _, shape, _ in model.weights()]
+    return model.profiles["sizes"]
+
+
+def _places_of(model: Model, names: Collection[str]) -> frozenset[int]:
+    return frozenset(i for i, w in enumerate(model.program.weights()) if w.name in names) if names else frozenset()
+
+
+def frozen(model: Model) -> frozenset[int]:
+    """Places of the parameters that want no gradient: no optimizer has them."""
+    return _places_of(model, model.program.frozen)
+
+
+def unreached(model: Model) -> frozenset[int]:
+    """Places of those that want one and get none. A gradient of zeros is made for them when one is asked for."""
+    return _places_of(model, set(model.program.untrained).difference(model.program.frozen))
+
+
+class Group(NamedTuple):
+    """One of the optimizer's groups of parameters, which has a flat buffer of its own."""
+
+    places: tuple[int, ...]
+    """Its parameters, by their place in definition order."""
+    starts: tuple[int, ...]
+    """Where each of them begins in the buffer, the end besides."""
+    first: int
+    """How many parameters the groups before it have."""
+    ranks: int
+    """Ranks that the buffer is cut for."""
+    alike: int
+    """How many neighbouring ranks have the same part, each of other experts."""
+
+    @property
+    def partition(self) -> int:
+        """Elements of a rank's part: the buffer is padded to a multiple of 2·ranks."""
+        unit = ALIGNMENT * self.ranks
+        return -(-self.starts[-1] // unit) * ALIGNMENT
+
+
+def groups_of(model: Model, ranks: int) -> tuple[Group, ...]:
+    """All parameters that want a gradient are one group; experts of expert parallelism are others (moe/utils.py,
+    split_params_into_different_moe_groups_for_optimizer), over the ranks that have the same ones."""
+    key = "parameter groups", ranks
+    if key not in model.profiles:
+        ep, sizes = model.program.expert_parallel, sizes_of(model)
+        experts = [i for i, w in enumerate(model.program.weights()) if ep > 1 and w.component == "experts"]
+        dense = sorted({*range(len(sizes))}.difference(experts, frozen(model)))
+        chunks = _chunks([sizes[i] for i in experts], EXPERTS_OF_A_GROUP)
+        places = [tuple(dense), *(tuple(experts[k] for k in chunk) for chunk in chunks)]
+        firsts = accumulate((len(group) for group in places), initial=0)
+        model.profiles[key] = tuple(
+            Group(
+                group,
+                tuple(accumulate((sizes[i] for i in group), initial=0)),
+                first,
+                ranks if group is places[0] else ranks // ep,
+                1 if group is places[0] else ep,
+            )
+            for group, first in zip(places, firsts, strict=False)
+        )
+    return model.profiles[key]
+
+
+def _chunks(sizes: list[int], most: int) -> list[list[int]]:
+    """Places of what comes in this order, each chunk of at most so many elements."""
+    return buckets_before_exceeding(sizes, most)
+
+
+def flat_elements(model: Model, ranks: int) -> int:
+    """Elements of the flat 16-bit buffers, padded."""
+    return sum(group.partition * group.ranks for group in groups_of(model, ranks))
+
+
+def own_elements(model: Model, ranks: int) -> int:
+    """Elements of a rank's parts of them."""
+    return sum(group.partition for group in groups_of(model, ranks))
+
+
+def thresholds_of(setup: Setup) -> Thresholds:
+    """The options that decide what stage 3 gathers when."""
+    live, reuse = setup.max_live_parameters, setup.max_reuse_distance
+    persistence, prefetch = setup.param_persistence_threshold, setup.prefetch_bucket_size
+    assert live is not None and reuse is not None and persistence is not None and prefetch is not None
+    return Thresholds(live, reuse, persistence, prefetch)
+
+
+def ready_order(model: Model) -> list[int]:
+    """Places (in definition order) of the parameters in the order in which backward has their gradients ready."""
+    if "ready order" not in model.profiles:
+        places: dict[str, list[int]] = {}
+        for i, weight in enumerate(model.program.weights()):
+            places.setdefault(weight.name, []).append(i)
+        model.profiles["ready order"] = [places[name].pop() for name, _ in gradient_order(model.program)]
+    return model.profiles["ready order"]
+
+
+class Partition(NamedTuple):
+    """This is what one rank has of a group's flat buffer in stages 1 and 2."""
+
+    first: int
+    """The parameters that touch it, by their place in the order of the groups: from `first` up to `end`."""
+    end: int
+    whole: int
+    """Elements of these parameters, in the partition or not."""
+    largest: int
+    """Elements of the largest slice of one parameter."""
+    before_largest: int
+    """How many slices come before it."""
+    slices: int
+    padding: int
+    """Elements of the buffer's padding."""
+    size: int
+    unreached: int
+    """Elements of the parameters that touch it and get no gradient."""
+
+    def touches(self, parameters: Sequence[int]) -> bool:
+        """Tell whether one of them, which are in order, is in it."""
+        i = bisect_left(parameters, self.first)
+        return i < len(parameters) and parameters[i] < self.end
+
+
+Owned = tuple[Partition, ...]
+"""What one rank has of each group's flat buffer."""
+
+
+def whole_of(owned: Owned) -> int:
+    """Elements of all parameters that touch a rank's partitions."""
+    return sum(part.whole for part in owned)
+
+
+def inside_of(owned: Owned) -> int:
+    """Elements of its partitions that are parameters'."""
+    return sum(part.size - part.padding for part in owned)
+
+
+def unreached_of(owned: Owned) -> int:
+    """Elements of those of them that get no gradient."""
+    return sum(part.unreached for part in owned)
+
+
+def left_by(owned: Owned) -> int:
+    """Elements of the gradients that backward leaves for them."""
+    return whole_of(owned) + unreached_of(owned)
+
+
+def partitions(model: Model, ranks: int) -> list[Owned]:
+    """Every rank's parts of the flat buffers (stage_1_and_2.py, get_partition_info)."""
+    idle = unreached(model)
+    parts = [(group.alike, _partitions_of(group, idle)) for group in groups_of(model, ranks)]
+    return [tuple(of_group[rank // alike] for alike, of_group in parts) for rank in range(ranks)]
+
+
+def _partitions_of(group: Group, idle: frozenset[int]) -> list[Partition]:
+    size, starts = group.partition, group.starts
+    count = len(group.places)
+    out: list[Partition] = []
+    for start in range(0, group.ranks * size, size):
+        first = max(bisect_right(starts, start) - 1, 0)
+        end = min(bisect_left(starts, start + size), count)
+        slices = [min(starts[i + 1], start + size) - max(starts[i], start) for i in range(first, end)]
+        here = [i for i, n in zip(range(first, end), slices, strict=True) if n > 0]
+        first, end = (here[0], here[-1] + 1) if here else (count, count)
+        slices = [n for n in slices if n > 0]
+        largest = max(slices, default=0)
+        last = max((i for i, n in enumerate(slices) if n == largest), default=0)
+        whole, padding = starts[end] - starts[first], size - sum(slices)
+        zeros = sum(starts[i + 1] - starts[i] for i in range(first, end) if group.places[i] in idle) if idle else 0
+        places = group.first + first, group.first + end
+        out.append(Partition(*places, whole, largest, last, len(slices), padding, size, zeros))
+    return out
+
+
+def straddling_elements(model: Model, ranks: int) -> int:
+    """Elements of all parameters that touch the partitions of the rank where that is most."""
+    return max(whole_of(owned) for owned in partitions(model, ranks))
+
+
+def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
+    """Places of the gradients, which come in this order, bucket by bucket; one that is larger has its own."""
+    out: list[list[int]] = []
+    current = most  # the first bucket begins with the first gradient
+    for i, n in enumerate(sizes):
+        if current + n > most:
+            out.append([])
+            current = 0
+        out[-1].append(i)
+        current += n
+    return out
+
+
+class Flat(NamedTuple):
+    """The flat buffers of stages 1 and 2."""
+
+    groups: tuple[Group, ...]
+    order: tuple[int, ...]
+    """The place of each parameter in the order of the groups, by its place in definition order; -1 of those in none."""
+
+    def all_reduces(self, parameters: Iterable[int], most: int) -> list[AllReduce]:
+        """The all-reduces of one bucket of parameters, in the order of the groups (average_tensor, allreduce_and_scatter).
+
+        A gradient larger than the bucket goes in several calls: one ends with the slice that exceeds `most`.
+        """
+        out: list[AllReduce] = []
+        slices = self._slices(parameters)
+        for ranks in dict.fromkeys(ranks for ranks, _ in slices):
+            out.append(AllReduce(ranks, []))
+            for n in (n for of, n in slices if of == ranks):
+                if sum(out[-1].slices) > most:
+                    out.append(AllReduce(ranks, []))
+                out[-1].slices.append(n)
+        return out
+
+    def _slices(self, parameters: Iterable[int]) -> list[tuple[int, int]]:
+        """Ranks and elements of each slice: what goes to one rank in a row."""
+        slices: list[tuple[int, int]] = []
+        last = 0, -1
+        for i in parameters:
+            group = self.groups[bisect_right(self.groups, i, key=lambda group: group.first) - 1]
+            start, end = group.starts[i - group.first], group.starts[i - group.first + 1]
+            while start < end:
+                rank = start // group.partition
+                stop = min(end, (rank + 1) * group.partition)
+                if (group.ranks, rank) == last:
+                    slices[-1] = group.ranks, slices[-1][1] + stop - start
+                else:
+                    slices.append((group.ranks, stop - start))
+                start, last = stop, (group.ranks, rank)
+        return slices
+
+
+class AllReduce(NamedTuple):
+    """One call: among how many ranks, and the elements of its slices, each of which goes to one of them."""
+
+    ranks: int
+    slices: list[int]
+
+
+def flat(model: Model, ranks: int) -> Flat:
+    """Return where everything is."""
+    groups = groups_of(model, ranks)
+    order = [-1] * len(sizes_of(model))
+    for k, i in enumerate(i for group in groups for i in group.places):
+        order[i] = k
+    return Flat(groups, tuple(order))
+
+
+def reduced_in_order(model: Model, layout: Flat) -> list[int]:
+    """Places of the parameters that stage 1 reduces, in the order of the groups: those that have a gradient."""
+    idle = unreached(model)
+    return [i for group in layout.groups for i in group.places if i not in idle]
+
+
+class Copies(NamedTuple):
+    """Elements of what an all-reduce copies."""
+
+    joined: int
+    """Its slices, one behind the other: one slice alone is reduced where it is (flatten)."""
+    cast: int
+    """The same in the dtype that is sent, where that is not the gradients'."""
+
+    def nbytes(self, dtype: DType, sent: DType) -> int:
+        return self.joined * dtype.itemsize + self.cast * sent.itemsize
+
+
+def copied(calls: list[AllReduce], dtype: DType, sent: DType) -> Copies:
+    """The largest copies that one of these all-reduces of gradients of `dtype` makes (allreduce_bucket)."""
+    made = [
+        Copies(sum(call.slices) if len(call.slices) > 1 else 0, 0 if sent is dtype else sum(call.slices))
+        for call in calls
+    ]
+    return max(made, key=lambda copies: copies.nbytes(dtype, sent), default=Copies(0, 0))
+
+
+def sent_dtype(setup: Setup) -> DType:
+    """Return what gradients are reduced in: fp32 where ranks share sequences, unless `seq_parallel_communication_data_type` says
+    otherwise (deepspeed/runtime/constants.py; stages 1 and 2 whatever it says: stage_1_and_2.py, allreduce_bucket)."""
+    return fp32 if setup.cp > 1 else setup.compute_dtype
+
+
+def over(setup: Setup) -> str:
+    """Return what the names of shards are divided by."""
+    return "dp" if setup.cp == 1 else "(dp·cp)"
+
+
+def can_have_most(model: Model, ranks: int, most: int) -> list[Owned]:
+    """What those ranks own of which any can have most in stage 2's backward; first comes who has gradients of its own first.
+
+    Ranks differ in one block there: room for all gradients that a rank owns, from the reduction of the first of them on. So
+    none has more than another one whose room is as large and comes as early.
+    """
+    order, sizes, places = ready_order(model), sizes_of(model), flat(model, ranks).order
+    buckets = buckets_before_exceeding([sizes[i] for i in order], most)
+    reduced = {places[order[k]]: bucket for bucket, gradients in enumerate(buckets) for k in gradients}
+    largest: dict[int, Owned] = {}
+    for owned in dict.fromkeys(partitions(model, ranks)):
+        comes = min((reduced.get(i, len(buckets)) for part in owned for i in range(part.first, part.end)), default=None)
+        if comes is not None and (comes not in largest or whole_of(owned) > whole_of(largest[comes])):
+            largest[comes] = owned
+    out: list[Owned] = []
+    for _, owned in sorted(largest.items(), key=lambda item: item[0]):
+        if not out or whole_of(owned) > whole_of(out[-1]):
+            out.append(owned)
+    with_zeros = [owned for owned in dict.fromkeys(partitions(model, ranks)) if unreached_of(owned)]
+    return list(dict.fromkeys([*out, *with_zeros]))
+
+
+class SubGroup(NamedTuple):
+    """Of stage 3: parameters that the step takes at a time."""
+
+    ranks: int
+    parts: list[int]
+    """Elements of a rank's part of each."""
+
+
+def sub_groups_of(model: Model, setup: Setup) -> list[SubGroup]:
+    """Return those of each of the optimizer's groups (stage3.py, _create_fp16_sub_groups)."""
+    assert setup.sub_group_size is not None
+    return [
+        SubGroup(group.ranks, parts)
+        for group in groups_of(model, setup.shards)
+        for parts in sub_groups(
+            [-(-(end - start) // group.ranks) for start, end in pairwise(group.starts)], setup.sub_group_size
+        )
+    ]
+
+
+def persistent(model: Model, setup: Setup) -> dict[int, list[int]]:
+    """Elements of the parameters that stage 3 keeps whole, each padded, by the ranks that they are sharded over."""
+    most = thresholds_of(setup).persistence
+    out: dict[int, list[int]] = {}
+    if idle := frozen(model):
+        sizes, ranks = sizes_of(model), setup.shards
+        out[ranks] = [-(-sizes[i] // ranks) * ranks for i in sorted(idle) if sizes[i] <= most]
+    for group in groups_of(model, setup.shards):
+        sizes = [end - start for start, end in pairwise(group.starts)]
+        out.setdefault(group.ranks, []).extend(-(-n // group.ranks) * group.ranks for n in sizes if n <= most)
+    return {ranks: sizes for ranks, sizes in out.items() if sizes}
+
+
+def sub_groups(partitions: list[int], size: int) -> list[list[int]]:
+    """The partitions that the step takes at a time: each sub-group closes when it has `size` elements."""
+    out: list[list[int]] = [[]]
+    current = 0
+    for n in partitions:
+        if current >= size:
+            out.append([])
+            current = 0
+        out[-1].append(n)
+        current += n
+    return out

@@ -1,0 +1,78 @@
+"""The optimizer's own step under DeepSpeed's ZeRO: over one flat fp32 partition at a time.
+
+Stages 1 and 2 give it the partition of one group of parameters (stage_1_and_2.py, `_optimizer_step`), stage 3 that of one
+sub-group (stage3.py, `_optimizer_step`). Its states come in the first step. DeepSpeed's FusedAdam counts steps in Python; the
+optimizers of torch keep their counters on the CPU.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dims import Dim, numel
+from memcalc.core.dtypes import fp32
+from memcalc.core.tensor import Memory
+from memcalc.engines.base.holdings import step_temporaries
+from memcalc.optimizers import Parameter, load_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from memcalc.core.rows import Row
+    from memcalc.engines.base.script import Script
+    from memcalc.setup.setup import Setup
+
+PARTITION: Final = "flat fp32 partition"
+
+
+def has_fused_adam(setup: Setup) -> bool:
+    """Tell whether the optimizer is DeepSpeed's own FusedAdam (ops/adam/fused_adam.py)."""
+    return setup.optimizer in ("adam", "adamw") and setup.optimizer_implementation == "fused"
+
+
+class _Step(NamedTuple):
+    """A step over one partition: the bytes of its states, by name, and of its temporaries in the order of their lives."""
+
+    states: tuple[tuple[str, int], ...]
+    temporaries: tuple[int, ...]
+    log: tuple[int, ...]
+    """A temporary comes (its number) or goes (~number)."""
+
+
+@lru_cache(maxsize=1024)
+def _step(optimizer: str, implementation: str, elements: int) -> _Step:
+    memory, loaded = Memory(), load_optimizer(optimizer)
+    flat = [_flat("partition", elements)]
+    loaded.step(memory, flat, fp32, fp32, implementation)
+    states = loaded.states(flat, fp32, implementation)
+    return _Step(
+        tuple((state.name, numel(state.shape)[0] * state.dtype.itemsize) for state in states if state.shape),
+        tuple(numel(row.shape)[0] * row.dtype.itemsize for row in memory.rows),
+        tuple(memory.log),
+    )
+
+
+def states_come(script: Script, setup: Setup, of: Hashable, elements: int) -> None:
+    """The states of the partition `of`, of so many elements."""
+    for state, nbytes in _step(setup.optimizer, setup.optimizer_implementation, elements).states:
+        script.comes((state, of), nbytes)
+
+
+def steps(script: Script, setup: Setup, elements: int) -> None:
+    """The temporaries of a step over a partition of so many elements come and go."""
+    step = _step(setup.optimizer, setup.optimizer_implementation, elements)
+    for event in step.log:
+        if event >= 0:
+            script.comes(("optimizer step", event), step.temporaries[event])
+        else:
+            script.goes(("optimizer step", ~event))
+
+
+def temporaries_of_step(optimizer: str, implementation: str, dim: str, elements: int) -> list[Row]:
+    """Rows of the temporaries at the peak of a step over a partition of so many elements, whose dim is called so."""
+    return step_temporaries(optimizer, implementation, [_flat(dim, elements)], fp32, fp32)
+
+
+def _flat(dim: str, elements: int) -> Parameter:
+    return Parameter(PARTITION, (Dim(dim, elements),), 1, False)

@@ -1,0 +1,77 @@
+"""Which parameters DeepSpeed reduces among which ranks: all among all, but for the experts that ranks share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.engines.deepspeed.zero_layout import ALL_REDUCE_BUCKET, groups_of, sizes_of
+from memcalc.layout.layer_kinds import elements_of, shares_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from memcalc.families.base.module import Weight
+    from memcalc.inputs.model import Model
+    from memcalc.layout.layer_kinds import Shares
+
+
+class AmongRanks(NamedTuple):
+    """Parameters that are reduced among the same ranks."""
+
+    name: str
+    of: str
+    """The same behind a noun."""
+    ranks: int
+    sizes: tuple[int, ...]
+    has: Callable[[Weight], bool]
+
+    def shares(self, model: Model, sent: Callable[[Weight], int]) -> Shares:
+        """Return what of them the layers have. `sent`: elements that are sent for one of the model's."""
+        return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
+
+    def of_optimizer(self, model: Model) -> Shares:
+        """Of those that want a gradient."""
+        frozen = model.program.frozen
+        return self.shares(model, lambda weight: 0 if weight.name in frozen else elements_of(weight))
+
+    def with_gradients(self, model: Model) -> Shares:
+        """Of those that backward makes gradients of."""
+        idle = model.program.untrained
+        return self.shares(model, lambda weight: 0 if weight.name in idle else elements_of(weight))
+
+
+def _is_any(_: Weight) -> bool:
+    return True
+
+
+def _is_dense(weight: Weight) -> bool:
+    return weight.component != "experts"
+
+
+def _is_expert(weight: Weight) -> bool:
+    return weight.component == "experts"
+
+
+def kinds_of(model: Model, ranks: int) -> list[AmongRanks]:
+    """All parameters of the optimizer; with expert parallelism the experts' by themselves."""
+    groups, sizes = groups_of(model, ranks), sizes_of(model)
+    if len(groups) == 1:
+        return [AmongRanks("parameters", "", ranks, tuple(sizes[i] for i in groups[0].places), _is_any)]
+    dense = tuple(sizes[i] for i in groups[0].places)
+    experts = tuple(sizes[i] for group in groups[1:] for i in group.places)
+    return [
+        AmongRanks("parameters without experts", "", ranks, dense, _is_dense),
+        AmongRanks("experts/ep", " of the experts", groups[1].ranks, experts, _is_expert),
+    ]
+
+
+def joined_after_exceeding(sizes: Iterable[int]) -> list[int]:
+    """Elements of what buffered_allreduce_fallback joins, call by call: each closes once it exceeds the bucket."""
+    out: list[int] = []
+    current = 0
+    for size in sizes:
+        current += size
+        if current > ALL_REDUCE_BUCKET:
+            out.append(current)
+            current = 0
+    return [*out, current] if current else out

@@ -1,0 +1,255 @@
+"""FSDP2: `fully_shard` over every layer, then over the model (torch/distributed/fsdp/_fully_shard).
+
+Every parameter is cut along its first dim, which is padded to a multiple of the ranks (_fsdp_param.py). `--zero 3` is
+`reshard_after_forward=True`, `--zero 2` is False; the root never reshards after forward (_fsdp_state.py, _lazy_init). With
+`bf16-mixed` the shards are fp32, the policy gathers in bf16 and reduces in fp32 (MixedPrecisionPolicy); with one dtype for
+all there is no policy. `--shard-group` smaller than dp is hybrid sharding: gradients are besides all-reduced over replicas.
+
+Under `--ep` each layer's experts are a unit of their own over the ranks that have the same experts: edp = shard group · tp / ep
+(transformers/distributed/fsdp.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from memcalc.core.dims import Dim, Shape
+from memcalc.core.dtypes import DType, fp32
+from memcalc.core.rows import Row
+from memcalc.engines.base.clipping import norms, temporaries
+from memcalc.engines.base.holdings import (
+    ENOUGH_MICRO_BATCHES,
+    Holdings,
+    Order,
+    Update,
+    input_rows,
+    larger,
+    state_rows,
+    step_temporaries,
+    weights_in_turn,
+)
+from memcalc.engines.fsdp2.no_sync import NoSync
+from memcalc.engines.fsdp2.sizes import padded_elements
+from memcalc.engines.fsdp2.step import STREAMS, ExpertUnits, Sharding
+from memcalc.layout.collectives import Collective, Kind, Overlap
+from memcalc.layout.expert_parallel import expert_path
+from memcalc.layout.layer_kinds import Shares, shares_of
+from memcalc.optimizers import Parameter
+from memcalc.setup.setup import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memcalc.families.base.module import Weight
+    from memcalc.inputs.model import Model
+    from memcalc.setup.setup import Setup
+
+_SOURCE: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_param.py"
+_COLLECTIVES: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
+
+
+def holdings(model: Model, setup: Setup) -> Holdings:
+    always, step, sharding = states_and_step(model, setup)
+    inputs = input_rows(model, setup, sharded_dtype(setup), setup.compute_dtype)
+    on_paper = min(setup.micro_batches, ENOUGH_MICRO_BATCHES) if setup.keeps_whole_gradients else 1
+    hooks = NoSync(sharding, on_paper) if on_paper > 1 else sharding
+    earlier = tuple(row for row in step if row.component == "gradients") if sharding.accumulating else ()
+    order = order_of(model, setup, [row for row in always if row.component == "parameters"] + inputs, sharding)
+    always += inputs
+    return Holdings(
+        tuple(always),
+        forward=earlier,
+        backward=earlier,
+        step=tuple(step),
+        hooks=hooks,
+        order=order,
+        micro_batches=on_paper,
+    )
+
+
+def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) -> Order:
+    """`before`: what is there before the first step."""
+    sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
+    updates = tuple(Update(tuple(group), sharded) for group in _by_mesh(model, setup, parameters))
+    states = state_rows(setup, parameters, sharded)
+    first = sharding._replace(accumulating=False) if sharding.accumulating else None
+    streams = STREAMS
+    if sharding.replicas > 1 and sharding.reduced is not sharded:  # cast once the replicas have summed them
+        streams = STREAMS | {"sharded gradients": "all-reduce"}
+    clipping = tuple(temporaries(model, setup, sharded))
+    return Order(tuple(before), tuple(states), (), updates, streams, first=first, clipping=clipping)
+
+
+def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:
+    """A rank's shards and states, its gradients and temporaries in the step, and how all that is sharded."""
+    sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
+    gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
+    always = _rows(model, setup, "parameters", "always", model.copies)
+    always += state_rows(setup, parameters, sharded)
+    groups = _by_mesh(model, setup, _met_in_step(model, setup))
+    how = setup.optimizer, setup.optimizer_implementation
+    updates = [step_temporaries(*how, group, sharded, sharded) for group in groups]
+    step = larger(temporaries(model, setup, sharded), *updates)
+    sharding = Sharding(
+        setup.shards,
+        setup.zero == 3,
+        sharded,
+        DTYPES[setup.grad_dtype],
+        setup.micro_batches > 1 and not setup.keeps_whole_gradients,
+        setup.replicas,
+        _expert_units(model, setup),
+        over(setup),
+    )
+    return always, [*gradients, *step], sharding
+
+
+def _expert_units(model: Model, setup: Setup) -> ExpertUnits | None:
+    path = expert_path(model.program) if setup.ep > 1 else None
+    return None if path is None else ExpertUnits(path, _same_experts(setup))
+
+
+def _same_experts(setup: Setup) -> int:
+    """Ranks of a shard group that have the same experts (DistributedConfig.efsdp_size)."""
+    return setup.shards * setup.tp // setup.ep
+
+
+def _spread(setup: Setup, weight: Weight) -> tuple[str, int]:
+    """The axis that a weight is sharded over, and its ranks."""
+    return ("edp", _same_experts(setup)) if _is_apart(setup, weight) else (over(setup), setup.shards)
+
+
+def over(setup: Setup) -> str:
+    """Return what the names of shards are divided by."""
+    if setup.replicas > 1:
+        return "shard group"
+    return "dp" if setup.cp == 1 else "(dp·cp)"
+
+
+def _is_apart(setup: Setup, weight: Weight) -> bool:
+    return setup.ep > 1 and weight.component == "experts"
+
+
+def _parameters(model: Model, setup: Setup) -> list[Parameter]:
+    """Return what one rank updates."""
+    return [
+        Parameter(w.name, _shard(w.shape, *_spread(setup, w)), count, w.layer is not None and len(w.shape) == 2)
+        for w in model.weight_classes
+        if (count := model.trained(w))
+    ]
+
+
+def _met_in_step(model: Model, setup: Setup) -> list[Parameter]:
+    """Return the same as a step meets them."""
+    return [
+        Parameter(w.name, _shard(w.shape, *_spread(setup, w)), copies, w.layer is not None and len(w.shape) == 2)
+        for w, copies in weights_in_turn(model, setup)
+    ]
+
+
+def _by_mesh(model: Model, setup: Setup, parameters: list[Parameter]) -> list[list[Parameter]]:
+    """The optimizer's groups: parameters on different meshes share no kernel (transformers' Trainer.create_optimizer)."""
+    parallel, experts = model.program.tensor_parallel, _expert_units(model, setup)
+    if parallel is None and experts is None:
+        return [parameters]
+    groups: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        apart = experts is not None and parameter.name.startswith(f"{experts.path}.")
+        is_split = parallel is not None and parallel.is_split(parameter.name)
+        groups.setdefault("experts" if apart else "split" if is_split else "whole", []).append(parameter)
+    return list(groups.values())
+
+
+def sharded_dtype(setup: Setup) -> DType:
+    return fp32 if setup.has_master_weights else setup.compute_dtype
+
+
+def _rows(model: Model, setup: Setup, component: str, life: str, copies: Callable[[Weight], int]) -> list[Row]:
+    return [
+        Row(component, w.name, _shard(w.shape, *_spread(setup, w)), sharded_dtype(setup), n, life, "exact", _SOURCE)  # type: ignore[arg-type]
+        for w in model.weight_classes
+        if (n := copies(w))
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _shard(shape: Shape, axis: str, ranks: int) -> Shape:
+    """The rows of a parameter that one rank holds, its padding included."""
+    first, *rest = shape
+    if ranks == 1:
+        return shape
+    return (Dim(f"⌈{first.name}/{axis}⌉", -(-first.size // ranks)), *rest)
+
+
+def collectives(model: Model, setup: Setup) -> list[Collective]:
+    clipping = norms(model, setup, sharded_dtype(setup))
+    if setup.dp * setup.cp == 1:
+        return clipping
+    root = [w for w in model.weight_classes if w.layer is None]
+    experts = [w for w in model.weight_classes if _is_apart(setup, w)]
+    layers = [w for w in model.weight_classes if w.layer is not None and not _is_apart(setup, w)]
+    stack = f"{layers[0].name.split('*')[0]}*" if layers else None
+    return [
+        *_of_unit(model, setup, layers, stack, model.layers, "layers"),
+        *_of_unit(model, setup, experts, stack, max(map(model.copies, experts), default=0), "experts"),
+        *_of_unit(model, setup, root, None, 1, "outside the layers"),
+        *clipping,
+    ]
+
+
+def _of_unit(
+    model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int, where: str
+) -> list[Collective]:
+    """Of equal units, one of them in each of `units` layers."""
+    replicas = setup.replicas
+    ranks = _spread(setup, weights[0])[1] if weights else 1
+    shares = _shares(model, setup, weights[0]) if layer and weights else None
+    elements = sum(padded_elements(w.shape, ranks) * model.copies(w) for w in weights)
+    reduced = sum(padded_elements(w.shape, ranks) * model.trained(w) for w in weights)
+    if not elements:
+        return []
+    again = setup.zero == 3 and layer is not None
+    gathered, sums = setup.compute_dtype, DTYPES[setup.grad_dtype]
+
+    def one(kind: Kind, name: str, phase: str, dtype: DType, size: int, count: int) -> Collective:
+        micro = 1 if setup.keeps_whole_gradients and kind != "all_gather" else setup.micro_batches
+        formula = f"{micro}·unit{'s' if units > 1 else ''}·{dtype.itemsize} B = {micro}·{count}·{dtype.itemsize} B"
+        return Collective(
+            "dp", kind, f"{name}, {where}", phase, dtype.name, size, micro * units, micro * count * dtype.itemsize,
+            formula, layer, shares=shares, source=_COLLECTIVES, overlap=_overlap(phase, layer),
+        )  # fmt: skip  # type: ignore[arg-type]
+
+    out: list[Collective] = []
+    if ranks > 1:
+        out.append(one("all_gather", "parameters", "forward", gathered, ranks, elements))
+        if again:
+            out.append(one("all_gather", "parameters again", "backward", gathered, ranks, elements))
+        out.append(one("reduce_scatter", "gradients", "backward", sums, ranks, reduced))
+    if replicas > 1:
+        out.append(one("all_reduce", "gradient shards over replicas", "backward", sums, replicas, reduced // ranks))
+    return out
+
+
+def _shares(model: Model, setup: Setup, unit: Weight) -> Shares:
+    """Return what of the units that have such a weight each layer has, padded."""
+    apart, ranks = _is_apart(setup, unit), _spread(setup, unit)[1]
+
+    def sent(weight: Weight) -> int:
+        own = weight.layer is not None and _is_apart(setup, weight) == apart
+        return padded_elements(weight.shape, ranks) if own else 0
+
+    return shares_of(model.program.weights(), sent=sent)
+
+
+def _overlap(phase: str, layer: str | None) -> Overlap:
+    """Layers are gathered ahead on a stream of their own and reduced behind the next layer's backward (_fsdp_state.py).
+
+    The root is gathered before anything else can run, and reduced when backward is over (_root_post_backward_final_callback).
+    """
+    if layer is None:
+        return "exposed"
+    return "forward" if phase == "forward" else "backward"
+
+
+def textbook(model: Model, setup: Setup) -> list[Collective]:
+    return []

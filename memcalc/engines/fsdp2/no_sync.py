@@ -1,0 +1,74 @@
+"""FSDP2 over several micro-batches whose gradients wait, whole, for the last one: `set_requires_gradient_sync(False)`.
+
+So accelerate accumulates under FSDP2 (accelerator.py, `no_sync`), with it HF Trainer, and Lightning (fabric/strategies/
+model_parallel.py, `_FSDPNoSync`). Nothing is reduced before the last micro-batch's backward; parameters are resharded after
+every backward all the same (FSDPParamGroup.post_backward in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.engines.fsdp2.stages import WaitingUnit
+from memcalc.engines.fsdp2.step import ExpertUnit, Sharding, Step, Unit
+
+if TYPE_CHECKING:
+    from memcalc.families.base.module import Run
+    from memcalc.tape.runs import Trace
+
+
+class NoSync(NamedTuple):
+    """The hooks of a step's micro-batches that are run, the last of which reduces."""
+
+    sharding: Sharding
+    micro_batches: int
+
+    def start(self, run: Run) -> NoSyncStep:
+        return NoSyncStep(self.sharding, run, self.micro_batches)
+
+    @property
+    def alike(self) -> NoSync:
+        """As of a sharding."""
+        return self._replace(sharding=self.sharding.alike)
+
+    def resized(self, run: Trace) -> Trace:
+        """As of a sharding."""
+        return self.sharding.resized(run)
+
+
+class WaitingExperts(WaitingUnit, ExpertUnit):
+    """The experts of a rank in one layer, whose gradients wait."""
+
+    __slots__ = ()
+
+
+class NoSyncStep(Step):
+    """The hooks of several forwards and backwards."""
+
+    Unit = WaitingUnit
+    ExpertUnit = WaitingExperts
+
+    def __init__(self, sharding: Sharding, run: Run, micro_batches: int) -> None:
+        super().__init__(sharding, run)
+        self.follow = micro_batches
+        """Micro-batches that come after the running one."""
+
+    def before_forward(self) -> None:
+        self.follow -= 1
+        self.last = None
+        self.reduced.clear()
+        super().before_forward()
+
+    def _reduce(self, unit: Unit) -> None:
+        assert isinstance(unit, WaitingUnit)
+        unit.add()
+        if self.follow:
+            self.reduced.add(unit)
+            unit.whole = None
+            unit.begin_sums()
+            return
+        sent = self.run.memory.sent
+        before = len(sent)
+        super()._reduce(unit)
+        self.run.sent_once += sent[before:]
+        del sent[before:]

@@ -1,0 +1,289 @@
+"""FSDP2 over the stages of a pipeline (torch.distributed.pipelining): what a rank holds, runs and sends.
+
+Every layer of a stage is a unit of its own, and the stage's module holds the rest. Units are sharded over the mesh's other
+axes: dp, and cp where ranks share sequences.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.core.dims import Dim, workload_size
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.rows import Row
+from memcalc.core.tensor import Memory, new_tensor
+from memcalc.engines.base.holdings import Holdings
+from memcalc.engines.fsdp2.engine import order_of, sharded_dtype, states_and_step
+from memcalc.engines.fsdp2.pipeline_step import PaperStage, gpipe, one_forward_one_backward, runtime
+from memcalc.engines.fsdp2.stages import StageStep
+from memcalc.engines.fsdp2.step import Sharding
+from memcalc.families.base.module import Input, Run, after_forward
+from memcalc.families.base.program import common_pattern
+from memcalc.inputs.model import Model
+from memcalc.pipelining.orders import GPIPE_ENDS, Action, enough_micro_batches, lowered, order
+from memcalc.pipelining.programs import RankProgram, spans
+from memcalc.tape.profile import Choices, profile_of_steps
+from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Hashable
+
+    from memcalc.core.dims import Shape
+    from memcalc.core.tensor import Tensor
+    from memcalc.layout.context_parallel import ContextParallel
+    from memcalc.setup.setup import Setup
+    from memcalc.tape.profile import Profile
+
+STAGE: Final = "torch/distributed/pipelining/stage.py"
+_BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
+_SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
+_PERIODS: Final = 6
+"""Of a stage's layers, run on paper."""
+
+
+class StagedRank(NamedTuple):
+    """One pipeline rank: the model of its stages."""
+
+    number: int
+    model: Model
+
+    @property
+    def program(self) -> RankProgram:
+        return self.model.program  # type: ignore[return-value]
+
+
+def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
+    """All pipeline ranks, first to last."""
+    whole: Any = model.program
+    of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)
+    return [
+        StagedRank(rank, Model(model.name, model.model_type, RankProgram(whole, own)))
+        for rank, own in enumerate(of_ranks)
+    ]
+
+
+def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
+    """States and buffers; what a step allocates is in its profile."""
+    always, step, sharding = states_and_step(rank.model, setup)
+    sharding = sharding._replace(accumulating=False)  # one reduction a step
+    held = (*_buffers(setup, rank), *_of_left_out(setup, rank))
+    made = [row for row in always if row.component == "parameters"]
+    order = order_of(rank.model, setup, [*made, *held], sharding)
+    return Holdings((*always, *held), (), (), tuple(step), hooks=sharding, order=order)
+
+
+def _left_out(setup: Setup, rank: StagedRank) -> int:
+    """Micro-batches that the run on paper leaves out."""
+    if setup.schedule == "gpipe":
+        return 0  # one of those that are run stands for them
+    return setup.micro_batches - paper_micro_batches(setup, rank.number)
+
+
+def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
+    """What adds up over a step, of these: behind a backward in two halves the gradients of the inputs, which stay until the
+    next step begins (clear_runtime_states)."""
+    copies = sum(not stage.span.first for stage in rank.program.stages)
+    if not (_left_out(setup, rank) and copies and setup.schedule == "zero-bubble"):
+        return []
+    shape = (Dim("micro-batches", _left_out(setup, rank)), *hidden_states(rank))
+    name, life = "gradients of received hidden states", "until the next step"
+    return [Row("buffers", name, shape, setup.compute_dtype, copies, life, source=STAGE)]
+
+
+def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
+    stages, micro = rank.program.stages, Dim("micro-batches", setup.micro_batches)
+    first, last = stages[0].span.first, stages[-1].span.last
+    own = rank.program.whole(_SEQ)
+    shared, positions = _shared(rank), _positions(rank, own)
+    whole = own if shared is None else shared.whole(own)
+    rows: list[Row] = []
+    if positions is not None:
+        rows.append(Row("buffers", positions.name, positions.shape, int64, source="the caller"))
+    if first or last:
+        labels = "labels" if shared is None else "shift_labels"
+        name = "input_ids (also the labels)" if first and last else "input_ids" if first else labels
+        rows.append(Row("buffers", name, (micro, _BATCH, whole), int64, life="the step's batch", source="the caller"))
+    if last:
+        rows.append(Row("buffers", "losses", (micro,), fp32, life="until the next step's", source="the caller"))
+    hidden = (micro, *hidden_states(rank))
+    for what, has in (("received hidden states", "first"), ("received gradients", "last")):
+        copies = sum(not getattr(stage.span, has) for stage in stages)
+        if copies:
+            rows.append(Row("buffers", what, hidden, setup.compute_dtype, copies, "always", "exact", STAGE))
+    kinds = Counter(
+        buffer._replace(layer=None) for stage in stages for buffer in after_forward(stage.buffers(), setup.seq_len or 0)
+    )
+    for buffer, copies in kinds.items():
+        dtype = buffer.dtype or sharded_dtype(setup)
+        rows.append(Row("buffers", buffer.name, buffer.shape, dtype, copies, source="transformers' modelling code"))
+    return rows
+
+
+def _shared(rank: StagedRank) -> ContextParallel | None:
+    """How ranks share sequences, where they do."""
+    return rank.program.context_parallel  # type: ignore[return-value]
+
+
+def _positions(rank: StagedRank, own: Dim) -> Input | None:
+    """Return those of a sequence of which the rank has `own` tokens, where the caller has to give them."""
+    shared = _shared(rank)
+    return rank.program.given_positions(own) if shared is None else shared.positions(own)
+
+
+def hidden_states(rank: StagedRank) -> Shape:
+    """Return what a micro-batch has between two stages."""
+    return _BATCH, rank.program.between_layers(rank.program.whole(_SEQ)), rank.program.hidden
+
+
+# --- a step
+
+
+def profile_of(hooks: object, run: Trace) -> Profile:
+    """Return what is alive in a step of a rank, of which there is a run of a sharding that is alike."""
+    assert isinstance(hooks, Sharding)
+    return profile_of_steps(hooks.resized(run))
+
+
+def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
+    """The run of a step of this rank, all micro-batches through its schedule."""
+    with _without_collections():
+        return _trace(setup, rank, choices)
+
+
+@contextmanager
+def _without_collections() -> Generator[None]:
+    """Without the collector of cycles: no tensor is in one, and with so many objects alive it takes half the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
+    memory = Memory(dict(choices.kernels.replaced))
+    assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
+    size = workload_size(setup.micro_batch_size, setup.rows)
+    whole = rank.program.whole(size.seq)
+    shared, given = _shared(rank), _positions(rank, whole)
+    parallel = rank.program.tensor_parallel
+    shard = rank.program.between_layers(whole)
+    paper: list[PaperStage] = []
+    middle = middle_of(rank)
+    for stage in (stage.without(_left_out_layers(middle)) for stage in rank.program.stages):
+        run = Run(memory, choices.dtype, choices.attention, choices.recompute, size.batch, whole)
+        run.tensor_parallel = parallel
+        run.policy = choices.policy
+        for weight in stage.weights():
+            run.add_weight(weight)
+        hooks = StageStep(choices.hooks, run)
+        run.hooks = hooks
+        for buffer in after_forward(stage.buffers(), setup.seq_len):
+            run.add_buffer(buffer)
+        run.positions = None if given is None else run.add_input(given)
+        if shared is not None and run.positions is not None:
+            run.positions = shared.cut_positions(run.positions, whole)
+        tokens = run.add_input(Input("tokens", (size.batch, whole), int64))
+        hidden = new_tensor(memory, (size.batch, shard, rank.program.hidden), choices.dtype, "", component="buffers")
+        paper.append(PaperStage(stage, run, hooks, tokens, hidden))
+    if paper[-1].last and _left_out(setup, rank):
+        shape = (Dim("micro-batches", _left_out(setup, rank)),)
+        paper[-1].losses_left_out = new_tensor(memory, shape, fp32, "losses so far", component="gathered")
+    _held = _by_the_context(setup, rank, memory, size.batch, whole)
+    memory.enter("forward", None)
+    _run(setup, rank.number, paper)
+    del _held
+    ends = tuple(sorted(end for stage in paper for end in stage.forward_ends))
+    once = tuple(sent for stage in paper for sent in stage.sent_once)
+    return Trace(
+        list(memory.log),
+        memory.rows,
+        memory.segments,
+        0,
+        middle,
+        "",
+        choices.kernels,
+        tuple(memory.sent),
+        tuple(memory.work),
+        ends,
+        once,
+        _repeated(setup, rank, paper[0]),
+        frozenset(memory.renamed),
+        pads_queries=memory.pads_queries,
+    )
+
+
+def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
+    """Return what is held around a step where ranks share sequences."""
+    shared, stages = _shared(rank), rank.program.stages
+    if shared is None:
+        return []
+    has_batch = stages[0].span.first or stages[-1].span.last
+    shape = (Dim("micro-batches", setup.micro_batches), batch, own) if has_batch else None
+    return shared.held_around_a_schedule(memory, shape, own)
+
+
+def key_of(setup: Setup, rank: StagedRank) -> Hashable:
+    """Return what of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
+    stage besides on how many are not, whose losses are there, and where sequences are shared the batch's shards on all."""
+    stages = tuple(
+        (span.first, span.last, *(stage.variant(i) for i in range(stage.layers)))
+        for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
+    )
+    place = setup.micro_batches if setup.schedule == "gpipe" else (setup.pp, rank.number)
+    losses = _left_out(setup, rank) if rank.program.stages[-1].span.last else 0
+    shards = setup.micro_batches if setup.shares_sequences else 0
+    return setup.schedule, place, paper_micro_batches(setup, rank.number), losses, shards, stages
+
+
+def middle_of(rank: StagedRank) -> Middle:
+    """Which layers of each stage stand for others that are not run: after the first unlike ones, two periods at each end see
+    what no other does, two in the middle stand for the rest."""
+    stacks = [[stage.variant(i) for i in range(stage.layers)] for stage in rank.program.stages]
+    pattern = common_pattern(stacks)
+    if pattern is None:
+        return NO_MIDDLE
+    lead, period = pattern
+    more = (min(map(len, stacks)) - lead) // period - _PERIODS
+    first = lead + 2 * period
+    middle = Middle(range(first, first + period), range(first + period, first + 2 * period), more)
+    return middle if more else NO_MIDDLE
+
+
+def _left_out_layers(middle: Middle) -> range:
+    """Of a stage, those that the middle stands for."""
+    return range(middle.late.stop, middle.late.stop + middle.more * len(middle.late))
+
+
+def _repeated(setup: Setup, rank: StagedRank, stage: PaperStage) -> Repeated:
+    more = setup.micro_batches - paper_micro_batches(setup, rank.number)
+    if setup.schedule != "gpipe" or not more:
+        return ONCE
+    i, _ = GPIPE_ENDS
+    return Repeated(stage.places["forward", i], stage.places["backward", i], more)
+
+
+def _run(setup: Setup, rank: int, paper: list[PaperStage]) -> None:
+    micro_batches = paper_micro_batches(setup, rank)
+    if setup.schedule == "gpipe":
+        gpipe(paper[0], micro_batches)
+    elif setup.schedule == "1f1b":
+        one_forward_one_backward(paper[0], micro_batches, setup.pp - rank)
+    else:
+        runtime(paper, actions_of(setup, rank, micro_batches))
+
+
+def paper_micro_batches(setup: Setup, rank: int) -> int:
+    return enough_micro_batches(setup.schedule, rank, setup.pp, setup.micro_batches, setup.virtual_stages)
+
+
+def actions_of(setup: Setup, rank: int, micro_batches: int) -> list[Action]:
+    actions = order(setup.schedule, rank, setup.pp, micro_batches, setup.virtual_stages)
+    if setup.schedule in ("gpipe", "1f1b"):
+        return actions
+    return lowered(actions, rank, setup.pp, micro_batches, setup.virtual_stages)

@@ -1,0 +1,164 @@
+"""What a pipeline rank sends under FSDP2: hidden states to its neighbours, units of parameters and gradients, and what its
+layers send by their plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dims import evaluate, formula, numel
+from memcalc.engines.base.clipping import norm_over_stages, norms
+from memcalc.engines.base.sent import of_stages
+from memcalc.engines.fsdp2.engine import sharded_dtype
+from memcalc.engines.fsdp2.pipeline import STAGE, actions_of, hidden_states, paper_micro_batches
+from memcalc.engines.fsdp2.sizes import padded_elements
+from memcalc.layout.collectives import Collective, Kind, Overlap
+from memcalc.layout.layer_kinds import LayerKind, Shares, in_named_dims
+from memcalc.pipelining.orders import WANTED, Wanted, gathers
+from memcalc.setup.setup import DTYPES
+
+if TYPE_CHECKING:
+    from memcalc.core.dtypes import DType
+    from memcalc.engines.fsdp2.pipeline import StagedRank
+    from memcalc.families.base.module import Weight
+    from memcalc.setup.setup import Setup
+    from memcalc.tape.profile import Profile
+
+_FSDP: Final = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
+
+
+class Unit(NamedTuple):
+    """Parameters that are gathered and reduced together."""
+
+    elements: int
+    """Padded."""
+    where: str
+    in_words: str = "unit"
+    """Its weights in named dims, where it is a layer."""
+
+
+def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
+    """Return what one rank sends in a step."""
+    split = of_stages(made, setup, paper_micro_batches(setup, rank.number)) if setup.tp * setup.cp > 1 else []
+    dtype = sharded_dtype(setup)
+    clipping = [*norms(rank.model, setup, dtype), *norm_over_stages(setup, dtype)]
+    return [*_sends(setup, rank), *split, *_of_units(setup, rank), *clipping]
+
+
+def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
+    dtype, stages = setup.compute_dtype, rank.program.stages
+    shape = hidden_states(rank)
+    each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
+    unit = f"{formula(shape)}·{dtype.itemsize} B"
+    out: list[Collective] = []
+    ways: tuple[tuple[str, Overlap, str], ...] = (
+        ("hidden states to the next stage", "forward", "last"),
+        ("gradient to the stage before", "backward", "first"),
+    )
+    for what, phase, end in ways:
+        calls = setup.micro_batches * sum(not getattr(stage.span, end) for stage in stages)
+        if calls:
+            # The runtime of several chunks waits for what it has sent when the step is over.
+            overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
+            out.append(
+                Collective(
+                    "pp",
+                    "send",
+                    what,
+                    phase,
+                    dtype.name,
+                    setup.pp,
+                    calls,
+                    calls * each,
+                    f"{calls}·{unit} = {calls}·{each} B",
+                    each=unit,
+                    source=STAGE,
+                    overlap=overlap,
+                )
+            )
+    return out
+
+
+def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
+    """FSDP2's own, unit by unit: gathered as the order has it, reduced once when all backwards of a stage are done."""
+    actions = actions_of(setup, rank.number, setup.micro_batches)
+    of_layers = gathers(actions, reshards=setup.zero == 3)
+    of_root = gathers(actions, reshards=False)
+    stages = rank.program.stages
+    out: list[Collective] = []
+    for unit, layers in _units_of_layers(setup, rank).items():
+        for wanted in WANTED:
+            calls = sum(n * of_layers[chunk, wanted] for chunk, n in enumerate(layers))
+            out += _gathered(setup, unit, wanted, calls, sum(layers))
+        out += _reduced(setup, unit, sum(layers))
+    for chunk, stage in enumerate(stages):
+        root = [w for w in stage.weights() if w.layer is None]
+        unit = Unit(sum(padded_elements(w.shape, setup.shards) for w in root), "outside the layers")
+        for wanted in WANTED:
+            out += _gathered(setup, unit, wanted, of_root[chunk, wanted], 0)
+        out += _reduced(setup, unit, 0)
+    return out
+
+
+def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
+    """How many layers of each chunk are units of a size: those with experts have another one."""
+    chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
+
+    def padded(weight: Weight) -> int:
+        return padded_elements(weight.shape, setup.shards)
+
+    mixed = len({_has_experts(weights) for kinds in chunks for weights, _ in kinds}) > 1
+    found: dict[Unit, list[int]] = {}
+    for chunk, kinds in enumerate(chunks):
+        for weights, layers in kinds:
+            kind = "layers with experts" if _has_experts(weights) else "dense layers"
+            elements = sum(map(padded, weights))
+            unit = Unit(elements, kind if mixed else "layers", in_named_dims(weights, padded))
+            found.setdefault(unit, [0] * len(chunks))[chunk] += layers
+    return found
+
+
+def _has_experts(weights: list[Weight]) -> bool:
+    return any(w.component == "experts" for w in weights)
+
+
+def _gathered(setup: Setup, unit: Unit, wanted: Wanted, calls: int, layers: int) -> list[Collective]:
+    """`layers` of the rank that are such units; 0 for what is outside of them."""
+    if setup.shards == 1 or not calls * unit.elements:
+        return []
+    dtype, ranks = setup.compute_dtype, setup.shards
+    if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
+        return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, unit, layers)]
+    overlap: Overlap = wanted if layers else "exposed"
+    name = "parameters" if wanted == "forward" else "parameters again"
+    return [_one("all_gather", name, wanted, dtype, ranks, calls, unit, layers, overlap)]
+
+
+def _reduced(setup: Setup, unit: Unit, layers: int) -> list[Collective]:
+    dtype, replicas, calls = DTYPES[setup.grad_dtype], setup.replicas, layers or 1
+    out: list[Collective] = []
+    if setup.shards > 1 and unit.elements:
+        out.append(_one("reduce_scatter", "gradients", "backward", dtype, setup.shards, calls, unit, layers))
+    if replicas > 1 and unit.elements:
+        name, part = "gradient shards over replicas", unit._replace(elements=unit.elements // setup.shards)
+        summed = _one("all_reduce", name, "backward", dtype, replicas, calls, part, layers)
+        out.append(summed._replace(shares=_shares(unit, layers)))
+    return out
+
+
+def _one(
+    kind: Kind, name: str, phase: str, dtype: DType, ranks: int, calls: int, unit: Unit, layers: int,
+    overlap: Overlap = "exposed",
+) -> Collective:  # fmt: skip
+    in_words, each = f"unit·{dtype.itemsize} B", unit.elements * dtype.itemsize
+    return Collective(
+        "dp", kind, f"{name}, {unit.where}", phase, dtype.name, ranks, calls, calls * each,
+        f"{calls}·{in_words} = {calls}·{each} B",
+        shares=_shares(unit, layers), source=_FSDP, overlap=overlap,
+    )  # fmt: skip
+
+
+def _shares(unit: Unit, layers: int) -> Shares | None:
+    """Each layer is a unit."""
+    if not layers:
+        return None
+    return Shares((LayerKind(layers, unit.elements, unit.in_words),), unit.elements * layers)

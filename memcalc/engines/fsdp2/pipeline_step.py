@@ -1,0 +1,224 @@
+"""One rank's step of torch.distributed.pipelining on paper: its stages, and the schedule that runs them.
+
+Variables are bound where the real code binds them, because they decide what stays alive: _PipelineStageBase in
+torch/distributed/pipelining/stage.py, ScheduleGPipe, Schedule1F1B and _PipelineScheduleRuntime in schedules.py. The caller
+asks for no outputs (`step(..., return_outputs=False)`), so the last stage keeps the logits of a micro-batch for its
+backward alone; it keeps its list of losses, which the step fills anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.core.autograd import Constant, Leaf, backward
+from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
+from memcalc.engines.fsdp2.stages import StageStep
+from memcalc.families.base.blocks import causal_lm_loss
+from memcalc.pipelining.halves import Group, stage_backward_input, stage_backward_weight
+from memcalc.pipelining.orders import COMPUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memcalc.families.base.module import Run
+    from memcalc.pipelining.orders import Action
+    from memcalc.pipelining.programs import Stage
+
+
+class PaperStage:
+    """_PipelineStageBase. Buffers for what it receives are there for good, of each micro-batch its own."""
+
+    def __init__(self, program: Stage, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor) -> None:
+        self.program, self.run, self.hooks, self.tokens = program, run, hooks, tokens
+        self.memory: Memory = run.memory
+        self.hidden = hidden
+        self.first, self.last = program.span.first, program.span.last
+        self.fwd_cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self.bwd_cache: dict[int, Tensor | None] = {}
+        self.backward_state: dict[int, tuple[Tensor, list[Group] | None, Tensor]] = {}
+        self.losses: list[Tensor] = []
+        self.losses_left_out: Tensor | None = None
+        """Those of micro-batches that are not run on paper."""
+        self.received: dict[int, Tensor] = {}
+        """Inputs of micro-batches, which are there for good."""
+        self.forward_ends: list[int] = []
+        """Places in the log."""
+        self.places: dict[tuple[str, int], range] = {}
+        """In the log, of a micro-batch's forward and backward."""
+        self.sent_once: list[Sent] = []
+        """What the step's one reduction sends, whatever the number of micro-batches."""
+
+    def forward_one_chunk(self, i: int) -> Tensor:
+        self.memory.enter("forward", None)
+        given = self.tokens if self.first else self._received(wants_gradient=True)
+        output = self._submod(given)
+        self.fwd_cache[i] = (output, given)
+        return output
+
+    def _submod(self, given: Tensor) -> Tensor:
+        given = self.hooks.before_stage(given)
+        return self.hooks.after_forward(self.program.outputs(self.run, given))
+
+    def _received(self, *, wants_gradient: bool) -> Tensor:
+        h = self.hidden
+        buffer = new_tensor(self.memory, h.shape, h.dtype, "received", component="buffers")
+        if wants_gradient:
+            buffer.node = Constant(self.memory, buffer)
+        return buffer
+
+    def compute_loss(self, output: Tensor) -> None:
+        if self.last:
+            self.losses.append(causal_lm_loss(self.run, output, self.tokens))
+        self.forward_ends.append(len(self.memory.log))
+
+    def backward_one_chunk(self, i: int) -> None:
+        self.memory.enter("backward", None)
+        stage_output, given = self.fwd_cache.pop(i)
+        if self.last:
+            backward(self.losses[i], self.hooks.after_backward)
+            self.losses[i] = _detached(self.losses[i])
+            stage_output = _detached(stage_output)
+        else:
+            backward(stage_output, self.hooks.after_backward, self._received(wants_gradient=False))
+        self.memory.enter("backward", None)
+        self.bwd_cache[i] = _taken(given)
+
+    def backward_input_one_chunk(self, i: int) -> None:
+        """backward_one_chunk(full_backward=False). The input keeps its gradient until the next step begins."""
+        self.memory.enter("backward", None)
+        stage_output, given = self.fwd_cache.pop(i)
+        groups = None
+        if self.first:
+            self.bwd_cache[i] = None
+        else:
+            root, gradient = stage_output, None
+            if self.last:
+                root = self.losses[i]
+            else:
+                gradient = self._received(wants_gradient=False)
+            assert isinstance(given.node, Constant)
+            leaves = [weight.node for weight in self.run.weights.values() if isinstance(weight.node, Leaf)]
+            own, groups = stage_backward_input(root, gradient, given.node, leaves, self.hooks.after_backward)
+            given.node.grad = self.bwd_cache[i] = own
+            stage_output = _detached(root)
+            if self.last:
+                self.losses[i] = stage_output
+            del root
+        self.memory.enter("backward", None)
+        self.backward_state[i] = (given, groups, stage_output)
+        self.received[i] = given
+
+    def backward_weight_one_chunk(self, i: int) -> None:
+        """The whole backward, in the first stage: its input wants no gradient."""
+        self.memory.enter("backward", None)
+        _given, groups, stage_output = self.backward_state.pop(i)
+        if groups is None:
+            backward(stage_output, self.hooks.after_backward, self._received(wants_gradient=False))
+        else:
+            stage_backward_weight(groups)
+        self.memory.enter("backward", None)
+
+    def fwd_sends(self, i: int) -> list[Tensor]:
+        return [] if self.last else [_detached(self.fwd_cache[i][0])]
+
+    def bwd_sends(self, i: int) -> list[Tensor]:
+        if self.first:
+            return []
+        gradient = self.bwd_cache.pop(i)
+        return [] if gradient is None else [gradient]
+
+    def update_losses(self) -> None:
+        """They take the place of those of the step before, which the caller has held (_update_losses)."""
+        for loss in self.losses:
+            self.memory.relabel(loss.storage, (), "buffers", "loss", None)
+        self.losses_left_out = None
+
+    def reduce(self) -> None:
+        self.memory.enter("backward", None)
+        before = len(self.memory.sent)
+        self.hooks.reduce_all()
+        self.sent_once += self.memory.sent[before:]
+        del self.memory.sent[before:]
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
+
+
+def _taken(given: Tensor) -> Tensor | None:
+    """The gradient of a stage's input, which the input lets go."""
+    if not isinstance(given.node, Constant):
+        return None
+    gradient, given.node.grad = given.node.grad, None
+    return gradient
+
+
+def gpipe(stage: PaperStage, micro_batches: int) -> None:
+    """ScheduleGPipe._step_microbatches"""
+    _output = ops = None
+    log = stage.memory.log
+    for i in range(micro_batches):
+        begin = len(log)
+        ops = None
+        _output = stage.forward_one_chunk(i)
+        ops = stage.fwd_sends(i)
+        stage.compute_loss(_output)
+        stage.places["forward", i] = range(begin, len(log))
+    for i in range(micro_batches):
+        begin = len(log)
+        ops = None
+        stage.backward_one_chunk(i)
+        ops = stage.bwd_sends(i)
+        stage.places["backward", i] = range(begin, len(log))
+    stage.update_losses()
+    stage.reduce()
+    del ops
+
+
+def one_forward_one_backward(stage: PaperStage, micro_batches: int, warmup: int) -> None:
+    """Schedule1F1B._step_microbatches; `warmup` forwards come before the first backward."""
+    fwd = bwd = 0
+    _fwd_sends: list[Tensor] = []
+    for _ in range(warmup):
+        output = stage.forward_one_chunk(fwd)
+        _fwd_sends = stage.fwd_sends(fwd)
+        stage.compute_loss(output)
+        fwd += 1
+    while True:
+        stage.backward_one_chunk(bwd)
+        _bwd_sends = stage.bwd_sends(bwd)
+        bwd += 1
+        if fwd == micro_batches:
+            break
+        output = stage.forward_one_chunk(fwd)
+        stage.compute_loss(output)
+        _fwd_sends = stage.fwd_sends(fwd)
+        fwd += 1
+    while bwd < micro_batches:
+        stage.backward_one_chunk(bwd)
+        _bwd_sends = stage.bwd_sends(bwd)
+        bwd += 1
+    stage.update_losses()
+    stage.reduce()
+
+
+def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
+    """_PipelineScheduleRuntime._step_microbatches over the list that it has made of an order (`lowered`)."""
+    for kind, chunk, i in actions:
+        stage = stages[chunk]
+        if kind in COMPUTES:
+            stage.hooks.wait_for_all()
+        if i is None:
+            {"unshard": stage.hooks.unshard_all, "reshard": stage.hooks.reshard_all, "reduce": stage.reduce}[kind]()
+        elif kind == "forward":
+            stage.compute_loss(stage.forward_one_chunk(i))
+        elif kind == "backward":
+            stage.backward_one_chunk(i)
+        elif kind == "backward of inputs":
+            stage.backward_input_one_chunk(i)
+        elif kind == "backward of weights":
+            stage.backward_weight_one_chunk(i)
+        elif kind == "send backward":
+            stage.bwd_sends(i)
+    for stage in stages:
+        stage.update_losses()

@@ -1,0 +1,139 @@
+"""FSDP2 around the stages of a pipeline: gradients wait, whole, for the last micro-batch.
+
+A stage tells its units not to reduce and not to reshard after a backward (backward_maybe_with_nosync in
+torch/distributed/pipelining/stage.py), and reduces them all when the step's last backward is done (perform_reduce_grad).
+Until then the gradients of every micro-batch are added up unsharded, in the dtype that they are reduced in
+(FSDPParam.to_accumulated_grad_if_needed).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.core.ops.elementwise import recording
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.engines.fsdp2.step import Sharding, Step, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.core.autograd import Leaf
+    from memcalc.families.base.module import Run
+
+
+class WaitingUnit(Unit):
+    """A unit whose gradients are added up until the step's last backward is done."""
+
+    __slots__ = ("added_up",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.added_up: dict[Leaf, Tensor] = {}
+
+    def accumulate(self) -> None:
+        """post_backward without a reduction."""
+        self.add()
+        self.begin_sums()
+
+    def add(self) -> None:
+        """What backward has made goes into the sums that there are (accumulate_unsharded_grad_if_needed)."""
+        for leaf in self.added_up:
+            leaf.grad = None
+
+    def begin_sums(self) -> None:
+        """What has no sum becomes one, in the dtype that it is reduced in (to_accumulated_grad_if_needed)."""
+        if self.sharding.reduced is self.run.dtype:
+            return  # autograd adds to the parameters' own
+        for leaf in self.leaves:
+            if leaf.grad is not None:
+                unsharded_grad, leaf.grad = leaf.grad, None
+                self.added_up[leaf] = self._whole_gradient(leaf, unsharded_grad)
+                del unsharded_grad
+
+    def take_gradients(self) -> list[Tensor]:
+        if not self.added_up:
+            return super().take_gradients()
+        self.add()
+        parallel = self.run.tensor_parallel
+        gradients: list[Tensor] = []
+        for leaf in list(self.added_up):
+            added_up = self.added_up.pop(leaf)
+            gradients.append(added_up if parallel is None else parallel.own_part(leaf, added_up))
+        return gradients
+
+    def _whole_gradient(self, leaf: Leaf, grad: Tensor) -> Tensor:
+        memory = self.run.memory
+        layer, scope = memory.layer, memory.scope
+        memory.layer, memory.scope = self.layer, ""
+        try:
+            name = f"{leaf.scope}: added up, unsharded"
+            return new_tensor(memory, grad.shape, self.sharding.reduced, name, component="gradients")
+        finally:
+            memory.layer, memory.scope = layer, scope
+
+
+class StageStep(Step):
+    """The hooks of all micro-batches of one stage."""
+
+    Unit = WaitingUnit
+
+    def __init__(self, sharding: Sharding, run: Run) -> None:
+        super().__init__(sharding, run)
+        self.unsharding = False
+        """Whether an UNSHARD has not been waited for."""
+        self.waiting = [unit for unit in self.units.values() if isinstance(unit, WaitingUnit)]
+
+    def before_stage(self, given: Tensor) -> Tensor:
+        """The root's hooks around what a stage is given."""
+        self.last = None
+        self.before_forward()
+        if not self.root.leaves or not recording(given):
+            return given
+        return self._before_backward_ends(self.root, (given,))[0]
+
+    def after_backward(self) -> None:
+        for unit in self.waiting:
+            if unit not in self.reduced:
+                unit.accumulate()
+        self.reduced.clear()
+
+    def _reduce(self, unit: Unit) -> None:
+        self.reduced.add(unit)
+        assert isinstance(unit, WaitingUnit)
+        unit.accumulate()
+
+    def reduce_all(self) -> None:
+        """perform_reduce_grad: unit after unit, the root's first."""
+        for unit in self._one_by_one():
+            output = unit.reduce(self.reduce_scatter_inputs)
+            if output is not None:
+                self.gradients.append(output)
+        for unit in self.units.values():
+            unit.all_reduced = None
+        self.reduce_scatter_inputs.clear()
+
+    def unshard_all(self) -> None:
+        """An UNSHARD of the runtime: all units are on their way."""
+        for unit in self._one_by_one():
+            unit.unshard()
+        self.unsharding = True
+
+    def wait_for_all(self) -> None:
+        """What the first action after an UNSHARD begins with (_assert_unsharded)."""
+        if self.unsharding:
+            for unit in self._one_by_one():
+                unit.wait_for_unshard()
+        self.unsharding = False
+
+    def reshard_all(self) -> None:
+        """A RESHARD of the runtime."""
+        for unit in self._one_by_one():
+            unit.whole = None
+
+    def _one_by_one(self) -> Iterator[Unit]:
+        """All units, each in a segment of the log of its own."""
+        memory = self.run.memory
+        for unit in self.units.values():
+            memory.enter(memory.phase, unit.layer)
+            yield unit
+        memory.enter(memory.phase, None)

@@ -1,0 +1,365 @@
+"""FSDP2 while a step runs: units are gathered before they are used, and reduced when their backward is done.
+
+A unit is a layer, or everything outside the layers (the root): `fully_shard` over each layer, then over the model. Under
+expert parallelism a layer's experts are one too, on the ranks that have the same experts (`fully_shard` over them first,
+transformers/distributed/fsdp.py). Sources, all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the hooks),
+_fsdp_param_group.py (unshard, wait_for_unshard, post_backward, _backward_prefetch), _fsdp_collectives.py
+(foreach_all_gather, foreach_reduce).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.core.autograd import Leaf, Node
+from memcalc.core.dims import Dim, Shape
+from memcalc.core.dtypes import DType
+from memcalc.core.ops.elementwise import cast, recording
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.engines.fsdp2.sizes import ShardedDim, resized
+from memcalc.families.base.module import Module, Run
+
+if TYPE_CHECKING:
+    from memcalc.tape.runs import Trace
+
+STREAMS: Final = {
+    "shard, cast to be gathered": "all-gather copy-in",
+    "all-gather result": "all-gather copy-in",
+    "reduced gradients": "reduce-scatter",
+    "gradients, divided": "reduce-scatter",
+    "sharded gradients": "reduce-scatter",
+}
+"""What is allocated on a stream of FSDP2's own, by its name in the run (foreach_all_gather, foreach_reduce)."""
+
+
+class ExpertUnits(NamedTuple):
+    """The experts of a rank, which are units of their own."""
+
+    path: str
+    """Of their module in a layer."""
+    ranks: int
+    """GPUs that one shard of them spans."""
+
+
+class Sharding(NamedTuple):
+    """How a model is sharded: what a run under FSDP2 depends on."""
+
+    ranks: int
+    """GPUs that one shard spans."""
+    reshards: bool
+    """`reshard_after_forward`: whether a layer's gathered parameters go when its forward is done."""
+    sharded: DType
+    """Of the shards, and of the gradients that the optimizer sees."""
+    reduced: DType
+    """Of gradients on their way."""
+    accumulating: bool
+    """True if an earlier micro-batch left gradients."""
+    replicas: int = 1
+    """Groups of such ranks whose shards of gradients are all-reduced (hybrid sharding)."""
+    experts: ExpertUnits | None = None
+    """None where experts are in their layers' units."""
+    over: str = "dp"
+    """What the names of shards are divided by."""
+
+    def start(self, run: Run) -> Step:
+        return Step(self, run)
+
+    @property
+    def alike(self) -> Sharding:
+        """Return the one over the fewest ranks of all shardings whose runs differ in sizes alone."""
+        experts = self.experts and self.experts._replace(ranks=min(self.experts.ranks, 2))
+        return self._replace(ranks=min(self.ranks, 2), replicas=min(self.replicas, 2), experts=experts)
+
+    def resized(self, run: Trace) -> Trace:
+        """The run of one that is alike, with the sizes of this one."""
+        return resized(run, self.ranks, self.experts.ranks if self.experts is not None else self.ranks)
+
+    def unit_at(self, path: str, layer: int | None) -> tuple[str, int | None]:
+        """The unit that a module or a weight at `path` is in: the path of its stack or of experts, and its layer."""
+        if self.experts is not None and f"{path}.".startswith(f"{self.experts.path}."):
+            return self.experts.path, layer
+        return _stack_and_layer(path, layer)
+
+
+_ROOT: Final = ("", None)
+
+
+def _stack_and_layer(path: str, layer: int | None) -> tuple[str, int | None]:
+    """The layer that a path is in: its stack's path and its number."""
+    return _ROOT if layer is None else (path.split("*")[0], layer)
+
+
+class Unit:
+    """Parameters that are gathered, and whose gradients are reduced, together (FSDPParamGroup)."""
+
+    __slots__ = (
+        "all_reduced",
+        "before",
+        "gathering",
+        "layer",
+        "leaves",
+        "name",
+        "run",
+        "shapes",
+        "sharding",
+        "weights",
+        "whole",
+    )
+
+    def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
+        self.sharding, self.run, self.layer = sharding, run, layer
+        self.name = "outside the layers" if layer is None else weights[0].name.split("*")[0] + "*"
+        self.shapes = [weight.shape for weight in weights]
+        self.weights = [(weight.name, weight.shape) for weight in weights]
+        self.leaves = [weight.node for weight in weights if isinstance(weight.node, Leaf)]
+        self.gathering: Tensor | None = None
+        """The result of an all-gather that nobody has waited for."""
+        self.whole: list[Tensor] | None = None
+        """The gathered parameters, each a block of its own (FSDPParam.all_gather_outputs)."""
+        self.all_reduced: Tensor | None = None
+        """What the replicas' all-reduce ran over: kept to the end of backward, so that nothing takes its place meanwhile."""
+        self.before: Unit | None = None
+        """The unit whose forward was done before this one's."""
+
+    def unshard(self) -> None:
+        """Gather the parameters, unless that is done or under way (foreach_all_gather)."""
+        if self.gathering is not None or self.whole is not None or self.sharding.ranks == 1:
+            return
+        if self.run.dtype is not self.sharding.sharded:
+            _inputs = self._shard("shard, cast to be gathered", self.run.dtype)
+        self.gathering = self._block("all-gather result", self.run.dtype)
+
+    def wait_for_unshard(self) -> Tensor | None:
+        """Copy the parameters out of the all-gather's result, which the caller gets."""
+        if self.whole is None:
+            self.whole = self._copies()
+        result, self.gathering = self.gathering, None
+        return result
+
+    def _copies(self) -> list[Tensor]:
+        """The parameters as the model uses them. On one rank nothing is gathered: each shard is cast, then copied, and the last
+        cast is there until all are done."""
+        casts = self.sharding.ranks == 1 and self.run.dtype is not self.sharding.sharded
+        _all_gather_input: Tensor | None = None
+        copies: list[Tensor] = []
+        for name, shape in self.weights:
+            elements = self._dim("elements", [shape])
+            if casts:
+                _all_gather_input = self._of(name, elements, "shard, cast to be copied")
+            copies.append(self._of(name, elements, "gathered parameters"))
+        return copies
+
+    def _of(self, parameter: str, elements: Dim, name: str) -> Tensor:
+        """A block of one parameter."""
+        return self._allocate(elements, name, self.run.dtype, "gathered", scope=parameter)
+
+    def reduce(self, inputs: list[Tensor]) -> Tensor | None:
+        """post_backward: the gathered parameters go, the gradients become a shard of their sum.
+
+        `inputs` holds the input of the last reduce-scatter until the next one comes.
+        """
+        gradients = self.take_gradients()
+        self.whole = None
+        inputs.clear()
+        if not gradients:
+            return None
+        inputs.append(self._block("reduce-scatter input", self.sharding.reduced))
+        unsharded_grad = gradients[-1] if self.sharding.ranks > 1 else None  # foreach_reduce's loop variable
+        gradients.clear()
+        component = "gathered" if self.sharding.accumulating else "gradients"
+        if self.sharding.reduced is self.sharding.sharded:
+            reduced = output = self._shard("sharded gradients", self.sharding.sharded, component)
+            self.divide()
+        else:
+            reduced = self._shard("reduced gradients", self.sharding.reduced)
+            self.divide()
+            output = self._shard("sharded gradients", self.sharding.sharded, component)
+        if self.sharding.replicas > 1:
+            self.all_reduced = reduced
+        del unsharded_grad
+        return output
+
+    def divide(self) -> None:
+        """The mean of the ranks' gradients, of which the reduction itself makes it."""
+
+    def take_gradients(self) -> list[Tensor]:
+        """The gradients that are there, which the parameters let go."""
+        parallel = self.run.tensor_parallel
+        gradients: list[Tensor] = []
+        for leaf in self.leaves:
+            if leaf.grad is not None:
+                gradients.append(leaf.grad if parallel is None else parallel.own_part(leaf, leaf.grad))
+                leaf.grad = None
+        return gradients
+
+    def _block(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
+        return self._allocate(self._dim("unit", self.shapes), name, dtype, component)
+
+    def _shard(self, name: str, dtype: DType, component: str = "gathered") -> Tensor:
+        part = self._dim(f"unit/{self.sharding.over}", self.shapes, is_shard=True)
+        return self._allocate(part, name, dtype, component)
+
+    def _dim(self, name: str, parameters: list[Shape], *, is_shard: bool = False) -> ShardedDim:
+        return ShardedDim(
+            name, parameters, self.sharding.ranks, is_shard=is_shard, experts=isinstance(self, ExpertUnit)
+        )
+
+    def _allocate(self, dim: Dim, name: str, dtype: DType, component: str, scope: str = "") -> Tensor:
+        memory = self.run.memory
+        layer, before = memory.layer, memory.scope
+        memory.layer, memory.scope = self.layer, scope or self.name
+        try:
+            return new_tensor(memory, (dim,), dtype, name, component=component)
+        finally:
+            memory.layer, memory.scope = layer, before
+
+
+class ExpertUnit(Unit):
+    """The experts of a rank in one layer. Their gradients are divided by dp, which is not how many ranks have reduced them."""
+
+    __slots__ = ()
+
+    def __init__(self, sharding: Sharding, run: Run, layer: int | None, weights: Sequence[Tensor]) -> None:
+        assert sharding.experts is not None
+        super().__init__(sharding._replace(ranks=sharding.experts.ranks, over="edp"), run, layer, weights)
+        self.name = sharding.experts.path
+
+    def divide(self) -> None:
+        """Over one rank out of place (gradient_divide_factor in foreach_reduce)."""
+        if self.sharding.ranks == 1:
+            _quotient = self._block("gradients, divided", self.sharding.reduced)
+
+
+class Step:
+    """The hooks of one forward and backward (FSDPState)."""
+
+    Unit: type[Unit] = Unit
+    ExpertUnit: type[ExpertUnit] = ExpertUnit
+
+    def __init__(self, sharding: Sharding, run: Run) -> None:
+        self.sharding = sharding
+        self.run = run
+        run.buffer_dtype = sharding.sharded
+        weights: dict[tuple[str, int | None], list[Tensor]] = {_ROOT: []}
+        for (name, layer), weight in run.weights.items():
+            weights.setdefault(sharding.unit_at(name, layer), []).append(weight)
+        self.units = {key: self._kind(key[0])(sharding, run, key[1], own) for key, own in weights.items()}
+        self.root = self.units[_ROOT]
+        self.last: Unit | None = None
+        """The unit whose forward was done last."""
+        self.copied_out: Tensor | None = None
+        """The last all-gather's result, kept in forward so that the next one does not overwrite it."""
+        self.recomputed: Unit | None = None
+        """The experts in a recomputed layer: FSDP2 takes their forward for one of a whole model (iter_forward_root)."""
+        self.reduce_scatter_inputs: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+        self.reduced: set[Unit] = set()
+
+    def _kind(self, path: str) -> type[Unit]:
+        experts = self.sharding.experts
+        return self.ExpertUnit if experts is not None and path == experts.path else self.Unit
+
+    # --- what a run calls
+
+    def before_forward(self) -> None:
+        self._before_forward(self.root)
+
+    def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
+        """A layer's or its experts' forward between its hooks.
+
+        The layer's is what is recomputed, and finds its parameters gathered then; the experts' hooks are in it.
+        """
+        args = self._cast(args)
+        unit = self.units[self.sharding.unit_at(m.path, m.layer)]
+        self._before_forward(unit)
+        outputs = forward(m, *self._before_backward_ends(unit, args))
+        if self.run.memory.phase == "forward":  # FSDPParamGroup.post_forward
+            if self.sharding.reshards:
+                unit.whole = None
+            self._forward_is_done(unit)
+        elif self.recomputed is unit:
+            self.recomputed = self.copied_out = None
+        return self._before_backward_begins(unit, outputs)
+
+    def after_forward(self, loss: Tensor) -> Tensor:
+        self._forward_is_done(self.root)
+        loss = self._before_backward_begins(self.root, loss)
+        self.copied_out = None
+        return loss
+
+    def after_backward(self) -> None:
+        """The root's gradients, and those of layers whose input wants none (_root_post_backward_final_callback)."""
+        self.run.memory.enter("backward", None)
+        for unit in self.units.values():
+            if unit not in self.reduced:
+                self._reduce(unit)
+            unit.all_reduced = None
+        self.reduce_scatter_inputs.clear()
+
+    def backward_is_over(self) -> None: ...
+
+    # --- hooks
+
+    def _cast(self, given: Any) -> Any:
+        """_cast_forward_inputs: with a policy, whatever a layer is given comes in the dtype of its gathered parameters."""
+        if self.run.dtype is self.sharding.sharded:
+            return given
+        if isinstance(given, tuple):
+            return tuple(self._cast(one) for one in given)  # pyright: ignore[reportUnknownVariableType]
+        is_float = isinstance(given, Tensor) and given.dtype.is_floating_point
+        return cast(given, self.run.dtype, "cast for the layer") if is_float else given
+
+    def _before_forward(self, unit: Unit) -> None:
+        if unit.whole is not None:
+            return
+        if self.run.memory.phase == "backward":
+            self.recomputed = unit
+        unit.unshard()
+        _prev_all_gather_state = self.copied_out  # a variable of wait_for_unshard, until that returns
+        self.copied_out = unit.wait_for_unshard()
+
+    def _forward_is_done(self, unit: Unit) -> None:
+        unit.before, self.last = self.last, unit
+
+    def _before_backward_begins(self, unit: Unit, outputs: Any) -> Any:
+        """A hook on every output that wants a gradient: gather what the backward needs, prefetch for the next."""
+
+        def pre_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
+            if unit not in self.reduced:
+                unit.unshard()
+                unit.wait_for_unshard()
+                if unit.before is not None:
+                    unit.before.unshard()
+            return grads
+
+        def hooked(output: Any) -> Any:
+            if not isinstance(output, Tensor) or not recording(output):
+                return output
+            return _like(output, Node(output.memory, pre_backward, (output,)))
+
+        return tuple(map(hooked, outputs)) if isinstance(outputs, tuple) else hooked(outputs)  # pyright: ignore[reportUnknownArgumentType]
+
+    def _before_backward_ends(self, unit: Unit, args: tuple[Any, ...]) -> list[Any]:
+        """RegisterPostBackwardFunction: it runs when the gradients of all inputs have come."""
+
+        def post_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
+            self._reduce(unit)
+            return grads
+
+        inputs = [arg for arg in args if isinstance(arg, Tensor) and recording(arg)]
+        if not inputs:
+            return list(args)
+        node = Node(self.run.memory, post_backward, inputs, outputs=len(inputs))
+        outputs = iter([_like(tensor, node, i) for i, tensor in enumerate(inputs)])
+        return [next(outputs) if any(arg is tensor for tensor in inputs) else arg for arg in args]
+
+    def _reduce(self, unit: Unit) -> None:
+        self.reduced.add(unit)
+        output = unit.reduce(self.reduce_scatter_inputs)
+        if output is not None and not self.sharding.accumulating:
+            self.gradients.append(output)
+
+
+def _like(tensor: Tensor, node: Node, output: int = 0) -> Tensor:
+    return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype, node, output)

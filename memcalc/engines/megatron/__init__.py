@@ -1,0 +1,1 @@
+"""Megatron-Core: its distributed optimizer, buffers and collectives."""

@@ -1,0 +1,291 @@
+"""Megatron-Core: GPTModel under tensor, sequence and pipeline parallelism, with main gradients and a distributed optimizer.
+
+Weights are 16 bits, gradients are added up in a contiguous fp32 buffer that is there for good
+(core/distributed/param_and_grad_buffer.py), the optimizer keeps fp32 weights and two moments: 18 bytes per parameter,
+6 + 12/d with `--zero 1`, the distributed optimizer over d data-parallel ranks (core/optimizer/distrib_optimizer.py). In fp32
+there are no second weights: 16 bytes, 8 + 8/d.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import lcm
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dims import Dim, Shape, evaluate, numel
+from memcalc.core.dtypes import DType, boolean, fp32, int64
+from memcalc.core.rows import Component, Row
+from memcalc.engines.base.holdings import Holdings, state_rows
+from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.megatron.between_stages import left
+from memcalc.megatron.gpt_model import GPTModel, Layout
+from memcalc.megatron.schedules import Span, spans_of
+from memcalc.optimizers import Parameter
+from memcalc.setup.setup import DTYPES
+
+if TYPE_CHECKING:
+    from memcalc.families.base.module import Weight
+    from memcalc.inputs.model import Model
+    from memcalc.setup.setup import Setup
+
+_BUFFER: Final = "megatron/core/distributed/param_and_grad_buffer.py"
+_OPTIMIZER: Final = "megatron/core/optimizer/optimizer.py"
+_DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
+_LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
+ALIGNED: Final = 64
+"""Elements; weights begin at multiples of it in the buffer of the distributed optimizer."""
+_CACHED_POSITIONS: Final = 4096
+"""original_max_position_embeddings of MLATransformerConfig"""
+SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
+TWO: Final = Dim("2", 2)
+_SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
+
+
+class Stage(NamedTuple):
+    """One pipeline rank: the chunks of the model that it holds."""
+
+    rank: int
+    chunks: tuple[GPTModel, ...]
+
+    @property
+    def layers(self) -> int:
+        """None where it has the embedding or the head alone."""
+        return sum(chunk.layers for chunk in self.chunks)
+
+
+def architecture(model: Model) -> Architecture:
+    """The model as GPTModel's configuration has it."""
+    return ARCHITECTURES[model.model_type](model.program.config)
+
+
+def stages(model: Model, setup: Setup) -> list[Stage]:
+    """All pipeline ranks, first to last."""
+    a = architecture(model)
+    chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
+    spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
+    layouts = [[_layout(setup, a, span) for span in of_rank] for of_rank in spans]
+    return [Stage(rank, tuple(_chunk(model, a, one) for one in of_rank)) for rank, of_rank in enumerate(layouts)]
+
+
+def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
+    """The chunk of this layout, which many setups have alike."""
+    key = "chunk", a, layout
+    if key not in model.profiles:
+        model.profiles[key] = GPTModel(a, layout)
+    return model.profiles[key]
+
+
+def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
+    return Layout(
+        tensor_parallel=setup.tp,
+        sequence_parallel=setup.sequence_parallel,
+        context_parallel=setup.cp,
+        cp_comm_type=setup.cp_comm_type,
+        expert_parallel=setup.ep,
+        expert_tensor_parallel=setup.etp,
+        expert_imbalance=setup.expert_imbalance,
+        layers=span.layers,
+        recompute_layers=setup.recompute_layers,
+        routed=a.routed(span.start, span.layers),
+        first=span.first,
+        last=span.last,
+        selective=setup.recompute == "selective",
+        fused_loss=setup.cross_entropy == "fused",
+        fuses_accumulation=setup.gradient_accumulation_fusion is not False,
+        mask_in_batch=setup.attention_mask_in_dataloader is not False,
+    )
+
+
+def weights_of(stage: Stage) -> Counter[Weight]:
+    """The weight classes of a stage and how many of each."""
+    out: Counter[Weight] = Counter()
+    for chunk in stage.chunks:
+        out.update(chunk.weight_classes)
+    return out
+
+
+class Buffer(NamedTuple):
+    """Weights whose gradients are reduced together: those of the experts have a data-parallel group of their own."""
+
+    name: str
+    divisor: str
+    """The name of the group's size."""
+    weights: Mapping[Weight, int]
+    data_ranks: int
+    """Ranks that have the same weights."""
+    ranks: int
+    """Ranks that share their optimizer states: all of them, or those of one instance of the distributed optimizer."""
+
+    @property
+    def elements(self) -> int:
+        return sum(numel(w.shape)[0] * n for w, n in self.weights.items())
+
+    @property
+    def padded(self) -> int:
+        """Elements of the distributed optimizer's buffer: weights begin at multiples of 64, equal shards at such of 128."""
+        unit = lcm(self.ranks, 128)
+        aligned = sum(-(-numel(w.shape)[0] // ALIGNED) * ALIGNED * n for w, n in self.weights.items())
+        return -(-aligned // unit) * unit
+
+
+def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
+    """core/distributed/distributed_data_parallel.py: dense and expert-parallel parameters apart.
+
+    Experts that all ranks have are among the dense ones (core/extensions/transformer_engine.py: `allreduce`).
+    """
+    classes = weights_of(stage)
+    experts = {w: n for w, n in classes.items() if w.component == "experts" and setup.ep > 1}
+    dense = {w: n for w, n in classes.items() if w not in experts}
+    instances = setup.zero and setup.replicas > 1
+    divisor = "shard group" if instances else "dp" if setup.cp == 1 else "(dp·cp)"
+    out = [Buffer("weights", divisor, dense, setup.dp * setup.cp, setup.shards)]
+    if experts:
+        ranks = setup.expert_dp
+        of_instance = ranks // setup.replicas if setup.zero else 1
+        out.append(Buffer("experts", "expert shard group" if instances else "expert dp", experts, ranks, of_instance))
+    return out
+
+
+def holdings_of(setup: Setup, stage: Stage) -> Holdings:
+    """Return what is there all the time; the activations of its chunks come from their profiles."""
+    dtype, grad_dtype = setup.compute_dtype, DTYPES[setup.grad_dtype]
+    classes = weights_of(stage)
+    always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
+    always += [
+        Row("gradients", f"{w.name}: main gradient", w.shape, grad_dtype, n, "always", "modelled", _BUFFER)
+        for w, n in classes.items()
+    ]
+    step: list[Row] = []
+    for buffer in buffers_of(setup, stage):
+        always += _padding(setup, buffer)
+        parameters = _of_one_rank(setup, buffer)
+        if setup.has_master_weights:
+            always += [_row("optimizer_states", p, "fp32 main weight", "always", setup) for p in parameters]
+        always += [row for row in state_rows(setup, parameters, fp32) if row.shape]
+        if grad_dtype is not fp32:
+            step += [_row("gradients", p, "fp32 copy of the gradient", "within the step", setup) for p in parameters]
+    always += _buffers(setup, stage)
+    if setup.pp > 1 and left(stage.rank, len(stage.chunks)):
+        step.append(between_stages(setup, stage)._replace(copies=left(stage.rank, len(stage.chunks))))
+    return Holdings(tuple(always), step=tuple(step), keeps_gradients=False, accumulates=True)
+
+
+def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
+    """Return what one rank updates: its weights, or its shard of all of them."""
+    if not setup.zero:
+        return [Parameter(w.name, w.shape, n, False) for w, n in buffer.weights.items()]
+    part = Dim(f"⌈{buffer.name}/{buffer.divisor}⌉", buffer.padded // buffer.ranks)
+    return [Parameter(f"flat {buffer.name} of the shard", (part,), 1, False)]
+
+
+def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
+    """Return what the distributed optimizer's two buffers have between weights that are no multiples of 64, and at the end."""
+    padding = buffer.padded - buffer.elements if setup.zero else 0
+    of = (("weights", setup.compute_dtype), ("main gradients", DTYPES[setup.grad_dtype]))
+    shape = (Dim("padding", padding),)
+    return [
+        Row("buffers", f"padding of {buffer.name}: {what}", shape, dtype, 1, "always", "modelled", _BUFFER)
+        for what, dtype in of
+        if padding
+    ]
+
+
+def _row(component: Component, p: Parameter, what: str, life: str, setup: Setup) -> Row:
+    source = _DISTRIBUTED if setup.zero else _OPTIMIZER
+    return Row(component, f"{p.name}: {what}", p.shape, fp32, p.count, life, "modelled", source)
+
+
+def _buffers(setup: Setup, stage: Stage) -> list[Row]:
+    dtype = setup.compute_dtype
+    batch, whole, shard = sequence_dims(setup)
+    first, last = stage.chunks[0].layout.first, stage.chunks[-1].layout.last
+    rows: list[Row] = []
+    if first:
+        rows.append(Row("buffers", "tokens", (batch, whole), int64, life="the step's batch", source="the caller"))
+    if last:
+        rows.append(Row("buffers", "labels", (batch, whole), int64, life="the step's batch", source="the caller"))
+        rows.append(Row("buffers", "loss mask", (batch, whole), fp32, life="the step's batch", source="the caller"))
+    rows += _global_buffer(setup, stage, batch, whole)
+    if setup.gradient_accumulation_fusion:
+        rows += _dummy_weight_gradients(stage, dtype)
+    routed = sum(sum(chunk.layout.routed) for chunk in stage.chunks)
+    if routed:
+        per_token = (batch, shard, stage.chunks[0].moe.count)
+        for name, kind in (("routing probabilities", dtype), ("map of tokens to experts", boolean)):
+            life, source = "until the next micro-batch", "megatron/core/transformer/moe/token_dispatcher.py"
+            rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
+    rows += _of_layers(setup, stage)
+    fuses = setup.compute_dtype is not fp32 and stage.chunks[0].fuses_softmax(setup.micro_batch_size, setup.rows)
+    if setup.attention == "unfused" and stage.layers and not fuses:
+        source = "transformer_engine/pytorch/attention/dot_product_attention/softmax.py"
+        rows.append(
+            Row("buffers", "causal mask of all layers", (whole, whole), boolean, source=source, basis="modelled")
+        )
+    return rows
+
+
+def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
+    """Return what autograd is given where the kernel has added the gradient itself: one for each shape, whichever layer's."""
+    shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
+    if stage.chunks[-1].layout.last:
+        shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))
+    of_sizes = {tuple(dim.size for dim in shape): shape for shape in reversed(shapes)}
+    source = "transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
+    return [
+        Row("buffers", "dummy weight gradient", shape, dtype, 1, "always", "modelled", source)
+        for shape in sorted(of_sizes.values(), key=lambda s: -numel(s)[0])
+    ]
+
+
+def between_stages(setup: Setup, stage: Stage) -> Row:
+    """One of the hidden states and gradients that a rank has between its forwards and backwards (between_stages.py)."""
+    batch, _, shard = sequence_dims(setup)
+    name, life = "hidden state or gradient between stages", "as the schedule has it"
+    shape = (batch, shard, stage.chunks[0].hidden)
+    return Row("buffers", name, shape, setup.compute_dtype, 1, life, "modelled", _SCHEDULES)
+
+
+def layers_with_expert_bias(stage: Stage) -> int:
+    """Layers whose routers have a bias for each expert, which balances them (`--moe-router-enable-expert-bias`)."""
+    experts = stage.chunks[0].a.experts
+    return sum(sum(chunk.layout.routed) for chunk in stage.chunks) if experts is not None and experts.sigmoid else 0
+
+
+def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
+    """Buffers that every layer has of its own."""
+    a, rows = stage.chunks[0].a, list[Row]()
+    routed = layers_with_expert_bias(stage)
+    if routed:
+        source = "megatron/core/transformer/moe/router.py"
+        rows.append(
+            Row("buffers", "bias and counts of experts", (TWO, stage.chunks[0].moe.count), fp32, routed, source=source)
+        )
+    if a.latent is not None and stage.layers:
+        positions = Dim("positions", max(_CACHED_POSITIONS, setup.seq_len or 0))
+        shape = (TWO, positions, Dim("qk_rope_head_dim", a.latent.rope_dim))
+        source = "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py"
+        rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, stage.layers, source=source))
+    return rows
+
+
+def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[Row]:
+    """core/utils.py, GlobalMemoryBuffer: one block, as large as the largest tensor that was asked for in it, which an
+    embedding alone does not."""
+    chunk = stage.chunks[0]
+    wanted: list[tuple[str, Shape]] = []
+    if setup.sequence_parallel and (stage.layers or chunk.layout.last):
+        wanted.append(("all-gather buffer", (batch, whole, chunk.hidden)))
+    if setup.attention == "eager" and stage.layers:
+        wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))
+    if not wanted:
+        return []
+    name, shape = max(wanted, key=lambda one: evaluate(numel(one[1])[1], setup.micro_batch_size, setup.rows))
+    return [Row("buffers", name, shape, setup.compute_dtype, 1, "always", "modelled", "megatron/core/utils.py")]
+
+
+def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
+    """batch, the sequence inside attention and the shard between layers, as polynomials in batch and the shard."""
+    layout = Layout(setup.tp, setup.sequence_parallel, setup.cp)
+    tp = layout.group(Dim("seq", 1, (0, 1, 0, 0, 0, 0)))
+    return Dim("batch", 1, (0, 0, 0, 1, 0, 0)), tp.whole, tp.shard

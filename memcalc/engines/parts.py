@@ -1,0 +1,98 @@
+"""A rank's part of a model whose layers are split (tensor, sequence, context, expert parallel), and what its modules send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.core.ops.ring_attention import Ring
+from memcalc.engines import shared_sequences
+from memcalc.engines.base.sent import Group, collectives_of_run, of_modules
+from memcalc.engines.deepspeed import megatron_deepspeed
+from memcalc.inputs.model import Model
+from memcalc.kernels import Kernels
+from memcalc.layout import auto_ep, context_parallel
+from memcalc.layout.expert_parallel import share_experts
+from memcalc.layout.sequence_parallel import LOSS_PARALLEL, SequenceParallel
+from memcalc.layout.tensor_parallel import TensorParallel, split
+from memcalc.layout.tensor_parallel_plans import PLANS
+
+if TYPE_CHECKING:
+    from memcalc.layout.collectives import Collective
+    from memcalc.setup.setup import Setup
+    from memcalc.tape.profile import Profile
+
+
+def part_of(model: Model, setup: Setup) -> Model:
+    """The model of one rank, as the engine makes it; ranks that share sequences as torch does have the whole one still."""
+    if setup.runs_gpt_model:
+        return megatron_deepspeed.slice_of(model, setup)
+    if setup.cp > 1 and setup.engine == "deepspeed":
+        return shared_sequences.rank_of(model, setup)
+    if setup.tp > 1:
+        return _tensor_parallel_rank(model, setup)
+    return expert_parallel_rank(model, setup) if setup.ep > 1 else model
+
+
+def kernels_of_part(model: Model, setup: Setup) -> Kernels | None:
+    """The kernels that come with the way in which the model is split; None where they are those of the whole one."""
+    if setup.runs_gpt_model:
+        return megatron_deepspeed.KERNELS
+    shared = model.program.context_parallel
+    if isinstance(shared, context_parallel.ContextParallel):
+        return Kernels(context_parallel.replaced(shared.ring), context_parallel.SOURCE)
+    return None
+
+
+def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
+    """The model of one tensor-parallel rank, as small as its parts of the weights are."""
+    key = (
+        "tensor-parallel rank",
+        setup.tp,
+        setup.sequence_parallel,
+        setup.cross_entropy,
+        setup.ep,
+        setup.expert_imbalance,
+    )
+    if key not in model.profiles:
+        how = SequenceParallel if setup.sequence_parallel else TensorParallel
+        plan = PLANS[model.model_type] | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
+        program = model.program if setup.ep == 1 else share_experts(model.program, setup.ep, setup.expert_imbalance)
+        own = split(program, plan, setup.tp, how)
+        model.profiles[key] = Model(model.name, model.model_type, own)
+    return model.profiles[key]
+
+
+def expert_parallel_rank(model: Model, setup: Setup) -> Model:
+    """The model of one expert-parallel rank, with its part of the experts, as transformers or DeepSpeed's AutoEP makes it."""
+    key = "expert-parallel rank", setup.engine, setup.ep, setup.expert_imbalance
+    if key not in model.profiles:
+        if setup.engine == "deepspeed":
+            own = auto_ep.on_rank(model.program, model.model_type, setup.ep, setup.expert_imbalance)
+        else:
+            own = share_experts(model.program, setup.ep, setup.expert_imbalance)
+        model.profiles[key] = Model(model.name, model.model_type, own)
+    return model.profiles[key]
+
+
+def sharers(model: Model, setup: Setup) -> dict[int, Model]:
+    """The models of context-parallel ranks: the first, which has no rank before it, the last, which has none behind it,
+    and one of those between, which are all alike."""
+    out: dict[int, Model] = {}
+    for rank in sorted({0, 1, setup.cp - 1}):
+        ring = Ring(setup.cp, rank, setup.cp_comm_type == "all_gather")
+        if ring not in model.profiles:
+            model.profiles[ring] = Model(model.name, model.model_type, context_parallel.share(model.program, ring))
+        out[rank] = model.profiles[ring]
+    return out
+
+
+def collectives_of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
+    """Return what the run's modules have sent, by the plan that they are split after."""
+    layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
+    if setup.engine == "deepspeed" and setup.cp > 1:
+        return shared_sequences.collectives_of(model, setup, made)
+    if setup.engine == "deepspeed" and setup.ep > 1:
+        return collectives_of_run(made, setup, layers, {"ep": Group("ep", setup.ep, auto_ep.SOURCE)})
+    if setup.engine == "deepspeed":
+        return megatron_deepspeed.collectives_of(model, setup, made)
+    return of_modules(made, setup, layers)

@@ -1,0 +1,365 @@
+"""What one GPU of each kind holds and runs: with pipeline stages one for every stage, else just one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from memcalc.core.dims import Poly, numel
+from memcalc.core.rows import Row
+from memcalc.core.selective import per_op
+from memcalc.engines import Engine, load_engine
+from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, Order, padding_row
+from memcalc.families.base.program import Program
+from memcalc.inputs.model import Model
+from memcalc.kernels import Kernels, choose
+from memcalc.kernels import held as kept_by_kernels
+from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
+from memcalc.layout.collectives import Collective
+from memcalc.megatron.schedules import State, Turn
+from memcalc.setup.setup import Setup
+from memcalc.tape.played import Played, Recorded
+from memcalc.tape.profile import Choices, Profile, Resizable, profile, shallow_trace
+
+
+class Sums(NamedTuple):
+    """What an engine holds, added up: polynomials in batch and seq."""
+
+    always: Poly
+    forward: Poly
+    backward: Poly
+    step: Poly
+    flush: Poly
+    after_backward: tuple[Poly, ...]
+
+
+class Rank(NamedTuple):
+    """One pipeline rank; without pipelining the only one."""
+
+    number: int
+    held: Holdings
+    sums: Sums
+    profiles: tuple[Profile, ...]
+    """Of each model chunk that it has; none for a bare number of parameters."""
+    states: tuple[State, ...]
+    """What can be the case in a step: a chunk's forward or backward, and what other micro-batches have saved."""
+    layers: int
+    """Transformer layers that it runs."""
+    collectives: Callable[[], list[Collective]]
+    """What it sends in one optimizer step, as the engine really does it."""
+    textbook: Callable[[], list[Collective]]
+    """The same step as the papers count it; empty where the engine does just that."""
+    turns: tuple[Turn, ...] = ()
+    """Forwards and backwards of its chunks in their order; none where they are those of one micro-batch after the other."""
+    between: Row | None = None
+    """What a state and a turn have `between` stages, one of it."""
+    first: Callable[[], Profile] | None = None
+    """Of the first micro-batch, where those after it differ."""
+    untraced: Callable[[], Profile] | None = None
+    """Of the very first micro-batch of a process, where those after it differ."""
+    in_flight: int | None = None
+    """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
+    on_paper: int = 1
+    """Micro-batches in the run of a profile, all alike."""
+    cp: int | None = None
+    """Which of the ranks that share sequences, where they differ."""
+    in_order: Callable[[], Order] | None = None
+    """Makes the order of what it holds, where that is not part of what it holds."""
+
+    @property
+    def order(self) -> Order | None:
+        """In which order it allocates what it holds; None where that is not known."""
+        return self.held.order if self.in_order is None else self.in_order()
+
+
+_WHOLE: Final = (Turn("forward", 0), Turn("backward", 0))
+"""A profile that is that of all micro-batches."""
+_ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
+
+
+def ranks(model: Any, setup: Setup) -> list[Rank]:
+    """The rank that was asked for, or all."""
+    if not isinstance(model, Model):
+        held, sums = _held(model, setup)[0]
+        return [Rank(0, held, sums, (), (), 0, list[Collective], list[Collective])]
+    if setup.engine == "megatron":
+        return _pipeline_ranks(model, setup)
+    if setup.pp > 1 and setup.engine == "deepspeed":
+        return _deepspeed_stages(model, setup)
+    run = _staged_ranks if setup.pp > 1 else _whole_ranks
+    return [rank._replace(cp=cp) for cp, own in _parts(model, setup).items() for rank in run(own, setup)]
+
+
+def _parts(model: Model, setup: Setup) -> dict[int | None, Model]:
+    """Return the part of the model of each rank that shares sequences, where they differ; else that of any rank."""
+    if not setup.splits_layers:
+        return {None: model}
+    from memcalc.engines.parts import part_of, sharers
+
+    own = part_of(model, setup)
+    return {**sharers(own, setup)} if setup.shares_sequences else {None: own}
+
+
+def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
+    """Ranks that run all layers: one, or those of which any can have most."""
+    made = [_profile(model, setup, held) for held, _ in _held(model, setup)]
+    # for the second time, as a trace has shown which weights get a gradient
+    return [_whole_rank(model, setup, *of) for of in zip(_held(model, setup), made, strict=True)]
+
+
+def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
+    held, sums = own
+    engine = load_engine(setup.engine)
+    sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
+    if held.micro_batches > 1:
+        rank = Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
+        return rank._replace(on_paper=held.micro_batches)
+    first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
+    over = None if held.order is None else held.order.untraced
+    untraced = None if over is None else partial(_profile, model, setup, held._replace(over=over))
+    return Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, first=first, untraced=untraced)
+
+
+def _of_the_first(held: Holdings) -> Holdings:
+    """What the first micro-batch's run depends on: no gradients are there to be added to."""
+    hooks = held.hooks if held.order is None or held.order.first is None else held.order.first
+    return held._replace(accumulates=False, hooks=hooks)
+
+
+def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Collective]:
+    if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
+        from memcalc.engines.deepspeed.collectives import of_run
+
+        own = of_run(model, setup, made.run.sent)
+    else:
+        own = engine.collectives(model, setup)
+    if not setup.splits_layers:
+        return own
+    from memcalc.engines.parts import collectives_of_modules
+
+    return [*collectives_of_modules(model, setup, made), *own]
+
+
+def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
+    from memcalc.engines.megatron import engine as megatron
+    from memcalc.engines.megatron.collectives import collectives_of
+    from memcalc.engines.megatron.order import order_of
+    from memcalc.megatron.schedules import few_turns, states
+
+    assert setup.attention is not None
+    kernels = Kernels((), megatron.SOURCE, "modelled")
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", True, kernels=kernels)
+    out: list[Rank] = []
+    for stage in megatron.stages(model, setup):
+        if setup.pp_rank not in (None, stage.rank):
+            continue
+        profiles: list[Profile] = []
+        for chunk in stage.chunks:
+            key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.rows))
+            make = partial(profile, chunk, choices, setup.micro_batch_size, setup.rows)
+            profiles.append(_made(model, key, setup.rows, make))
+        held = megatron.holdings_of(setup, stage)
+        played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        sends = partial(collectives_of, setup, stage, profiles)
+        rank = Rank(
+            stage.rank, held, _sums(held), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
+            played,
+            between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
+            in_order=partial(order_of, setup, stage, held) if played else None,
+        )  # fmt: skip
+        out.append(rank)
+    return out
+
+
+def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
+    """Stages of transformers' own layers: a profile is that of a whole step, with all micro-batches."""
+    from memcalc.engines.fsdp2 import pipeline as engine
+    from memcalc.engines.fsdp2.pipeline_sent import collectives_of
+    from memcalc.pipelining.orders import most_in_flight, order
+
+    assert setup.attention is not None and setup.cross_entropy is not None
+    kernels = _kernels(model, setup, setup.cross_entropy)
+    out: list[Rank] = []
+    for staged in engine.staged_ranks(model, setup):
+        if setup.pp_rank not in (None, staged.number):
+            continue
+        held = engine.holdings_of(setup, staged)
+        choices = Choices(
+            setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=held.hooks,
+            policy=per_op if setup.recompute == "op" else None,
+        )  # fmt: skip
+        own, program = staged.model, staged.program
+        branch = program.stages[0].own.branch(setup.micro_batch_size, setup.rows)
+        alike = choices._replace(hooks=held.hooks.alike) if isinstance(held.hooks, Resizable) else choices
+        own_key = engine.key_of(setup, staged)
+        base = _made(
+            model, ("run", *alike, own_key, branch), setup.rows, partial(engine.trace_of, setup, staged, alike)
+        )
+        key = ("profile", *choices, own_key, branch)
+        made = _made(model, key, setup.rows, partial(engine.profile_of, held.hooks, base))
+        actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
+        sends = partial(collectives_of, setup, staged, made)
+        rank = Rank(
+            staged.number, held, _sums(held), (made,), _ONE, own.layers, sends,
+            list[Collective], _WHOLE, in_flight=most_in_flight(actions),
+            on_paper=engine.paper_micro_batches(setup, staged.number),
+        )  # fmt: skip
+        out.append(rank)
+    return out
+
+
+def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
+    """Stages of Megatron-DeepSpeed's layers: a profile is that of a whole step, with all micro-batches."""
+    from memcalc.engines.deepspeed import pipeline as engine
+    from memcalc.engines.deepspeed.megatron_deepspeed import KERNELS
+    from memcalc.engines.deepspeed.stages import enough_micro_batches, in_flight
+
+    assert setup.attention is not None
+    kernels = KERNELS
+    choices = Choices(setup.compute_dtype, setup.attention, setup.recompute == "full", False, kernels=kernels)
+    out: list[Rank] = []
+    for stage in engine.stage_ranks(model, setup):
+        if setup.pp_rank not in (None, stage.number):
+            continue
+        own = stage.model
+        held = engine.holdings_of(setup, stage)
+        kept = kept_by_kernels(setup.kernels, setup.attention, own.program, setup.compute_dtype)
+        held = held._replace(always=(*held.always, *kept))
+        branch = own.program.branch(setup.micro_batch_size, setup.rows)
+        program: Any = own.program
+        key = ("profile", *choices, program.layout, engine.key_of(setup, stage), branch)
+        made = _made(model, key, setup.rows, partial(engine.profile_of, setup, stage, choices))
+        sends = partial(engine.collectives_of, setup, stage, made)
+        rank = Rank(
+            stage.number, held, _sums(held), (made,), _ONE, own.layers, sends,
+            list[Collective], in_flight=in_flight(stage.number, setup.pp, setup.micro_batches),
+            on_paper=enough_micro_batches(stage.number, setup.pp, setup.micro_batches),
+        )  # fmt: skip
+        out.append(rank)
+    return out
+
+
+def _sum(rows: Iterable[Row]) -> Poly:
+    total = [0] * 6
+    for row in rows:
+        for i, c in enumerate(numel(row.shape)[1]):
+            if c:
+                total[i] += c * row.copies * row.dtype.itemsize
+    return tuple(total)  # type: ignore[return-value]
+
+
+def _sums(holdings: Holdings) -> Sums:
+    return Sums(
+        _sum(holdings.always),
+        _sum(holdings.forward),
+        _sum(holdings.backward),
+        _sum(holdings.step),
+        _sum(holdings.flush.rows if holdings.flush else ()),
+        tuple(_sum(rows) for rows in holdings.after_backward),
+    )
+
+
+class _Held(NamedTuple):
+    """What a rank holds, and that added up."""
+
+    held: Holdings
+    sums: Sums
+
+
+def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
+    """Of one rank, or of those of which any can have most."""
+    key = (
+        "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
+        setup.grad_dtype,
+        setup.optimizer, setup.optimizer_implementation, min(setup.micro_batches, ENOUGH_MICRO_BATCHES),
+        setup.sync_each_micro_batch, setup.padded, setup.kernels, setup.attention,
+        setup.reduce_bucket_size, setup.max_live_parameters, setup.param_persistence_threshold, setup.sub_group_size,
+        setup.max_reuse_distance, setup.prefetch_bucket_size, setup.clip_grad_norm,
+        isinstance(model, Model) and (bool(model.program.idle), model.program.outgrown(setup.seq_len or 0)),
+    )  # fmt: skip
+    if key not in model.profiles:
+        if isinstance(model, Model):
+            holdings = load_engine(setup.engine).holdings(model, setup)
+            found = [_with_masks(one, model, setup) for one in (holdings, *holdings.others)]
+        else:
+            found = [model.holdings(setup)]
+        model.profiles[key] = tuple(_Held(one, _sums(one)) for one in found)
+    return model.profiles[key]
+
+
+def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
+    """With what kernels keep and a padded batch's mask."""
+    kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
+    masks = (padding_row(model),) if setup.padded else ()
+    order = holdings.order
+    if order is not None:
+        order = order._replace(before=(*order.before, *kept, *masks))
+    return holdings._replace(always=(*holdings.always, *kept, *masks), order=order)
+
+
+def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
+    if setup.splits_layers:
+        from memcalc.engines.parts import kernels_of_part
+
+        own = kernels_of_part(model, setup)
+        if own is not None:
+            return own
+    kernels = choose(model.model_type, setup.kernels, cross_entropy, selective=setup.recompute == "selective")
+    if setup.attention == "sdpa" and setup.kernels != "megatron":
+        kernels = on_gpu(kernels, fused_kernels(setup.gpu))
+    if setup.cp == 1:
+        return kernels
+    from memcalc.kernels.ulysses import over_ranks
+
+    return over_ranks(kernels, setup.cp)
+
+
+def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
+    assert setup.attention is not None and setup.seq_len is not None
+    program: Any = model.program
+    assert setup.cross_entropy is not None
+    kernels = _kernels(model, setup, setup.cross_entropy)
+    policy = per_op if setup.recompute == "op" else None
+    recompute = setup.recompute == "full" or policy is not None
+    choices = Choices(
+        setup.compute_dtype, setup.attention, recompute, holdings.accumulates, setup.padded, setup.autocast_dtype, kernels,
+        holdings.hooks, policy, holdings.buffer_dtype, setup.recompute_layers, holdings.micro_batches,
+    )  # fmt: skip
+    tokens = setup.micro_batch_size * setup.seq_len
+    chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
+    branch = program.branch(setup.micro_batch_size, setup.rows)
+    run = program, choices, setup.micro_batch_size, setup.rows
+    key = ("profile", *choices, chunks, holdings.over, branch)
+    hooks = choices.hooks
+    if isinstance(hooks, Resizable):
+        alike = choices._replace(hooks=hooks.alike)
+        make = partial(shallow_trace, program, alike, setup.micro_batch_size, setup.rows)
+        base = _made(model, ("run", *alike, chunks, branch), setup.rows, make)
+        return _made(model, key, setup.rows, lambda: Profile(hooks.resized(base)))
+    if holdings.over is None:
+        return _made(model, key, setup.rows, partial(profile, *run))
+    recorded = _made(model, ("recorded", *choices, chunks, branch), setup.rows, partial(Recorded, *run))
+    return _made(model, key, setup.rows, partial(Played, recorded, holdings.over))
+
+
+class _OfARun(Protocol):
+    """A thing that is made of a run on paper."""
+
+    @property
+    def pads_queries(self) -> bool: ...
+
+
+_T = TypeVar("_T", bound=_OfARun)
+
+
+def _made(model: Model, key: tuple[Hashable, ...], seq: int, make: Callable[[], _T]) -> _T:
+    """Return what is kept under a key; it is made once for all sequences that the run takes alike."""
+    remainder = Program.remainder(seq)
+    for of in (None, remainder):
+        if (*key, of) in model.profiles:
+            return model.profiles[*key, of]
+    new = make()
+    model.profiles[*key, remainder if new.pads_queries else None] = new
+    return new

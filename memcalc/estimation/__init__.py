@@ -1,0 +1,1 @@
+"""From a setup to its report: ranks, rows, collectives, FLOPs."""

@@ -1,0 +1,116 @@
+"""The FLOPs of an optimizer step on one rank: what its runs have noted, for all layers and micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dims import evaluate, formula, numel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memcalc.core.dims import Poly
+    from memcalc.core.rows import Basis
+    from memcalc.inputs.gpu import GPU
+    from memcalc.setup.setup import Setup
+    from memcalc.tape.profile import Profile
+    from memcalc.tape.runs import Trace
+
+PHASES: Final = ("forward", "backward", "recomputation")
+COUNTED: Final = "torch/utils/flop_counter.py"
+_TERA: Final = 10**12
+
+
+class Computed(NamedTuple):
+    """Equal products of matrices of one optimizer step."""
+
+    name: str
+    phase: str
+    layer: str | None
+    """What the stack is called that the equal layers are in; None outside of layers."""
+    kind: str
+    dtype: str
+    calls: int
+    """Products."""
+    flops: int
+    formula: str
+    basis: Basis
+    source: str
+
+
+class _Alike(NamedTuple):
+    """This is what makes products one item."""
+
+    name: str
+    phase: str
+    in_layer: bool
+    kind: str
+    dtype: str
+    dims: str
+    size: Poly
+    basis: Basis
+    source: str
+
+
+def computed(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[Computed]:
+    """All products of a step. `on_paper`: as many micro-batches, all alike, are in each profile's run."""
+    calls: Counter[_Alike] = Counter()
+    for profile in profiles:
+        for alike, products in _of_run(profile.run).items():
+            whole = products * setup.micro_batches
+            assert not whole % on_paper
+            calls[alike] += whole // on_paper
+    made = [_computed(alike, n, setup) for alike, n in calls.items()]
+    return sorted(made, key=lambda item: PHASES.index(item.phase))
+
+
+def _of_run(run: Trace) -> Counter[_Alike]:
+    """Products of the real stack, those of equal layers together."""
+    basis: Basis = "traced" if run.source else run.kernels.basis
+    source = f"{COUNTED}; {run.source or run.kernels.source}"
+    calls: Counter[_Alike] = Counter()
+    for work in run.work:
+        in_layer = work.layer is not None
+        times = 1 + run.middle.more if in_layer and work.layer in run.middle.early else 1
+        dims, size = formula(work.factors), numel(work.factors)[1]
+        alike = _Alike(work.label, work.phase, in_layer, work.kind, work.dtype.name, dims, size, basis, source)
+        calls[alike] += times * work.products
+    return calls
+
+
+def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
+    each = evaluate(of.size, setup.micro_batch_size, setup.rows)
+    words = f"{calls}·2·{of.dims} = {calls}·{2 * each} FLOP"
+    layer = _stack(of.name) if of.in_layer else None
+    return Computed(of.name, of.phase, layer, of.kind, of.dtype, calls, 2 * calls * each, words, of.basis, of.source)
+
+
+def _stack(name: str) -> str:
+    """ "model.layers.*" of the path of a module in it."""
+    return name.split("*")[0] + "*"
+
+
+def per_phase(items: Iterable[Computed]) -> dict[str, int]:
+    """FLOPs of each phase, and their total."""
+    sums: dict[str, int] = dict.fromkeys(PHASES, 0)
+    for item in items:
+        sums[item.phase] += item.flops
+    return {**sums, "total": sum(sums.values())}
+
+
+def seconds_at_peak(items: Iterable[Computed], gpu: GPU | None) -> float | None:
+    """The time that they take at the dense rates of a GPU's data sheet, which no step reaches; None where one is not known.
+
+    fp32 is what torch computes by default, without TF32 (torch.backends.cuda.matmul.allow_tf32).
+    """
+    if gpu is None:
+        return None
+    seconds = 0.0
+    for item in items:
+        rate = gpu.dense_flops_per_second.get(item.dtype)
+        if rate is None:
+            return None
+        assert rate.unit == "TFLOP/s"
+        seconds += item.flops / (rate.value * _TERA)
+    return seconds

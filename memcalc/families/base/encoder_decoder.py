@@ -1,0 +1,40 @@
+"""What models of an encoder and a decoder have in common: two stacks, and labels that are the decoder's input as well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.core.dims import plus
+from memcalc.core.dtypes import boolean, int64
+from memcalc.core.ops.elementwise import like
+from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.program import Program
+
+if TYPE_CHECKING:
+    from memcalc.families.base.module import Run
+
+
+class EncoderDecoder(Program):
+    """A program of two stacks. `layers` counts those of both."""
+
+    one_stack = False
+
+    def __init__(self, config: Any, encoder_layers: int, decoder_layers: int) -> None:
+        super().__init__(config)
+        self.encoder_layers = encoder_layers
+        self.decoder_layers = decoder_layers
+        self.layers = encoder_layers + decoder_layers
+
+    def pattern(self) -> tuple[int, int] | None:
+        """None: both stacks are run at their full depth."""
+        return None
+
+
+def shift_tokens_right(run: Run, labels: Tensor) -> Tensor:
+    """The decoder's input: the labels behind a start token, and padding where they are to be ignored."""
+    run.memory.scope = "decoder input"
+    shifted = new_tensor(run.memory, labels.shape, int64, "decoder input ids")
+    _all_but_the_last = new_tensor(run.memory, (labels.shape[0], plus(labels.shape[1], -1)), int64, "labels")
+    del _all_but_the_last
+    _ignored = like(shifted, "ignored", boolean)
+    return shifted

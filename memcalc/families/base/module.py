@@ -1,0 +1,287 @@
+"""What a program is written with: modules that know their path, hold their arguments and find their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+
+from memcalc.core.autograd import Leaf, checkpoint
+from memcalc.core.dtypes import fp32, int64
+from memcalc.core.ops.embedding import embedding
+from memcalc.core.ops.matmul import conv1d, linear
+from memcalc.core.ops.norm import layer_norm
+from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from memcalc.core.dims import Dim, Shape
+    from memcalc.core.dtypes import DType
+    from memcalc.core.noted import Noted
+    from memcalc.core.selective import Policy
+    from memcalc.layout.tensor_parallel import TensorParallel
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Weight(NamedTuple):
+    """One parameter of a model. That of a layer has a `*` in its `name` where the layer's number stands.
+
+    `shape` is transformers' own, in named dims. `component` groups parameters in tables.
+    """
+
+    name: str
+    shape: Shape
+    component: str
+    layer: int | None = None
+
+
+class Buffer(NamedTuple):
+    """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`).
+
+    That of a layer has a `*` in its `name` where the layer's number stands.
+
+    One that is not `registered` is a plain attribute: it stays as it was made and `named_buffers()` does not list it.
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType | None = None
+    registered: bool = True
+    layer: int | None = None
+    cast: bool = False
+    """Whether forward puts a copy of it in its place that has the dtype of what it computes with."""
+    longest: int | None = None
+    """The longest sequence that it is made for. None: any. See `after_forward`."""
+
+    @property
+    def full_name(self) -> str:
+        """The name with the layer's number."""
+        return self.name if self.layer is None else self.name.replace("*", str(self.layer))
+
+
+def after_forward(buffers: Iterable[Buffer], seq_len: int) -> Iterator[Buffer]:
+    """What modules keep after their first forward of sequences of `seq_len` tokens.
+
+    Frequencies for shorter sequences are made anew, in fp32, and with them the module keeps the length that they are for
+    (dynamic_frequency_update in transformers' modeling_rope_utils.py).
+    """
+    for buffer in buffers:
+        if buffer.longest is None or seq_len <= buffer.longest:
+            yield buffer
+            continue
+        yield buffer._replace(dtype=fp32)
+        yield buffer._replace(name=f"{buffer.name}: max_seq_len_cached", shape=(), dtype=int64, registered=False)
+
+
+class Input(NamedTuple):
+    """A tensor of the batch. A floating-point one has the model's dtype."""
+
+    name: str
+    shape: Shape
+    dtype: DType | None = None
+
+
+class Hooks(Protocol):
+    """What an engine does around a model and its layers while they run."""
+
+    def before_forward(self) -> None: ...
+
+    def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
+        """The layer's forward, and what comes before and after it."""
+        ...
+
+    def after_forward(self, loss: Tensor) -> Tensor: ...
+
+    def after_backward(self) -> None:
+        """Backward's last callback, within it."""
+        ...
+
+    def backward_is_over(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a program on paper: its memory, its weights and the choices that a `forward()` asks about."""
+
+    memory: Memory
+    dtype: DType
+    attention: str
+    recompute: bool
+    batch: Dim
+    seq: Dim
+    accumulating: bool = False
+    policy: Policy | None = None
+    """Of which ops a recomputed layer keeps the results; None: of none."""
+    buffer_dtype: DType | None = None
+    """Of floating-point buffers, where it is not that of the run."""
+    hooks: Hooks | None = None
+    external: tuple[tuple[str, str], ...] = ()
+    """The program's."""
+    tensor_parallel: TensorParallel | None = None
+    positions: Tensor | None = None
+    """position_ids, where the caller gives them."""
+    shift_labels: Tensor | None = None
+    """The labels, where the caller has shifted them."""
+    logits: Tensor | None = None
+    """The model's output, where the caller holds it while it makes a loss of the model's."""
+    router_logits: list[tuple[int | None, Tensor]] | None = None
+    """Of each layer what its router has returned first, while that is collected (transformers' OutputRecorder)."""
+    recompute_layers: int | None = None
+    """Only so many of the first layers are recomputed; None: all."""
+    sent_once: list[Sent] = field(default_factory=list[Sent])
+    """What is sent when gradients of several micro-batches are reduced together; `memory.sent` has what each one sends."""
+    noted: Noted | None = None
+    """What hooks that were asked to have noted."""
+    held: list[Tensor] = field(default_factory=list[Tensor])
+    """What the caller's frame has besides the batch, from before forward until backward is over."""
+    attention_mask: Tensor | None = None
+    """The collator's mask of a padded batch, of tokens int64 and (batch, seq); None where no sequence is padded."""
+    weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
+    buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def add_weight(self, weight: Weight) -> None:
+        """Allocate a parameter and give it its gradient accumulator."""
+        tensor = new_tensor(self.memory, weight.shape, self.dtype, weight.name, component="parameters")
+        tensor.name = weight.name
+        leaf = Leaf(self.memory, weight.name, weight.shape, weight.layer, accumulating=self.accumulating)
+        if self.tensor_parallel is not None:
+            leaf.ready = self.tensor_parallel.gradient_hook(weight)
+        tensor.node = leaf
+        self.weights[weight.name, weight.layer] = tensor
+
+    def recomputes(self, layer: int | None) -> bool:
+        """Whether backward runs layer `layer` again."""
+        return self.recompute and (self.recompute_layers is None or (layer or 0) < self.recompute_layers)
+
+    def collect(self, layer: int | None, router_logits: Tensor) -> None:
+        """The forward hook of a router."""
+        if self.router_logits is not None:
+            self.router_logits.append((layer, router_logits))
+
+    def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(*args)`, recomputed in backward as the run says."""
+        return checkpoint(self.memory, function, *args, policy=self.policy)
+
+    def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The nn.Linear at `path`."""
+        visitor = self.memory.visitor
+        if visitor is not None:
+            layer = weight.node.weight_layer if isinstance(weight.node, Leaf) else None
+            visited = visitor.enter(path, layer, (weight,) if bias is None else (weight, bias))
+            out = linear(x, weight, bias)
+            if visited:
+                visitor.leave(done=True)
+            return out
+        if self.tensor_parallel is None:
+            return linear(x, weight, bias)
+        return self.tensor_parallel.linear(path, x, weight, bias)
+
+    def add_input(self, given: Input) -> Tensor:
+        """Allocate a tensor of the batch, which the caller holds."""
+        return new_tensor(self.memory, given.shape, given.dtype or self.dtype, given.name, component="buffers")
+
+    def add_buffer(self, buffer: Buffer) -> None:
+        """Allocate a buffer."""
+        dtype = buffer.dtype or (None if buffer.cast else self.buffer_dtype) or self.dtype
+        self.buffers[buffer.full_name] = new_tensor(self.memory, buffer.shape, dtype, buffer.name, component="buffers")
+
+
+class Module:
+    """A place in the model: `m / "self_attn"` is the child of that name."""
+
+    __slots__ = ("entered", "layer", "path", "run")
+
+    def __init__(self, run: Run, path: str, layer: int | None = None) -> None:
+        self.run = run
+        self.path = path
+        self.layer = layer
+        self.entered: list[tuple[str, bool]] = []
+        """The scope around it and whether that began a visit, each time that it was entered: `forward` may call `forward`."""
+
+    def __truediv__(self, name: str) -> Module:
+        return Module(self.run, f"{self.path}.{name}" if self.path else name, self.layer)
+
+    @property
+    def memory(self) -> Memory:
+        return self.run.memory
+
+    def weight(self, name: str = "weight") -> Tensor:
+        """The parameter `name` of this module."""
+        return self.run.weights[f"{self.path}.{name}", self.layer]
+
+    def optional(self, name: str) -> Tensor | None:
+        """The parameter `name` of this module, None where the configuration leaves it out."""
+        return self.run.weights.get((f"{self.path}.{name}", self.layer))
+
+    def buffer(self, name: str) -> Tensor:
+        """The buffer `name` of this module."""
+        path = self.path if self.layer is None else self.path.replace("*", str(self.layer))
+        return self.run.buffers[f"{path}.{name}"]
+
+    def linear(self, x: Tensor) -> Tensor:
+        """This module as nn.Linear."""
+        return self.run.linear(self.path, x, self.weight(), self.optional("bias"))
+
+    def conv1d(self, x: Tensor) -> Tensor:
+        """This module as transformers' Conv1D."""
+        visitor = self.memory.visitor
+        if visitor is None:
+            return conv1d(x, self.weight(), self.weight("bias"))
+        visited = visitor.enter(self.path, self.layer)
+        out = conv1d(x, self.weight(), self.weight("bias"))
+        if visited:
+            visitor.leave(done=True)
+        return out
+
+    def embedding(self, ids: Tensor) -> Tensor:
+        """This module as nn.Embedding."""
+        parallel = self.run.tensor_parallel
+        with self:
+            return embedding(self.weight(), ids) if parallel is None else parallel.embedding(self.weight(), ids)
+
+    def layer_norm(self, x: Tensor) -> Tensor:
+        """This module as nn.LayerNorm."""
+        with self:
+            return layer_norm(x, self.optional("weight"), self.optional("bias"))
+
+    def __enter__(self) -> Self:
+        """What is allocated from here on bears this module's name."""
+        memory = self.run.memory
+        visited = memory.visitor is not None and memory.visitor.enter(self.path, self.layer)
+        self.entered.append((memory.scope, visited))
+        memory.scope = self.path
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        memory = self.run.memory
+        memory.scope, visited = self.entered.pop()
+        if visited and memory.visitor is not None:
+            memory.visitor.leave(done=failed is None)
+
+
+def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concatenate[Any, Module, P], R]:
+    """A module's `forward`: like torch's `__call__` it holds its arguments until it returns."""
+
+    @wraps(forward)
+    def call(self: Any, m: Module, *args: P.args, **kwargs: P.kwargs) -> R:
+        memory = m.run.memory
+        outer, memory.scope = memory.scope, m.path
+        visitor, parallel = memory.visitor, m.run.tensor_parallel
+        visited = visitor is not None and visitor.enter(m.path, m.layer)
+        done = False
+        try:
+            if parallel is not None:
+                out = forward(self, m, *parallel.entered(m.path, args), **kwargs)  # type: ignore[arg-type]
+            else:
+                out = forward(self, m, *args, **kwargs)
+            done = True
+            return out
+        finally:
+            memory.scope = outer
+            if visited and visitor is not None:
+                visitor.leave(done=done)
+
+    return call

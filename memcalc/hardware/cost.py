@@ -1,0 +1,227 @@
+"""How long a collective takes: a latency for every step of its ring, and its bytes over the slowest link.
+
+    seconds = calls · (base + steps inside nodes · step + steps between nodes · network step) + bytes sent / bandwidth
+
+Latencies are the ones that NCCL chooses its algorithms by (src/graph/tuning.cc of 2.26: baseLatencies and hwLatencies of
+ring, and how ncclTopoTuneModel adds them up), for the protocol Simple: messages of a step are large, and it alone has a
+link's whole bandwidth (LL has half of it, LL128 120 of 128 bytes). Bandwidths are data sheets', one direction, so a large
+collective takes longer; a small one takes less by the other protocols and by trees. Those and reductions in the switch (NVLS,
+SHARP) are not modelled; nor is what other groups send over the same links at the same time.
+
+Ranks are numbered in Megatron's default order tp-cp-ep-dp-pp: tensor-parallel neighbours are next to each other, pipeline
+stages farthest apart. A node has `--gpus-per-node` consecutive ranks, each GPU with a network card of its own: a ring that
+crosses nodes has as many lanes between them as the group has ranks in the node that has fewest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from memcalc.inputs.gpu import GPU
+    from memcalc.layout.collectives import Collective, Overlap
+    from memcalc.setup.setup import Setup
+
+SOURCE: Final = "latencies: NCCL 2.26 src/graph/tuning.cc, ring, Simple; bandwidths: data sheets, one direction"
+BASE: Final = 8.4e-6
+STEP: Final = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
+
+
+class Group(NamedTuple):
+    """This is where the ranks of a collective are: those of the worst group, if nodes cut some groups in two and others not."""
+
+    size: int
+    nodes: int
+    fewest: int
+    """Ranks in the node that has fewest of them."""
+    most: int
+
+
+class Link(NamedTuple):
+    """One direction of one GPU's connection."""
+
+    name: str
+    bytes_per_second: float
+
+    @property
+    def step(self) -> float:
+        """Seconds that one step of a ring takes over it, however little is sent."""
+        return STEP[self.name]
+
+
+class Cost(NamedTuple):
+    """This is what a collective takes in one optimizer step."""
+
+    seconds: float
+    link: str
+    formula: str
+    """The same with its numbers."""
+
+
+class Unknown(NamedTuple):
+    """Why there is no time."""
+
+    missing: str
+
+
+class StepTime(NamedTuple):
+    """Seconds of communication in a step, by what they can hide behind."""
+
+    exposed: float
+    forward: float
+    backward: float
+
+    @property
+    def total(self) -> float:
+        """All of it, one collective after the other."""
+        return self.exposed + self.forward + self.backward
+
+
+# --- which GPUs a group is
+
+
+def distance(collective: Collective, setup: Setup) -> int:
+    """How far apart in rank order two neighbours of the group are."""
+    stage = setup.gpus // setup.pp
+    if collective.group_size > {"pp": setup.pp, "tp": max(setup.tp, setup.etp), "cp": setup.cp}.get(
+        collective.axis, stage
+    ):
+        return setup.gpus // collective.group_size  # of several axes: as if spread evenly over all ranks
+    if collective.axis == "pp":  # a tied embedding is summed over the first and the last stage
+        tied = collective.collective == "all_reduce" and collective.group_size == 2
+        return stage * (setup.pp - 1 if tied else 1)
+    if collective.axis == "dp":  # the outermost axis of a stage; a hybrid shard group is inside its replicas
+        inside = setup.zero and collective.collective != "all_reduce"
+        return stage // (collective.group_size * (setup.replicas if inside else 1))
+    if collective.axis == "ep":  # counts of tokens go to all ranks that share the experts
+        return setup.etp if collective.group_size == setup.ep else 1
+    return {"tp": 1, "cp": setup.tp}[collective.axis]
+
+
+@lru_cache(maxsize=1024)
+def group_of(size: int, apart: int, gpus: int, gpus_per_node: int) -> Group:
+    """The worst of the groups that `gpus` ranks have: the one with fewest ranks in one of its nodes."""
+    if apart >= gpus_per_node:
+        return Group(size, size, 1, 1)
+    starts = {0}
+    if gpus > gpus_per_node:
+        for block in range(min(gpus // (size * apart), gpus_per_node)):
+            first = block * size * apart  # the groups of a block start at its first `apart` ranks
+            starts |= {first % gpus_per_node, (first + apart - 1) % gpus_per_node}
+    return min((_from(start, size, apart, gpus_per_node) for start in starts), key=lambda g: (g.fewest, -g.nodes))
+
+
+def _from(start: int, size: int, apart: int, gpus_per_node: int) -> Group:
+    """The group whose first rank is the `start`th of its node."""
+    first = min(size, -(-(gpus_per_node - start) // apart))
+    last_rank = start + (size - 1) * apart
+    nodes = last_rank // gpus_per_node + 1
+    if nodes == 1:
+        return Group(size, 1, size, size)
+    last = last_rank % gpus_per_node // apart + 1
+    between = [gpus_per_node // apart] if nodes > 2 else []
+    return Group(size, nodes, min(first, last, *between), max(first, last, *between))
+
+
+# --- over which link
+
+
+def link_inside(gpu: GPU, group: Group, apart: int) -> Link | Unknown:
+    """Return what joins the ranks of a group that are in one node. A bridge joins two GPUs, larger groups take PCIe."""
+    if not gpu.links:
+        return Unknown(f"the links of {gpu.full_name} are not known")
+    if gpu.vendor != "nvidia":
+        return Unknown(f"the latencies are NCCL's, and {gpu.full_name} is not NVIDIA's")
+    span = (group.most - 1) * apart + 1
+    bridged = gpu.nvlink_group is None or span <= gpu.nvlink_group.value
+    name = "nvlink" if "nvlink" in gpu.links and bridged else "pcie"
+    if name not in gpu.links:
+        return Unknown(f"{gpu.full_name} has no known {name} bandwidth")
+    return Link(name, gpu.links[name].nbytes / 2)
+
+
+def link_between(setup: Setup, gpu: GPU) -> Link | Unknown:
+    """One GPU's part of the network between nodes."""
+    if setup.network_gbps is None:
+        return Unknown(f"NVIDIA has no node with {gpu.full_name} whose network could be assumed: give --network-gbps")
+    return Link("network", setup.network_gbps * 1e9 / 8)
+
+
+# --- how long
+
+
+def steps(kind: str, group: Group) -> tuple[int, int]:
+    """Steps of one call inside nodes and between them (tuning.cc; an all-to-all has one for every other rank)."""
+    if kind == "send":
+        return (1, 0) if group.nodes == 1 else (0, 1)
+    if kind == "all_to_all":
+        return group.fewest - 1, group.size - group.fewest
+    rounds = 2 if kind == "all_reduce" else 1
+    between = rounds * (group.nodes - 1)
+    return rounds * (group.size - 1) - between, between
+
+
+def cost(collective: Collective, group: Group, inside: Link, between: Link | None) -> Cost:
+    """The time of all calls of a collective in a step. `between`: where the group is on more than one node."""
+    if group.size == 1:
+        return Cost(0.0, "", "0")
+    kind, calls, wire = collective.collective, collective.calls, collective.wire
+    near, far = steps(kind, group)
+    waits = [f"{BASE * 1e6:g} µs"]
+    wait = BASE
+    for link, count in ((inside, near), (between, far)):
+        if count and link is not None:
+            wait += count * link.step
+            waits.append(f"{count}·{link.step * 1e6:g} µs")
+    parts = [(wire, inside, 1)]
+    if between is not None:
+        parts = _between_nodes(kind, wire, group, inside, between)
+    seconds = calls * wait + sum(nbytes / _bandwidth(link, lanes, inside) for nbytes, link, lanes in parts)
+    terms = [f"{calls}·({' + '.join(waits)})", *(_term(*part, inside) for part in parts if part[0])]
+    return Cost(seconds, inside.name if between is None else between.name, " + ".join(terms))
+
+
+def _between_nodes(kind: str, wire: int, group: Group, inside: Link, between: Link) -> list[tuple[int, Link, int]]:
+    """Bytes, link and lanes: a ring goes through all cards of a node at once, an all-to-all and a send through one's own."""
+    if kind == "all_to_all":
+        near = wire * (group.fewest - 1) // (group.size - 1)
+        return [(near, inside, 1), (wire - near, between, 1)]
+    return [(wire, between, 1 if kind == "send" else group.fewest)]
+
+
+def _bandwidth(link: Link, lanes: int, inside: Link) -> float:
+    """No faster than a GPU's link inside its node, which every byte passes too."""
+    return min(lanes * link.bytes_per_second, inside.bytes_per_second)
+
+
+def _term(nbytes: int, link: Link, lanes: int, inside: Link) -> str:
+    rate = f"{link.bytes_per_second / 1e9:g}"
+    if link is inside:
+        return f"{nbytes} B / {rate} GB/s"
+    cards = f"{lanes}·{rate}" if lanes > 1 else rate
+    if lanes * link.bytes_per_second <= inside.bytes_per_second:
+        return f"{nbytes} B / ({cards} GB/s)" if lanes > 1 else f"{nbytes} B / {cards} GB/s"
+    return f"{nbytes} B / min({cards}, {inside.bytes_per_second / 1e9:g}) GB/s"
+
+
+def cost_of(collective: Collective, setup: Setup, gpu: GPU) -> Cost | Unknown:
+    """The time of a collective of this setup on this GPU, or what is not known of it."""
+    apart = distance(collective, setup)
+    group = group_of(collective.group_size, apart, setup.gpus, setup.gpus_per_node)
+    inside = link_inside(gpu, group, apart)
+    if isinstance(inside, Unknown) or group.nodes == 1:
+        return inside if isinstance(inside, Unknown) else cost(collective, group, inside, None)
+    between = link_between(setup, gpu)
+    return between if isinstance(between, Unknown) else cost(collective, group, inside, between)
+
+
+def step_time(collectives: Iterable[Collective], costs: Sequence[Cost | Unknown]) -> StepTime | None:
+    """All of a step; None where a time is not known."""
+    sums: dict[Overlap, float] = {"exposed": 0.0, "forward": 0.0, "backward": 0.0}
+    for collective, one in zip(collectives, costs, strict=True):
+        if isinstance(one, Unknown):
+            return None
+        sums[collective.overlap] += one.seconds
+    return StepTime(**sums)

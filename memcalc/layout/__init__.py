@@ -1,0 +1,1 @@
+"""Who has what: collectives, tensor, sequence, context and expert parallelism, layers by their weights."""

@@ -1,0 +1,114 @@
+"""A rank's program where ranks share sequences: it has its tokens of each, between the layers and in them.
+
+What the caller gives is cut by the data loader: ids, positions and labels (DeepSpeed 0.19.8
+deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter). The labels are shifted before the cut, so the
+model's loss takes them as they are. The loss is that of all ranks' tokens (transformers/integrations/deepspeed.py,
+deepspeed_sp_compute_loss): HF Trainer's, and DeepSpeed's own recipe.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.autograd import Node
+from memcalc.core.dims import Dim
+from memcalc.core.dtypes import boolean, int64
+from memcalc.core.ops.elementwise import like, recording
+from memcalc.core.tensor import Memory, Sent, Tensor, new_tensor
+from memcalc.families.base.module import Input
+
+if TYPE_CHECKING:
+    from memcalc.core.dtypes import DType
+    from memcalc.families.base.module import Run
+    from memcalc.layout.collectives import Kind
+
+SHARES: Final = frozenset({
+    "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "dbrx", "dots1", "ernie4_5", "ernie4_5_moe",
+    "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma3_text", "glm", "glm4", "glm4_moe", "granite", "granitemoe",
+    "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder",
+    "jais2", "llama", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2",
+    "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
+    "solar_open", "stablelm", "starcoder2",
+})  # fmt: skip
+"""Model types that DeepSpeed runs so. Of the others it fails: their layers hand no positions to the attention, their heads
+of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and convolutions along the
+sequence would see one rank's tokens."""
+
+WANTS_HEAD_DIM: Final = frozenset({
+    "afmoe", "cohere2", "glm", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "mixtral",
+})  # fmt: skip
+"""Model types whose configuration leaves `head_dim` None where nobody has set it. DeepSpeed takes it as it is."""
+
+
+@lru_cache
+def group_dim(ranks: int) -> Dim:
+    """The ranks of a sequence, of which each has a part."""
+    return Dim("cp", ranks)
+
+
+@lru_cache(maxsize=1024)
+def _part(seq: Dim) -> Dim:
+    return Dim("seq/cp", seq.size, seq.poly)
+
+
+class Ulysses(NamedTuple):
+    """The ranks that share a sequence."""
+
+    ranks: int
+
+    def own(self, shard: Dim) -> Dim:
+        """This rank's tokens of a sequence, of which there are so many."""
+        return _part(shard)
+
+    def inputs(self, batch: Dim, own: Dim) -> tuple[Input, ...]:
+        """The batch as the data loader cuts it."""
+        return tuple(Input(name, (batch, own), int64) for name in ("input_ids", "position_ids", "shift_labels"))
+
+    def give(self, run: Run) -> Tensor:
+        """The rank's tokens; the run gets its positions and labels."""
+        ids, run.positions, run.shift_labels = (run.add_input(one) for one in self.inputs(run.batch, run.seq))
+        return ids
+
+    def loss(self, run: Run, loss: Tensor) -> Tensor:
+        """The mean over the tokens of all ranks, of which each has its own mean and count."""
+        assert run.shift_labels is not None
+        memory = run.memory
+        memory.scope = "loss of all ranks"
+        by_rank = group_dim(self.ranks)
+        _losses = self._gathered(memory, loss.dtype, "losses")
+        counted = like(run.shift_labels, "tokens that count", boolean)
+        _count = new_tensor(memory, (), int64, "how many count")
+        del counted
+        _counts = self._gathered(memory, int64, "how many tokens count")
+        stacked = new_tensor(memory, (by_rank,), loss.dtype, "losses")
+        stacked_counts = new_tensor(memory, (by_rank,), int64, "counts")
+        some = like(stacked_counts, "ranks with tokens", boolean)
+        zeros = like(stacked, "zeros")
+        safe = like(stacked, "losses of ranks with tokens")
+        del zeros
+        product = like(safe, "losses times counts")
+        _total = new_tensor(memory, (), loss.dtype, "sum of losses")
+        del product
+        _total_count = new_tensor(memory, (), int64, "tokens that count")
+        divisor = new_tensor(memory, (), int64, "tokens that count, at least 1")
+        out = new_tensor(memory, (), loss.dtype, "loss")
+        if recording(loss):
+            out.node = Node(memory, _scattered, (loss,), (some, stacked_counts, divisor), self.ranks)
+        run.logits = None
+        return out
+
+    def _gathered(self, memory: Memory, dtype: DType, name: str) -> list[Tensor]:
+        _note(memory, "all_gather", name, self.ranks, dtype)
+        return [new_tensor(memory, (), dtype, f"{name} of a rank") for _ in range(self.ranks)]
+
+
+def _scattered(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    """Each rank's loss is in every rank's mean: their gradients are added up."""
+    _saved = node.unpack()
+    _note(node.memory, "reduce_scatter", "gradient of the losses", node.context, grads[0].dtype)
+    return [like(grads[0], "gradient of this rank's loss")]
+
+
+def _note(memory: Memory, kind: Kind, name: str, ranks: int, dtype: DType) -> None:
+    memory.sent.append(Sent("cp", kind, name, memory.phase, None, (group_dim(ranks),), dtype))

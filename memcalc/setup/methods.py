@@ -1,0 +1,229 @@
+"""How a step computes, as options are resolved: precision and gradients' dtype, the optimizer's implementation, attention,
+kernels, loss. A method that does not go with the engine or the model is an InputError of one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.kernels import DEFAULT_LOSS, losses, refusal
+from memcalc.setup.refusals import check_fused_softmax, runs_gpt_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.inputs.model import Model
+
+
+def precision_of(options: Options, engine: str, model: Model | None) -> str:
+    """Return what weights and states are, which an engine may not have."""
+    precision = options.precision
+    if engine == "megatron" and precision not in ("fp32", "bf16-mixed", "fp16-mixed"):
+        refuse("precision", precision, f"with engine megatron {NOT_YET}fp32, bf16-mixed, fp16-mixed")
+    if model is None:
+        return precision
+    allowed = "fp32, bf16-mixed, fp16-mixed"
+    if engine != "deepspeed":
+        allowed = "fp32, bf16, fp16, bf16-mixed, fp16-mixed, bf16-autocast, fp16-autocast"
+    if precision == "fp8-mixed":
+        refuse("precision", precision, f"{NOT_YET}{allowed} (all of them with --params)")
+    if engine == "deepspeed" and precision.endswith("-autocast"):
+        refuse("precision", precision, f"deepspeed's own torch_autocast {NOT_YET}{allowed}")
+    if engine == "deepspeed" and precision in ("bf16", "fp16"):
+        refuse("precision", precision, f"deepspeed keeps fp32 master weights; allowed: {allowed}")
+    return precision
+
+
+def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | None) -> str:
+    """Return what gradients are kept or reduced in."""
+    natural = (
+        "fp32"
+        if precision.endswith("-autocast")
+        else {"fp8": "bf16"}.get(precision.split("-")[0], precision.split("-")[0])
+    )
+    if engine == "fsdp2" and precision.endswith("-mixed"):
+        allowed = ("fp32", natural)  # what they are reduced in; the optimizer sees fp32
+        if options.grad_dtype not in (None, *allowed):
+            refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
+        return options.grad_dtype or "fp32"
+    if engine == "deepspeed" and options.pp > 1:
+        kept = (
+            "fp32" if options.zero else "bf16"
+        )  # data_types: {grad_accum_dtype: fp32} of Megatron-DeepSpeed's scripts
+        if options.grad_dtype not in (None, kept):
+            refuse(
+                "grad_dtype",
+                options.grad_dtype,
+                f"with engine deepspeed, pp {options.pp} and zero {options.zero} {NOT_YET}{kept}",
+            )
+        return kept
+    if engine == "megatron":
+        if options.grad_dtype not in (
+            None,
+            "fp32",
+            natural,
+        ):  # --grad-reduce-in-bf16, --accumulate-allreduce-grads-in-fp32
+            allowed = ", ".join(dict.fromkeys(("fp32", natural)))
+            refuse("grad_dtype", options.grad_dtype, f"Megatron's main gradients under {precision}; allowed: {allowed}")
+        return options.grad_dtype or ("fp32" if natural == "bf16" else natural)
+    given = options.grad_dtype
+    if given is None or given == natural:
+        return natural
+    if model is not None:
+        refuse(
+            "grad_dtype", given, f"engine {engine} keeps gradients in {natural}; allowed: {natural} (any with --params)"
+        )
+    return given
+
+
+def implementation_of(options: Options, engine: str) -> str:
+    """Of torch's optimizers."""
+    from memcalc.optimizers import load_optimizer
+
+    allowed = load_optimizer(options.optimizer).implementations
+    given = options.optimizer_implementation
+    if given is None:
+        return "fused" if engine in ("deepspeed", "megatron") and "fused" in allowed else allowed[0]
+    if given not in allowed:
+        refuse(
+            "optimizer_implementation",
+            given,
+            f"{options.optimizer} has no such implementation; allowed: {', '.join(allowed)}",
+        )
+    return given
+
+
+def attention_of(options: Options, engine: str, model: Model) -> str:
+    """Which attention runs; Megatron's depends on the GPU."""
+    kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
+    if runs_gpt_model(options, engine):
+        if options.attention in ("sdpa", "unfused"):
+            why = "Megatron-DeepSpeed's GPTModel has the flash-attn package; allowed: flash, eager"
+            refuse("attention", options.attention, why)
+        return options.attention or "flash"
+    if engine == "megatron" and options.precision == "fp32":
+        if options.attention not in (None, "unfused"):
+            refuse(
+                "attention",
+                options.attention,
+                "takes 16 bits with engine megatron, precision is fp32; allowed: unfused",
+            )
+        return "unfused"
+    if engine == "megatron" and options.attention not in ("eager", "unfused") and _capability(options).startswith("7."):
+        why = "is older than what Transformer Engine's fused attention runs on"
+        refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager, unfused")
+    if options.attention is None:
+        return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
+    if options.attention not in kinds:
+        why = (
+            NOT_YET
+            if options.attention == "flash"
+            else "is Transformer Engine's, with --engine megatron; allowed: "
+            if options.attention == "unfused"
+            else f"transformers does not offer it for {model.model_type}; allowed: "
+        )
+        refuse("attention", options.attention, why + ", ".join(kinds))
+    return options.attention
+
+
+def _capability(options: Options) -> str:
+    """Compute capability of the GPU that was named; '' without one."""
+    if options.gpu is None:
+        return ""
+    from memcalc.inputs.gpu import load_gpu
+
+    return load_gpu(options.gpu).compute_capability
+
+
+def _takes_flash(options: Options, model: Model) -> bool:
+    """Transformer Engine prefers the flash-attn package on GPUs before Hopper (get_attention_backend, at its end)."""
+    from memcalc.megatron.architecture import ARCHITECTURES
+    from memcalc.megatron.checks import unfit_for_flash
+
+    capability = _capability(options)
+    if options.cp > 1 or not capability.startswith("8."):
+        return False
+    a = ARCHITECTURES[model.model_type](model.program.config)
+    return unfit_for_flash(a) is None and (a.head_dim <= 192 or capability == "8.0")
+
+
+def kernels_of(options: Options, precision: str, engine: str, model: Model | None, seq_len: int | None) -> str:
+    """Whose kernels; megatron's softmax is fused for some lengths only."""
+    gpt_model = engine == "megatron" or runs_gpt_model(options, engine)
+    kernels = options.kernels or ("megatron" if gpt_model else "hf")
+    if engine == "megatron" and kernels != "megatron":
+        refuse("kernels", kernels, "engine megatron has its own; allowed: megatron")
+    if model is None:
+        return kernels
+    program = model.program
+    why = None if gpt_model else refusal(kernels, model.model_type, program.config)
+    if why is not None:
+        refuse("kernels", kernels, why)
+    if kernels != "hf" and precision.endswith("-autocast"):
+        refuse("kernels", kernels, f"under autocast (precision {precision}) {NOT_YET}hf")
+    if kernels == "megatron":
+        if options.padded:
+            refuse("kernels", kernels, f"with a padding mask {NOT_YET}hf, fused")
+        if precision == "fp32" and engine != "megatron":
+            refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
+        if options.attention == "eager":
+            other = "flash" if runs_gpt_model(options, engine) else "sdpa"
+            check_fused_softmax(options, seq_len or 1, program, other)
+    return kernels
+
+
+def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
+    """Whose loss: the kernels' own unless another one is asked for."""
+    if options.cross_entropy is None:
+        return DEFAULT_LOSS[kernels]
+    allowed = losses(kernels, model.model_type)
+    if (
+        engine == "fsdp2" and options.tp > 1
+    ):  # logits of DTensors are gathered, or split with the sequence between layers
+        allowed = ("eager", "vocab-parallel") if options.sequence_parallel else ("eager",)
+    if runs_gpt_model(options, engine):
+        allowed = ("vocab-parallel",)
+    if options.cross_entropy in allowed[1:] and precision.endswith("-autocast"):
+        refuse("cross_entropy", options.cross_entropy, f"under autocast (precision {precision}) {NOT_YET}{allowed[0]}")
+    if options.cross_entropy not in allowed:
+        split = f", engine {engine} and tp {options.tp}" if options.tp > 1 else ""
+        why = f"not with kernels {kernels}{split} for {model.model_type}; allowed: {', '.join(allowed)}"
+        refuse("cross_entropy", options.cross_entropy, why)
+    return options.cross_entropy
+
+
+_CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": ("p2p", "all_gather", "a2a"),
+    "fsdp2": ("all_gather", "p2p"),
+    "deepspeed": ("a2a",),
+}
+"""Of the engines that share sequences, each one's default first."""
+
+
+def cp_comm_type_of(options: Options, engine: str) -> str | None:
+    """How ranks of a sequence share keys and values; None where none do."""
+    if options.cp == 1:
+        return None
+    allowed = _CP_COMM_TYPES[engine]
+    if options.cp_comm_type not in (None, *allowed):
+        why = "torch's context_parallel has no exchange of heads for tokens (Ulysses)"
+        refuse("cp_comm_type", options.cp_comm_type, f"with engine {engine}: {why}; allowed: {', '.join(allowed)}")
+    return options.cp_comm_type or allowed[0]
+
+
+def sync_each_micro_batch_of(options: Options, engine: str) -> bool | None:
+    """Tell whether DDP or FSDP2 reduces after every micro-batch; None where it is not up to the caller.
+
+    By default not: so do accelerate's `accumulate` and `no_sync` (GradientAccumulationPlugin.sync_each_batch is off) with HF
+    Trainer, and Lightning's `_block_parallel_sync_behavior`.
+    """
+    name, given = "sync_each_micro_batch", options.sync_each_micro_batch
+    if engine in ("ddp", "fsdp2") and options.pp == 1:
+        return bool(given)
+    if given is not None and options.pp > 1 and engine == "fsdp2":
+        why = f"torch's pipeline schedules (pp {options.pp}) reduce with a step's last micro-batch themselves"
+        refuse(name, given, f"{why}; allowed: without it, or --pp 1")
+    if given is not None:
+        why = "plain PyTorch reduces nothing" if engine == "none" else f"{engine} has rules of its own"
+        refuse(name, given, f"is DDP's and FSDP2's, and {why}; allowed: with --engine ddp or fsdp2")
+    return None

@@ -1,0 +1,398 @@
+"""What a setup is refused for: combinations that cannot run, or are not modelled yet, each by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from memcalc.core.dtypes import bf16, fp32
+from memcalc.families.base.routed_checks import check_routed
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.layout.expert_parallel import expert_path
+from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
+from memcalc.layout.sequence_parallel import PLAIN, layers_mask, masks
+from memcalc.layout.tensor_parallel import split_dims
+from memcalc.layout.tensor_parallel_plans import FAILS, NOT_RUN, PLANS, WITHOUT
+from memcalc.layout.ulysses import SHARES, WANTS_HEAD_DIM
+from memcalc.setup.recompute_checks import check_gathers, check_recompute, check_recompute_layers
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+
+_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
+    "megatron": (),
+    "fsdp2": ("etp",),
+    "deepspeed": (),
+}
+"""The degrees that an engine leaves at one."""
+
+
+def check_modelled(options: Options, engine: str, model: Model | None) -> None:
+    """What the engine leaves at one, what needs another option, and what the model's program cannot do."""
+    for name in _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages", "cp", "ep", "etp")):
+        degree: int | None = getattr(options, name)
+        if name == "etp" and degree == options.tp:  # its default, where nothing has experts
+            continue
+        if degree is not None and degree > 1:
+            if engine == "ddp":
+                _with_ddp(name, degree)
+            refuse(name, degree, f"with engine {engine} {NOT_YET}1")
+    if engine == "fsdp2" and options.virtual_stages > 1 and options.pp == 1:
+        refuse("virtual_stages", options.virtual_stages, "are a pipeline's, which needs --pp 2 or more; allowed: 1")
+    for name in ("first_stage_layers", "last_stage_layers"):
+        if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
+            refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
+    if engine == "deepspeed":
+        check_deepspeed(options, model)
+    if options.cp_comm_type is not None and options.cp == 1:
+        refuse("cp_comm_type", options.cp_comm_type, "is context parallelism's; allowed: with --cp 2 or more")
+    if options.recompute_layers is not None:
+        check_recompute_layers(options, engine, model, gpt_model=runs_gpt_model(options, engine))
+    if options.pp == 1 and options.schedule != "1f1b":
+        refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
+    if options.sequence_parallel and options.tp == 1:
+        refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
+    if model is None:
+        return
+    if options.padded and not model.program.pads:
+        refuse("padded", "on", f"for a {model.model_type} " + NOT_YET + "off")
+    if "autocast" in str(options.precision) and not model.program.autocasts:
+        refuse(
+            "precision",
+            options.precision,
+            f"for a {model.model_type} " + NOT_YET + "fp32, bf16, fp16, bf16-mixed, fp16-mixed",
+        )
+    check_routed(options, engine, model)
+    check_recompute(options, model, megatron="megatron" in (options.kernels, engine) or runs_gpt_model(options, engine))
+
+
+_ACCELERATE: Final = (
+    "accelerate composes DDP with no other axis (ParallelismConfig refuses {0}_size with replicas alone)"
+)
+_WITH_DDP: Final[Mapping[str, str]] = {
+    "tp": _ACCELERATE.format("tp"),
+    "cp": _ACCELERATE.format("cp"),
+    "ep": "transformers shares experts among FSDP's ranks, not replicas (DistributedConfig.ep_size divides fsdp_size·tp_size)",
+}
+"""Who does not run it."""
+
+
+def _with_ddp(name: str, degree: int) -> None:
+    """Replicas of slices, of parts of a sequence or of stages: what to use in the place of DDP."""
+    others = "1, --engine fsdp2 --zero 2 or --engine megatron"
+    if name == "tp":
+        others = "1, --engine fsdp2 --zero 2 (replicas too with --shard-group 1) or --engine megatron"
+    why = _WITH_DDP.get(name)
+    refuse(name, degree, f"with engine ddp {NOT_YET}{others}" if why is None else f"{why}; allowed: {others}")
+
+
+_MEETS_FP32: Final = ("minimax", "openai-gpt", "xglm")
+"""Their hidden states or attention become fp32 by a floating-point buffer (engine.py, _cast_module_mixed_precision)."""
+
+_ATTENDS_IN_FP32: Final = ("minimax", "openai-gpt")
+"""Within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
+
+
+def runs_gpt_model(options: Options, engine: str) -> bool:
+    """Tell whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
+    return engine == "deepspeed" and max(options.tp, options.pp) > 1
+
+
+def check_deepspeed(options: Options, model: Model | None) -> None:
+    """What PipelineEngine takes, and what of Megatron-DeepSpeed's GPTModel is modelled."""
+    if options.etp not in (None, 1, options.tp):
+        why = "DeepSpeed has no tensor parallelism of the experts' own (AutoEP's expert_tensor_parallel_size is 1)"
+        refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
+    if options.virtual_stages > 1:
+        refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
+    if model is not None and model.model_type in _MEETS_FP32 and str(options.precision).endswith("-mixed"):
+        why = f"DeepSpeed casts weights alone, and a {model.model_type} multiplies them with what its fp32 buffers have made"
+        refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, or another --engine")
+    if options.zero == 3 and model is not None:
+        check_gathers(options, model)
+    if options.ep > 1:
+        check_auto_ep(options, model)
+    if options.cp > 1:
+        _check_shared(options)
+    if not runs_gpt_model(options, "deepspeed"):
+        return
+    if options.schedule != "1f1b":
+        refuse("schedule", options.schedule, "DeepSpeed's pipeline has one order (TrainSchedule); allowed: 1f1b")
+    if options.pp > 1 and options.zero > 1:
+        why = f"DeepSpeed's PipelineEngine (pp {options.pp}) refuses ZeRO-2 and ZeRO-3"
+        refuse("zero", options.zero, f"{why}; allowed: 0, 1, or --pp 1 with ZeRO 2 and 3")
+    for name in ("first_stage_layers", "last_stage_layers"):
+        if getattr(options, name) is not None:
+            refuse(name, getattr(options, name), "DeepSpeed balances its stages itself; allowed: leave it out")
+    if options.sequence_parallel:
+        why = "under DeepSpeed nobody adds up the slices' gradients of the norms, which Megatron's own optimizer does"
+        refuse("sequence_parallel", "on", f"{why}; allowed: off, or --engine megatron")
+    split = "with engine deepspeed and tp or pp above 1"
+    if options.pp > 1 and options.precision != "bf16-mixed":
+        refuse("precision", options.precision, f"with engine deepspeed and pp {options.pp} {NOT_YET}bf16-mixed")
+    if options.precision not in ("bf16-mixed", "fp16-mixed"):
+        refuse("precision", options.precision, f"{split} {NOT_YET}bf16-mixed, fp16-mixed")
+    if options.optimizer not in ("adamw", "adam"):
+        refuse("optimizer", options.optimizer, f"{split} {NOT_YET}adamw, adam")
+    if options.pp > 1 and options.optimizer_implementation not in (None, "fused"):
+        given = options.optimizer_implementation
+        refuse("optimizer_implementation", given, f"with engine deepspeed and pp {options.pp} {NOT_YET}fused")
+    if options.padded:
+        refuse("padded", "on", f"{split} {NOT_YET}off")
+    if options.recompute == "selective" and options.attention in (None, "flash"):
+        why = "of core attention Megatron-DeepSpeed skips where attention is flash"
+        refuse("recompute", "selective", f"{why}; allowed: none, full, or --attention eager")
+    if options.pp > 1 and options.reduce_bucket_size is not None:
+        why = f"BF16_Optimizer, which a pipeline (pp {options.pp}) has, reduces all gradients in one call"
+        refuse("reduce_bucket_size", options.reduce_bucket_size, f"{why}; allowed: leave it out")
+    if options.kernels not in (None, "megatron"):
+        refuse("kernels", options.kernels, "Megatron-DeepSpeed's GPTModel has its own; allowed: megatron")
+    if model is not None:
+        from memcalc.megatron.checks import check_legacy_model
+
+        check_legacy_model(options, model.name or f"this {model.model_type}", model.model_type, model.program.config)
+
+
+def check_auto_ep(options: Options, model: Model | None) -> None:
+    """What DeepSpeed's AutoEP takes (module_inject/auto_ep_config.py), and what of it is modelled."""
+    from memcalc.layout.auto_ep import PRESETS, check_experts
+
+    given, split = options.ep, "with engine deepspeed and ep above 1"
+    _check_auto_ep_alone(options)
+    if options.gpus % given:
+        divisors = ", ".join(str(n) for n in range(1, options.gpus + 1) if options.gpus % n == 0)
+        refuse("ep", given, f"does not divide dp = {options.gpus}, whose ranks share the experts; allowed: {divisors}")
+    if model is None:
+        why = "which weights are experts' a number of parameters does not tell"
+        refuse("ep", given, f"{why}; allowed: 1, or --model")
+    if model.model_type not in PRESETS:
+        known = ", ".join(PRESETS)
+        refuse("ep", given, f"DeepSpeed's AutoEP has no preset for {model.model_type}; allowed: 1, or one of {known}")
+    if options.recompute == "op":
+        refuse("recompute", "op", f"{split} {NOT_YET}none, full")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"{split} {NOT_YET}hf")
+    check_experts(given, model.name, model.program)
+
+
+def _check_auto_ep_alone(options: Options) -> None:
+    """DeepSpeed 0.19.8 itself (runtime/engine.py, _configure_expert_parallel): it asks the mpu for its tensor-parallel ranks,
+    and Ulysses' (runtime/sequence_parallel/parallel_state_sp.py) names the ranks of a sequence then."""
+    auto_ep = f"DeepSpeed's AutoEP (ep {options.ep})"
+    if options.tp > 1:
+        why = f"{auto_ep} refuses Megatron-DeepSpeed's tensor parallelism; with DeepSpeed's AutoTP, which it takes, it"
+        refuse("tp", options.tp, f"{why} {NOT_YET}1")
+    if options.pp > 1:
+        why = f"{auto_ep} finds transformers' experts, of which Megatron-DeepSpeed's stages have none"
+        refuse("pp", options.pp, f"{why}; allowed: 1")
+    if options.cp > 1:
+        why = "takes the ranks of a sequence for tensor-parallel ones, as Ulysses' mpu names them, and refuses these"
+        if options.zero == 3:
+            why += ", and ZeRO-3 refuses it with any shared sequence"
+        refuse("cp", options.cp, f"{auto_ep} {why}; allowed: 1, or --ep 1")
+
+
+def _check_shared(options: Options) -> None:
+    """What goes with sequences that DeepSpeed's ranks share. Megatron-DeepSpeed has its own assertion against two of them
+    (megatron/core/parallel_state.py, initialize_model_parallel)."""
+    for name, parallelism in (("tp", "tensor"), ("pp", "pipeline")):
+        if getattr(options, name) > 1:
+            why = f"Megatron-DeepSpeed ({name} {getattr(options, name)}) refuses shared sequences with {parallelism} parallelism"
+            refuse("cp", options.cp, f"{why}; allowed: 1, or --{name} 1")
+    if options.cp_comm_type not in (None, "a2a"):
+        refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens; allowed: a2a")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"with engine deepspeed and cp {options.cp} {NOT_YET}hf")
+
+
+def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:
+    """Megatron's own checks; without a model those that need none."""
+    from memcalc.megatron.checks import check_model, check_step
+
+    check_step(options, micro_batches)
+    if model is not None and seq_len is not None:
+        name = model.name or f"this {model.model_type}"
+        check_model(options, dp, seq_len, name, model.model_type, model.program.config)
+    elif options.ep > 1 or options.etp not in (None, options.tp):
+        refuse(
+            "ep", options.ep, "which weights are experts' a number of parameters does not tell; allowed: 1, or --model"
+        )
+
+
+def check_pipeline(options: Options, micro_batches: int, model: Model | None) -> None:
+    """Stages of transformers' layers under torch.distributed.pipelining."""
+    from memcalc.pipelining.checks import check_stages
+
+    check_stages(options, micro_batches, model)
+
+
+def check_ddp(model: Model | None) -> None:
+    """torch/nn/parallel/distributed.py: with `find_unused_parameters` off a bucket waits for ever for what gets no gradient."""
+    if model is not None and set(model.program.untrained) - set(model.program.frozen):
+        why = f"torch's DDP fails in its second step over weights that get no gradient, as this {model.model_type} has"
+        refuse("engine", "ddp", f"{why} (find_unused_parameters is off); allowed: deepspeed")
+
+
+def check_fsdp2(options: Options, model: Model | None) -> None:
+    """Which stages, models and optimizers `fully_shard` is modelled for."""
+    if options.zero == 0:
+        refuse(
+            "engine",
+            "fsdp2",
+            "shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2",
+        )
+    if options.zero == 1:
+        refuse(
+            "zero", 1, "fsdp2 shards weights, gradients and states; allowed: 3 (reshards after forward), 2 (does not)"
+        )
+    if model is not None and model.program.source:
+        refuse("engine", "fsdp2", f"for a {model.model_type}, which is traced, {NOT_YET}deepspeed")
+    if model is not None and not model.program.one_stack:
+        stacks = "which has more than one stack of layers"
+        refuse("engine", "fsdp2", f"for a {model.model_type}, {stacks}, {NOT_YET}deepspeed")
+    if model is not None and model.program.layers_share:
+        refuse("engine", "fsdp2", f"for a {model.model_type}, whose layers share weights, {NOT_YET}deepspeed")
+    if model is not None and model.program.untrained:
+        refuse(
+            "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
+        )
+    if model is not None and model.model_type in _ATTENDS_IN_FP32 and str(options.precision).endswith("-mixed"):
+        why = f"MixedPrecisionPolicy casts no buffers, and a {model.model_type}'s attention meets them in fp32"
+        refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, bf16, fp16")
+    if model is not None and options.tp > 1:
+        _check_tensor_parallel(options, model)
+        if options.ep == 1:
+            check_split_experts(options, model)
+    if options.ep > 1:
+        check_expert_parallel(options, model)
+    if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
+        why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and what tp leaves whole is on another"
+        refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
+    elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
+    if options.optimizer not in elementwise:
+        refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
+    if options.optimizer.startswith("sgd") and options.optimizer_implementation == "fused":
+        why = f"torch has no fused {options.optimizer} over FSDP2's shards (aten._fused_sgd_ has no sharding strategy)"
+        refuse("optimizer_implementation", "fused", f"{why}; allowed: foreach, for-loop")
+
+
+def _check_tensor_parallel(options: Options, model: Model) -> None:
+    """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
+    if model.model_type in FAILS:
+        why = f"with engine fsdp2 transformers cannot run a {model.model_type}, which {FAILS[model.model_type]}"
+        refuse("tp", options.tp, f"{why}; allowed: 1")
+    if model.model_type in WITHOUT:
+        refuse(
+            "tp",
+            options.tp,
+            f"with engine fsdp2: transformers' tp_plan of a {model.model_type} is empty; allowed: 1",
+        )
+    if model.model_type not in PLANS:
+        refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
+    program: Any = model.program
+    plan = PLANS[model.model_type]
+    if program.config.tie_word_embeddings and program.unembedding in plan and program.embedding not in plan:
+        why = f"with engine fsdp2 transformers cannot run {model.name}, whose head is split and tied to a table that is not"
+        refuse("tp", options.tp, f"{why}; allowed: 1")
+    field = NOT_RUN.get(model.model_type)
+    if field is not None and getattr(program.config, field):
+        refuse(
+            "tp",
+            options.tp,
+            f"with engine fsdp2 transformers cannot run {model.name}, whose {field} is set; allowed: 1",
+        )
+    split = split_dims(program, plan)
+    named = {"heads": "attention heads", "kv_heads": "key/value heads"}
+    sizes = {what: getattr(program, name).size for name, what in named.items() if name in split}
+    for what, size in sizes.items():
+        if size % options.tp:
+            why = f"{model.name} has {size} {what}, and a rank of transformers' tensor parallelism has whole ones"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
+    if expert_path(program) is not None and "moe_tp_experts" in plan.values() and options.ep == 1:
+        width: int = program.experts.ffn.size
+        unit = 16 // (fp32 if options.precision == "fp32" else bf16).itemsize  # check_valid_strides, GroupedMMUtils.h
+        if width % (unit * options.tp):
+            takes = f"grouped_mm takes parts that are multiples of {unit} (16 bytes)"
+            why = f"{model.name} has experts of width {width}, and {takes}"
+            refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(width // unit, *sizes.values())}")
+    values: int | None = getattr(program.config, "linear_num_value_heads", None)
+    if values is not None and values < options.tp:
+        why = f"with engine fsdp2 and {values} value heads of linear attention in {model.name}"
+        refuse("tp", options.tp, f"{why} {NOT_YET}up to {values}")
+    if options.kernels not in (None, "hf"):
+        refuse("kernels", options.kernels, f"with engine fsdp2 and tp above 1 {NOT_YET}hf")
+    if str(options.precision).endswith("-autocast"):
+        refuse(
+            "precision",
+            options.precision,
+            f"with engine fsdp2 and tp above 1 {NOT_YET}fp32, bf16, fp16, bf16-mixed, fp16-mixed",
+        )
+
+
+def check_sequence_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
+    """torch's own plan over transformers' modules: what runs with shards of a sequence, and what divides."""
+    if model.model_type not in PLAIN:
+        refuse("sequence_parallel", "on", f"with engine fsdp2 for a {model.model_type} {NOT_YET}off")
+    program: Any = model.program
+    if program.ffn.size % options.tp:
+        why = f"{model.name} has a feed-forward width of {program.ffn.size}, which has no {options.tp} equal parts"
+        refuse("sequence_parallel", "on", f"{why}, as torch's plan needs; allowed: off, or another --tp")
+    if seq_len % options.tp:
+        why = f"does not divide by tp {options.tp}, and torch's SequenceParallel has equal parts"
+        refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {options.tp}")
+    if options.padded:
+        refuse("padded", "on", f"with sequence parallelism {_MASK_OF_SHARD}; allowed: off")
+    if attention == "eager":
+        refuse("attention", attention, f"with sequence parallelism {_MASK_OF_SHARD}; allowed: sdpa")
+    if masks(program, attention, seq_len):
+        why = f"with sequence parallelism and the sliding window of {model.name}, {_MASK_OF_SHARD}"
+        refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --no-sequence-parallel")
+
+
+def check_context_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
+    """DeepSpeed's attention over sequences that ranks share (UlyssesSPAttentionHF): what it takes, and what divides."""
+    ranks, program = options.cp, cast(Any, model.program)
+    if attention == "eager":
+        why = f"DeepSpeed shares no sequence (cp {ranks}) with it, whose mask has seq² entries"
+        refuse("attention", attention, f"{why}; allowed: {'sdpa' if 'sdpa' in program.attention_kinds else '--cp 1'}")
+    if model.model_type not in SHARES:
+        refuse("cp", ranks, f"with engine deepspeed for a {model.model_type} {NOT_YET}1")
+    if model.model_type in WANTS_HEAD_DIM and program.config.head_dim is None:
+        why = f"DeepSpeed reads head_dim, which the configuration of {model.name or model.model_type} leaves out"
+        refuse("cp", ranks, f"{why}; allowed: 1, or a config.json with it")
+    heads, kv_heads = program.heads.size, program.kv_heads.size
+    if heads % ranks:
+        why = f"does not divide the {heads} attention heads of {model.name or model.model_type}"
+        refuse("cp", ranks, f"{why}; allowed: a divisor of {heads}")
+    if kv_heads % ranks and ranks % kv_heads:
+        why = f"neither divides the {kv_heads} key/value heads of {model.name or model.model_type} nor is a multiple of them"
+        fit = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        refuse("cp", ranks, f"{why}; allowed: {', '.join(map(str, fit))}")
+    if seq_len % ranks:
+        why = f"does not divide by cp {ranks}, and each rank has an equal part"
+        refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {ranks}")
+    if options.padded:
+        refuse("padded", "on", "DeepSpeed drops the mask of a sequence that ranks share; allowed: off, or --cp 1")
+    if layers_mask(program, attention, seq_len):
+        why = f"DeepSpeed drops the mask of a sequence that ranks share, here that of {model.name or model.model_type}'s window"
+        refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --cp 1")
+    if options.cross_entropy not in (None, "eager"):
+        refuse("cross_entropy", options.cross_entropy, f"with engine deepspeed and cp {ranks} {NOT_YET}eager")
+
+
+_MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"
+
+
+def check_fused_softmax(options: Options, seq_len: int, program: Any, other: str = "sdpa") -> None:
+    """FusedScaleMaskSoftmax.is_kernel_available (megatron/core/fusions/fused_softmax.py): else torch's ops, in fp32."""
+    blocks = 8 if seq_len <= 128 else 4
+    heads = program.heads.size // options.tp
+    if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * heads % blocks:
+        refuse(
+            "attention",
+            "eager",
+            f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
+            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * heads}; allowed: {other}",
+        )

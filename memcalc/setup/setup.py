@@ -1,0 +1,401 @@
+"""A setup: every option resolved. What is refused by name is in refusals.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.core.dtypes import DType, bf16, fp16, fp32
+from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.layout.context_parallel_checks import check_shared_sequences
+from memcalc.layout.expert_parallel_checks import check_token_slices
+from memcalc.setup.methods import (
+    attention_of,
+    cp_comm_type_of,
+    cross_entropy_of,
+    grad_dtype_of,
+    implementation_of,
+    kernels_of,
+    precision_of,
+    sync_each_micro_batch_of,
+)
+from memcalc.setup.refusals import (
+    check_context_parallel,
+    check_ddp,
+    check_fsdp2,
+    check_megatron,
+    check_modelled,
+    check_pipeline,
+    check_sequence_parallel,
+)
+from memcalc.setup.zero_checks import check_stage
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+
+
+class Setup(NamedTuple):
+    """Every option of the contract as resolved. `attention`, `seq_len` and `cross_entropy` are None without a model."""
+
+    gpus: int
+    gpus_per_node: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    pp_rank: int | None
+    """The pipeline rank that was asked for; None: the worst."""
+    zero: int
+    shard_group: int
+    sequence_parallel: bool
+    schedule: str
+    virtual_stages: int
+    first_stage_layers: int | None
+    last_stage_layers: int | None
+    micro_batch_size: int
+    seq_len: int | None
+    global_batch_size: int
+    precision: str
+    grad_dtype: str
+    optimizer: str
+    optimizer_implementation: str
+    clip_grad_norm: bool
+    recompute: str
+    cp_comm_type: str | None
+    """How ranks of a sequence share keys and values, Megatron's name; None where cp is 1."""
+    recompute_layers: int | None
+    """Of each stage the first so many; None: all."""
+    reduce_bucket_size: int | None
+    """This and the next five: DeepSpeed's, in elements; None with other engines, or where the stage has no such thing."""
+    max_live_parameters: int | None
+    max_reuse_distance: int | None
+    param_persistence_threshold: int | None
+    prefetch_bucket_size: int | None
+    sub_group_size: int | None
+    gradient_accumulation_fusion: bool | None
+    """Megatron's; None with another engine."""
+    attention_mask_in_dataloader: bool | None
+    sync_each_micro_batch: bool | None
+    """True if DDP and FSDP2 reduce after every micro-batch; None where another engine or a pipeline's schedule decides."""
+    attention: str | None
+    cross_entropy: str | None
+    padded: bool
+    expert_imbalance: float
+    kernels: str
+    engine: str
+    gpu: str | None
+    network_gbps: float | None
+    """Gbit/s of one GPU's network in each direction; None: not known."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward and backward passes per optimizer step."""
+        return self.global_batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def keeps_whole_gradients(self) -> bool:
+        """Tell whether gradients stay as backward makes them until the last micro-batch's are reduced with them (`no_sync`)."""
+        return self.sync_each_micro_batch is False and self.micro_batches > 1
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a sequence that a tensor between two layers has on one rank; where fsdp2's ranks share sequences half of
+        them, one of a rank's two chunks."""
+        chunks = 2 if self.shares_sequences else 1
+        return (self.seq_len or 1) // (chunks * self.cp * (self.tp if self.sequence_parallel else 1))
+
+    @property
+    def shares_sequences(self) -> bool:
+        """Tell whether ranks share sequences as torch's context parallelism has it."""
+        return self.engine == "fsdp2" and self.cp > 1
+
+    @property
+    def runs_gpt_model(self) -> bool:
+        """True where DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel, not transformers' module."""
+        return self.engine == "deepspeed" and max(self.tp, self.pp) > 1
+
+    @property
+    def splits_layers(self) -> bool:
+        """True where an axis gives ranks parts of layers, of a sequence or of the experts."""
+        return max(self.tp, self.cp, self.ep) > 1
+
+    @property
+    def averaging(self) -> int:
+        """Ranks that average their gradients: those of a sequence too."""
+        return self.dp * self.cp
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks of a pipeline stage that have the same experts."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    @property
+    def shards(self) -> int:
+        """How many ranks share what ZeRO shards."""
+        return self.shard_group if self.zero else 1
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks that each have all shards."""
+        return self.dp * self.cp // self.shards
+
+    @property
+    def compute_dtype(self) -> DType:
+        """The dtype of weights and gradients, and the one that forward and backward run in unless autocast casts."""
+        return fp32 if self.precision.endswith("-autocast") else DTYPES[self.precision.split("-")[0]]
+
+    @property
+    def autocast_dtype(self) -> DType | None:
+        """Return what torch.autocast casts to in forward; None where it is off."""
+        return DTYPES[self.precision.split("-")[0]] if self.precision.endswith("-autocast") else None
+
+    @property
+    def has_master_weights(self) -> bool:
+        """Tell whether an fp32 copy of 16-bit weights is kept."""
+        return self.precision.endswith("-mixed")
+
+
+DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, "fp8": bf16}
+
+
+def resolve(options: Options, model: Model | None) -> Setup:
+    """The setup that `options` mean for `model` (None: for a bare number of parameters)."""
+    dp = _data_parallel_degree(options)
+    engine = _engine(options, dp, model)
+    precision = precision_of(options, engine, model)
+    check_modelled(options, engine, model)
+    seq_len = None if model is None else _seq_len(options, model)
+    global_batch_size = _global_batch_size(options, dp)
+    if engine == "megatron":
+        check_megatron(options, seq_len, dp, global_batch_size // (dp * options.micro_batch_size), model)
+    elif engine == "fsdp2" and options.pp > 1:
+        check_pipeline(options, global_batch_size // (dp * options.micro_batch_size), model)
+    kernels = kernels_of(options, precision, engine, model, seq_len)
+    attention = None if model is None else attention_of(options, engine, model)
+    if engine == "fsdp2" and options.sequence_parallel and model is not None and seq_len is not None:
+        check_sequence_parallel(options, seq_len, str(attention), model)
+    if engine == "fsdp2" and min(options.tp, options.ep) > 1 and seq_len is not None:
+        check_token_slices(options, seq_len)
+    if engine == "deepspeed" and options.cp > 1 and model is not None and seq_len is not None:
+        check_context_parallel(options, seq_len, str(attention), model)
+    if engine == "fsdp2" and options.cp > 1 and model is not None and seq_len is not None:
+        check_shared_sequences(options, precision, seq_len, str(attention), model)
+    implementation = implementation_of(options, engine)
+    shard_group = _shard_group(options, dp, engine)
+    return Setup(
+        gpus=options.gpus,
+        gpus_per_node=options.gpus_per_node,
+        dp=dp,
+        tp=options.tp,
+        pp=options.pp,
+        cp=options.cp,
+        ep=options.ep,
+        etp=_expert_tensor_parallel(options, engine),
+        pp_rank=_pp_rank(options),
+        zero=options.zero,
+        shard_group=shard_group,
+        sequence_parallel=_sequence_parallel(options, engine),
+        schedule=options.schedule,
+        virtual_stages=options.virtual_stages,
+        first_stage_layers=options.first_stage_layers,
+        last_stage_layers=options.last_stage_layers,
+        micro_batch_size=options.micro_batch_size,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        grad_dtype=grad_dtype_of(options, precision, engine, model),
+        optimizer=options.optimizer,
+        optimizer_implementation=implementation,
+        clip_grad_norm=options.clip_grad_norm,
+        recompute=options.recompute,
+        cp_comm_type=cp_comm_type_of(options, engine),
+        recompute_layers=options.recompute_layers,
+        **_zero_sizes(options, engine),
+        gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
+        attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
+        sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
+        attention=attention,
+        cross_entropy=None if model is None else cross_entropy_of(options, kernels, precision, engine, model),
+        padded=options.padded,
+        expert_imbalance=_expert_imbalance(options, model),
+        kernels=kernels,
+        engine=engine,
+        gpu=options.gpu,
+        network_gbps=_network_gbps(options),
+    )
+
+
+def _data_parallel_degree(options: Options) -> int:
+    axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
+    product = options.tp * options.pp * options.cp
+    named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
+    shown = f"{named} = {product}" if "·" in named else named
+    if options.gpus % product:
+        refuse("gpus", options.gpus, f"does not divide by {shown}; allowed: a multiple of {product}")
+    dp = options.gpus // product
+    if options.dp is not None and options.dp != dp:
+        gpus = "1 GPU leaves" if options.gpus == 1 else f"{options.gpus} GPUs{f' over {shown}' if shown else ''} leave"
+        refuse("dp", options.dp, f"{gpus} dp = {dp}; allowed: {dp}")
+    return dp
+
+
+def _expert_tensor_parallel(options: Options, engine: str) -> int:
+    """As the rest of the layer, but for fsdp2's expert parallelism, which leaves each expert whole."""
+    if engine == "fsdp2" and options.ep > 1:
+        return 1
+    return options.etp or options.tp
+
+
+ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
+    "reduce_bucket_size": (1, 500_000_000),
+    "max_live_parameters": (3, 1_000_000_000),
+    "max_reuse_distance": (3, 1_000_000_000),
+    "param_persistence_threshold": (3, 100_000),
+    "prefetch_bucket_size": (3, 50_000_000),
+    "sub_group_size": (3, 1_000_000_000),
+}
+"""The lowest stage that has it, and DeepSpeed's default (deepspeed/runtime/zero/config.py), in elements."""
+
+
+def _zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
+    out: dict[str, int | None] = {}
+    for name, (stage, default) in ZERO_SIZES.items():
+        given: int | None = getattr(options, name)
+        used = engine == "deepspeed" and options.zero >= stage and options.pp == 1
+        if given is not None and not used:
+            stages = "--zero 3" if stage == 3 else "--zero 1, 2 or 3"
+            refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
+        out[name] = (default if given is None else given) if used else None
+    return out
+
+
+def _megatrons(options: Options, name: str, engine: str) -> bool | None:
+    """A switch of Megatron's that is on by default."""
+    given: bool | None = getattr(options, name)
+    if engine == "megatron":
+        return given is not False
+    if given is not None:
+        refuse(name, given, "is Megatron's; allowed: with --engine megatron")
+    return None
+
+
+def _network_gbps(options: Options) -> float | None:
+    """Return what was given, else what NVIDIA's own node with this GPU has."""
+    if options.gpu is None:
+        if options.network_gbps is not None:
+            refuse("network_gbps", options.network_gbps, "goes with the links of a GPU; allowed: with --gpu")
+        return None
+    if options.network_gbps is not None:
+        return options.network_gbps
+    from memcalc.inputs.gpu import load_gpu
+
+    network = load_gpu(options.gpu).network
+    return None if network is None else network.value
+
+
+def _sequence_parallel(options: Options, engine: str) -> bool:
+    if options.sequence_parallel is None:
+        return options.tp > 1 and engine == "megatron"
+    return options.sequence_parallel
+
+
+def _pp_rank(options: Options) -> int | None:
+    if options.pp_rank is not None and options.pp_rank >= options.pp:
+        refuse("pp_rank", options.pp_rank, f"allowed: 0 to {options.pp - 1} (pp is {options.pp})")
+    return options.pp_rank if options.pp > 1 else 0
+
+
+def _engine(options: Options, dp: int, model: Model | None) -> str:
+    engine = options.engine
+    parallel = max(options.tp, options.pp, options.cp, options.ep) > 1
+    if engine is None:
+        if options.gpus == 1:
+            engine = "none"
+        elif parallel:
+            engine = "fsdp2" if options.zero > 1 else "megatron"
+        else:
+            engine = "deepspeed" if options.zero else "ddp"
+    if engine == "none" and options.gpus > 1:
+        if parallel:
+            engines = "fsdp2, deepspeed" if options.zero > 1 else "megatron, deepspeed"
+            refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
+        engines = ("deepspeed, fsdp2" if options.zero > 1 else "deepspeed") if options.zero else "ddp, deepspeed"
+        refuse("engine", "none", f"runs on 1 GPU, not on {options.gpus}; allowed: {engines}")
+    check_stage(options, engine, states_only=model is None)
+    if engine == "fsdp2":
+        check_fsdp2(options, model)
+    if engine == "ddp":
+        check_ddp(model)
+    if engine == "deepspeed" and options.optimizer == "muon":
+        refuse(
+            "optimizer",
+            "muon",
+            "needs whole matrices, and deepspeed's partitions are flat; " + NOT_YET + "another one",
+        )
+    return engine
+
+
+def _shard_group(options: Options, dp: int, engine: str) -> int:
+    group, ranks = options.shard_group, dp * options.cp
+    if group is None or group == ranks:
+        return ranks
+    divisors = ", ".join(str(n) for n in range(options.cp, ranks + 1, options.cp) if ranks % n == 0)
+    if engine == "fsdp2" and group % options.cp:
+        why = f"is no multiple of cp {options.cp}, and dp and cp are one axis of shards"
+        refuse("shard_group", group, f"{why}; allowed: {divisors}")
+    if ranks % group:
+        refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
+    if engine == "megatron" and not options.zero:
+        refuse("shard_group", group, f"with zero 0 nothing is sharded; allowed: {ranks} (all of dp·cp), or --zero 1")
+    if engine == "deepspeed" and options.zero == 3:
+        why = "DeepSpeed's second partition of the weights, hpZ (zero_hpz_partition_size),"
+        refuse("shard_group", group, f"{why} {NOT_YET}{ranks}, or --engine fsdp2")
+    if engine == "deepspeed":
+        refuse("shard_group", group, f"DeepSpeed shards over all ranks of dp·cp; allowed: {ranks}, or --engine fsdp2")
+    if engine in ("none", "ddp"):
+        refuse("shard_group", group, f"engine {engine} shards nothing; allowed: {ranks} (all of dp·cp)")
+    return group
+
+
+def _seq_len(options: Options, model: Model) -> int:
+    program = model.program
+    if options.seq_len is not None and not program.has_sequence:
+        refuse("seq_len", options.seq_len, f"a {model.model_type} is trained on images; allowed: leave it out")
+    if options.seq_len is None:
+        return min(2048, program.max_seq_len or 2048)
+    if program.positions_limit is not None and options.seq_len > program.positions_limit:
+        refuse(
+            "seq_len",
+            options.seq_len,
+            f"{model.name} has {program.positions_limit} positions; allowed: 1 to {program.positions_limit}",
+        )
+    return options.seq_len
+
+
+def _global_batch_size(options: Options, dp: int) -> int:
+    unit = dp * options.micro_batch_size
+    if options.global_batch_size is None:
+        return unit
+    if options.global_batch_size % unit:
+        refuse(
+            "global_batch_size",
+            options.global_batch_size,
+            f"does not divide by dp {dp} · micro-batch {options.micro_batch_size} = {unit}; allowed: a multiple of {unit}",
+        )
+    return options.global_batch_size
+
+
+def _expert_imbalance(options: Options, model: Model | None) -> float:
+    """At most all tokens of a batch choose the same expert: experts / experts per token times the average."""
+    imbalance = options.expert_imbalance
+    if model is None:
+        return imbalance
+    per_token, experts = model.program.routed
+    if imbalance > 1 and experts == 1:
+        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} routes to no experts; allowed: 1.0")
+    if imbalance > 1 and imbalance * per_token > experts:
+        routing = f"{per_token} of {experts} experts per token"
+        refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")
+    return imbalance

@@ -1,0 +1,144 @@
+"""A recorded run of few layers as that of the stack at its real depth: the log, the blocks, the products and the events that a
+run at that depth leaves, number by number.
+
+What the late middle period does comes once for every period that the real stack has more, as in memcalc.tape.unrolled. A run
+that sends collectives of its own, or whose middle periods do not do the same, is NotPeriodic: it has to be made at its real
+depth.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.core.noted import Event, Noted, Ready
+from memcalc.tape.runs import NO_MIDDLE, Trace
+from memcalc.tape.stretches import Depth
+from memcalc.tape.unrolled import LATE, NotPeriodic, Piece, Unrolling, pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memcalc.core.noted import Where
+    from memcalc.core.tensor import StorageRow, Work
+    from memcalc.tape.unrolled import Periods
+
+
+def deepened(run: Trace, weights: Sequence[tuple[Where, int]]) -> Trace:
+    """The run at the depth of a stack with these weights: each one's name and layer, and how many elements it has."""
+    assert run.noted is not None
+    if run.sent or run.sent_once or run.repeated.more or run.forward_ends:
+        raise NotPeriodic("what a run sends, and a run of several micro-batches, are not written out")
+    if not run.middle.more:
+        return run
+    out = _Deepening(run, run.noted, weights)
+    for piece in pieces(run):
+        out.play(piece)
+    return out.finished()
+
+
+class _Deepening(Unrolling):
+    """The trace that is being written. Its blocks have the numbers in which they come."""
+
+    def __init__(self, run: Trace, noted: Noted, weights: Sequence[tuple[Where, int]]) -> None:
+        super().__init__(run)
+        self.weights = weights
+        self.depth = Depth(run, noted, weights)
+        self.blocks: list[StorageRow] = []
+        self.segments: list[tuple[int, str, int | None]] = []
+        self.renamed_at: set[int] = set()
+        self.forward_end = 0
+        self.events: list[Event] = []
+        self.events_of: list[list[Event]] = [[] for _ in range(len(run.segments) + 1)]
+        for event in noted.events:
+            self.events_of[event.segment + 1].append(event)
+
+    def play(self, piece: Piece) -> None:
+        """One part of the log. What is outside the layers, or in one that is no neighbour, and does something to a block of the
+        late period does so to all that are like it."""
+        if piece.segment >= 0:
+            _place, phase, layer = self.run.segments[piece.segment]
+            self.segments.append((len(self.log), phase, _moved(layer, piece, self.periods)))
+        near = piece.period is not None and abs(piece.period - LATE) < 2
+        events, place = self.events_of[piece.segment + 1], piece.start
+        for event in events:
+            place = self._up_to(event.place, place, piece, near=near)
+            moved = self.depth.moved(event, piece)._replace(place=len(self.log), segment=len(self.segments) - 1)
+            if isinstance(moved, Ready) and isinstance(event, Ready):
+                # its block goes on under the next number: two entries of the log
+                moved = moved._replace(after=len(self.log) + event.after - event.place, block=len(self.blocks))
+            self.events.append(moved)
+        self._up_to(piece.end, place, piece, near=near)
+
+    def _up_to(self, end: int, place: int, piece: Piece, *, near: bool) -> int:
+        while place < end:
+            following = place + 1
+            if near or not self.is_late(place):
+                self._one(place, piece)
+            else:
+                while following < piece.end and self.is_late(following):
+                    following += 1
+                if following > end:
+                    raise NotPeriodic("an event is between blocks of the late period")
+                for real in range(LATE, LATE + self.periods.more + 1):
+                    for one in range(place, following):
+                        self._one(one, Piece(piece.segment, place, following, LATE, real))
+            place = following
+        return place
+
+    def _one(self, place: int, piece: Piece) -> None:
+        """One entry of the log."""
+        run = self.run
+        if place == run.forward_end:
+            self.forward_end = len(self.log)
+        if place in run.renamed:
+            self.renamed_at.add(len(self.log))
+        event = run.log[place]
+        block = event if event >= 0 else ~event
+        period, name = self.names[block]
+        key = (self.real_of(period, piece), name)
+        if event < 0:
+            self.log.append(~self.number_of(key))
+            return
+        if key in self.live:
+            raise NotPeriodic(f"{key} is there twice")
+        self.live[key] = len(self.blocks)
+        self.log.append(len(self.blocks))
+        row = run.rows[block]
+        if period is not None and key[0] != period:
+            assert row.layer is not None and key[0] is not None
+            row = row._replace(layer=row.layer + (key[0] - period) * self.periods.length)
+        self.blocks.append(row)
+
+    def finished(self) -> Trace:
+        run = self.run
+        names, elements = zip(*self.weights, strict=True)
+        return run._replace(
+            log=self.log,
+            rows=self.blocks,
+            segments=self.segments,
+            forward_end=self.forward_end,
+            middle=NO_MIDDLE,
+            work=tuple(_products(run.work, self.periods)),
+            renamed=frozenset(self.renamed_at),
+            noted=Noted(names, elements, tuple(self.events)),
+        )
+
+
+def _moved(layer: int | None, piece: Piece, periods: Periods) -> int | None:
+    """The layer of the real stack that a part of the log is of."""
+    if layer is None or piece.period is None or piece.real is None:
+        return layer
+    return layer + (piece.real - piece.period) * periods.length
+
+
+def _products(work: Sequence[Work], periods: Periods) -> Iterator[Work]:
+    """The products of all layers."""
+    for one in work:
+        period = periods.of(one.layer)
+        if one.layer is None or period is None or period < LATE:
+            yield one
+        elif period > LATE:
+            yield one._replace(layer=one.layer + periods.more * periods.length)
+        else:
+            for more in range(periods.more + 1):
+                yield one._replace(layer=one.layer + more * periods.length)

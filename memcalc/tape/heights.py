@@ -1,0 +1,143 @@
+"""An engine over a tape: how many bytes are alive with its blocks, without a log of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.core.amounts import undominated
+
+if TYPE_CHECKING:
+    from memcalc.core.dtypes import DType
+    from memcalc.core.tensor import Sent
+    from memcalc.tape.rewritten import OverRun
+    from memcalc.tape.stretches import Tape
+
+
+class Heights(NamedTuple):
+    """The amounts of a step that could be a peak, by phase; those at the end of forward and of backward."""
+
+    forward: list[int]
+    backward: list[int]
+    saved: int
+    left: int
+
+
+def heights(tape: Tape, engine: OverRun) -> Heights:
+    """The amounts of a step with the engine's blocks."""
+    out = _Raised(tape)
+    engine.play(tape.noted, out)
+    return out.finished()
+
+
+class _Block:
+    """A block of the engine."""
+
+    __slots__ = ("nbytes", "out")
+
+    def __init__(self, out: _Raised, nbytes: int) -> None:
+        self.out, self.nbytes = out, nbytes
+        out.change(nbytes)
+
+    def __del__(self) -> None:
+        self.out.change(-self.nbytes)
+
+
+class _Kept:
+    """A gradient that the engine refers to: it counts from where the run frees it."""
+
+    __slots__ = ("number", "out")
+
+    def __init__(self, out: _Raised, number: int) -> None:
+        self.out, self.number = out, number
+        out.waiting[number] = out.tape.gradients[number].freed
+
+    def __del__(self) -> None:
+        if self.out.waiting.pop(self.number, None) is None:
+            self.out.change(-self.out.tape.gradients[self.number].amount)
+
+
+class _Raised:
+    """The tape, raised by what the engine has."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.place = 0
+        self.extra: int = 0
+        """What the engine has now."""
+        self.before: int = 0
+        """What it had when the run came here."""
+        self.highest: int = 0
+        """Most of what it had here."""
+        self.start = 0
+        """Since when it has had that."""
+        self.ranges: list[tuple[int, int, int]] = []
+        """Stretches from and to, and what the engine had in them."""
+        self.points: list[tuple[int, int]] = []
+        """Stretches, and what it had for a moment when they began."""
+        self.waiting: dict[int, int] = {}
+        """Gradients that it refers to, and the stretch before which the run frees each of them."""
+        self.saved = 0
+
+    def reach(self, place: int) -> None:
+        while self.waiting:
+            number = min(self.waiting, key=self.waiting.__getitem__)
+            freed = self.waiting[number]
+            if freed > place:
+                break
+            self._reach(freed)
+            del self.waiting[number]
+            self.change(self.tape.gradients[number].amount)
+        self._reach(place)
+
+    def _reach(self, place: int) -> None:
+        here = self.place
+        if place <= here:
+            return
+        if self.extra != self.before:
+            self._close(here)
+        if self.highest > self.before:
+            self.points.append((here, self.highest))
+        turn = self.tape.backward.start
+        if here < turn <= place:
+            if self.start < turn:
+                self._range(turn, self.extra)
+            self.saved = self.tape.at[turn] + self.extra
+        self.place, self.before, self.highest = place, self.extra, self.extra
+
+    def _close(self, here: int) -> None:
+        self._range(here, self.before)
+
+    def _range(self, end: int, extra: int) -> None:
+        if self.start < end:
+            self.ranges.append((self.start, end, extra))
+        self.start = end
+
+    def change(self, by: int) -> None:
+        self.extra += by
+        self.highest = max(self.highest, self.extra)
+
+    def block(self, name: str, dim: str, elements: int, dtype: DType) -> _Block:
+        return _Block(self, elements * dtype.itemsize)
+
+    def kept(self, number: int) -> _Kept:
+        return _Kept(self, number)
+
+    def send(self, sent: Sent, after: int) -> None:
+        """Collectives are not noted here."""
+
+    def finished(self) -> Heights:
+        tape = self.tape
+        end = tape.backward.stop
+        self.reach(end)
+        self._range(end, self.extra)
+        forward = self._within(tape.forward)
+        backward = self._within(tape.backward)
+        return Heights(forward, backward, self.saved, tape.at[end] + self.extra)
+
+    def _within(self, phase: range) -> list[int]:
+        found: set[int] = set()
+        for start, end, extra in self.ranges:
+            stretches = range(max(start, phase.start), min(end, phase.stop))
+            found.update([top + extra for top in self.tape.highest(stretches)])
+        found.update([self.tape.at[place] + extra for place, extra in self.points if place in phase])
+        return undominated(found)

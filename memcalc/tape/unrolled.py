@@ -1,0 +1,250 @@
+"""A run's allocations and frees in their order, for the stack at its real depth.
+
+A profile's run has four or six periods of layers. What is between its first and its last ones is written out here: every
+period that the real stack has more does what the late middle one does, to its own blocks and to its neighbours'. A block
+is told from its like in another period by the module and phase that it was allocated in, its name, size and dtype, and
+by how many of these came before it. Blocks that the engine or the caller holds (parameters, buffers, the batch) are left
+out: their allocations come before the step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from memcalc.core.dims import numel
+from memcalc.tape.runs import Trace
+
+
+class Unrolled(NamedTuple):
+    """`log` holds `i` where block number `i` is allocated and `~i` where it is freed."""
+
+    log: list[int]
+    rows: list[int]
+    """Of each block, the row of the run that it was allocated as."""
+    backward: int
+    """Where backward begins."""
+    gradients: tuple[int, ...]
+    """Blocks that are gradients in the end, in the order in which they became so."""
+
+
+class NotPeriodic(Exception):
+    """The middle periods of a run do not do the same."""
+
+
+def unrolled(run: Trace) -> Unrolled:
+    """NotPeriodic where a block of one period has no like in another one that does the same to it, and for a pipeline's run
+    that has left micro-batches out."""
+    if run.repeated.more:
+        raise NotPeriodic("micro-batches that were left out of a run are not written out")
+    if not run.middle.more:
+        return _as_it_is(run)
+    out = Unrolling(run)
+    for piece in pieces(run):
+        out.play(piece)
+    return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients))
+
+
+def _held(component: str) -> bool:
+    return component in ("parameters", "buffers")
+
+
+def _as_it_is(run: Trace) -> Unrolled:
+    """A run at its real depth: a renamed block keeps its first number."""
+    log: list[int] = []
+    rows: list[int] = []
+    number: dict[int, int] = {}
+    gradients: dict[int, None] = {}
+    backward = renamed = -1
+    for place, event in enumerate(run.log):
+        if place == run.forward_end:
+            backward = len(log)
+        if place in run.renamed:
+            renamed = number.pop(~event, -1)
+        elif place - 1 in run.renamed:
+            _rename(run, number, event, renamed, log)
+            if run.rows[event].component == "gradients":
+                gradients[renamed] = None
+        elif event >= 0:
+            if not _held(run.rows[event].component):
+                number[event] = len(rows)
+                log.append(len(rows))
+                rows.append(event)
+                if run.rows[event].component == "gradients":
+                    gradients[number[event]] = None
+        elif ~event in number:
+            log.append(~number.pop(~event))
+    return Unrolled(log, rows, backward, tuple(gradients))
+
+
+def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
+    """A block that is the caller's from here on takes the place of the one of the step before, which goes."""
+    if renamed < 0:
+        return
+    if _held(run.rows[event].component):
+        log.append(~renamed)
+    else:
+        number[event] = renamed
+
+
+class Piece(NamedTuple):
+    """A part of the run's log, and which period of the real stack runs it."""
+
+    segment: int
+    """The segment of the run that it is, or is part of; -1 for what comes before the first."""
+    start: int
+    end: int
+    period: int | None
+    """Of the run; None outside the layers."""
+    real: int | None
+
+
+class Periods(NamedTuple):
+    """The layers of a run in periods; those from `late` on have `more` before them in the real stack."""
+
+    first: int
+    """The first layer of the early middle period."""
+    length: int
+    more: int
+
+    def of(self, layer: int | None) -> int | None:
+        """Periods are counted from the early one. A run without middle periods has none."""
+        return None if layer is None or not self.length else (layer - self.first) // self.length
+
+
+def periods_of(run: Trace) -> Periods:
+    return Periods(run.middle.early.start, len(run.middle.early), run.middle.more)
+
+
+LATE = 1
+
+
+def pieces(run: Trace) -> Iterator[Piece]:
+    """The log in the order of the real stack: what the late period does comes once for every one that is added, the first
+    or the last one first, whichever end of the stack was before."""
+    periods = periods_of(run)
+    cuts = [*run.segments, (len(run.log), "", None)]
+    here: list[tuple[int, int, int]] = []  # the late period's, forward or backward
+    before = LATE - 1
+    if cuts[0][0]:
+        yield Piece(-1, 0, cuts[0][0], None, None)
+    for i, ((start, phase, layer), (end, following, after)) in enumerate(pairwise(cuts)):
+        period = periods.of(layer)
+        if period == LATE:
+            here.append((i, start, end))
+            if following == phase and periods.of(after) == LATE:
+                continue
+            reals = range(LATE, LATE + periods.more + 1)
+            for real in reals if before < LATE else reversed(reals):
+                yield from (Piece(*part, LATE, real) for part in here)
+            here = []
+        else:
+            before = before if period is None else period
+            shift = periods.more if period is not None and period > LATE else 0
+            yield Piece(i, start, end, period, None if period is None else period + shift)
+
+
+class Unrolling:
+    """The log that is being written: `live` has the number of every block by its period of the real stack and its name."""
+
+    def __init__(self, run: Trace) -> None:
+        self.run = run
+        self.periods = periods_of(run)
+        self.names = _names(run, self.periods)
+        self.live: dict[Hashable, int] = {}
+        self.log: list[int] = []
+        self.rows: list[int] = []
+        self.gradients: dict[int, None] = {}
+        self.backward = 0
+        self.renamed = -1
+
+    def play(self, piece: Piece) -> None:
+        """What is outside the layers, or in one that is no neighbour, and frees a block of the late period does so to all that
+        are like it."""
+        if piece.period is not None and abs(piece.period - LATE) < 2:
+            self._play(piece)
+            return
+        start = piece.start
+        while start < piece.end:
+            end, late = start + 1, self.is_late(start)
+            while end < piece.end and self.is_late(end) == late:
+                end += 1
+            if late:
+                for real in range(LATE, LATE + self.periods.more + 1):
+                    self._play(Piece(piece.segment, start, end, LATE, real))
+            else:
+                self._play(piece._replace(start=start, end=end))
+            start = end
+
+    def is_late(self, place: int) -> bool:
+        event = self.run.log[place]
+        return self.names[event if event >= 0 else ~event][0] == LATE
+
+    def _play(self, piece: Piece) -> None:
+        run = self.run
+        for place in range(piece.start, piece.end):
+            if place == run.forward_end:
+                self.backward = len(self.log)
+            event = run.log[place]
+            block = event if event >= 0 else ~event
+            if _held(run.rows[block].component):
+                if place - 1 in run.renamed and self.renamed >= 0:
+                    self.log.append(~self.renamed)
+                continue
+            period, name = self.names[block]
+            key = (self.real_of(period, piece), name)
+            if place in run.renamed:
+                self.renamed = self.number_of(key)
+            elif event < 0:
+                self.log.append(~self.number_of(key))
+            else:
+                self._comes(block, key, renamed=place - 1 in run.renamed)
+
+    def _comes(self, block: int, key: Hashable, *, renamed: bool) -> None:
+        if key in self.live:
+            raise NotPeriodic(f"{key} is there twice")
+        number = self.live[key] = self.renamed if renamed else len(self.rows)
+        if self.run.rows[block].component == "gradients":
+            self.gradients[number] = None
+        if not renamed:
+            self.log.append(number)
+            self.rows.append(block)
+
+    def number_of(self, key: Hashable) -> int:
+        if key not in self.live:
+            raise NotPeriodic(f"{key} is not there")
+        return self.live.pop(key)
+
+    def real_of(self, period: int | None, piece: Piece) -> int | None:
+        """The period of the real stack that a block is of: of neighbours as far from the running one as in the run."""
+        if period is None:
+            return None
+        if piece.period is None or piece.real is None or abs(piece.period - period) > 1:
+            return period + self.periods.more if period > LATE else period
+        return piece.real + period - piece.period
+
+
+def _names(run: Trace, periods: Periods) -> list[tuple[int | None, Hashable]]:
+    """Of each block of the run its period and what it is called there. Outside the layers every block has a name of its own."""
+    phase: list[str] = [""] * len(run.rows)
+    cuts = {place: name for place, name, _ in run.segments}
+    now = ""
+    for place, event in enumerate(run.log):
+        now = cuts.get(place, now)
+        if event >= 0:
+            phase[event] = now
+    seen: Counter[Hashable] = Counter()
+    out: list[tuple[int | None, Hashable]] = []
+    for i, row in enumerate(run.rows):
+        period = periods.of(row.layer)
+        if period is None:
+            out.append((None, i))
+            continue
+        assert row.layer is not None
+        offset = (row.layer - periods.first) % periods.length
+        like = (phase[i], offset, row.component, row.scope, row.name, numel(row.shape)[1], row.dtype)
+        seen[period, like] += 1
+        out.append((period, (like, seen[period, like])))
+    return out
