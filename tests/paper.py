@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields as fields_of
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cases import DROPOUTS
@@ -45,8 +44,7 @@ def _field_names(config: type[Any]) -> set[str]:
 
 def program_of(fields: Mapping[str, Any], *, dropout: bool = False) -> Any:
     """The program of a config.json's fields; without dropout, as the oracle runs."""
-    module_name, class_name = FAMILIES[fields["model_type"]]
-    family = getattr(import_module(module_name), class_name)
+    family = FAMILIES[fields["model_type"]].program
     kept = {name: value for name, value in fields.items() if name != "model_type"}
     if not dropout:
         kept |= {name: 0.0 for name in DROPOUTS if name in _field_names(family.Config)}

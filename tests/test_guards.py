@@ -13,7 +13,7 @@ import pytest
 from command import PACKAGE, environment
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("memcalc.errors", "memcalc.units", "memcalc.core.dims", "memcalc.core.dtypes"),
+    ("memcalc.errors", "memcalc.registry", "memcalc.units", "memcalc.core.dims", "memcalc.core.dtypes"),
     ("memcalc.core.tensor", "memcalc.core.noted", "memcalc.core.ops.strides"),
     ("memcalc.core.selective", "memcalc.core.amounts", "memcalc.core.rows"),
     ("memcalc.core.autograd",),

@@ -5,7 +5,7 @@ choose among experts beside shared ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32
@@ -28,6 +28,7 @@ from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.normed_heads import NormedHeads
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -201,3 +202,6 @@ class Afmoe(SparseLayers, NormedHeads):
         top_scores = top_scores * 1.0
         m.run.collect(m.layer, router_logits)
         return router_logits, top_scores, selected_experts
+
+
+FAMILY: Final = Family("afmoe", Afmoe)

@@ -7,7 +7,7 @@ The activation in plain torch (activations.py, XIELUActivation), as runs without
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM
 from memcalc.core.dtypes import boolean
@@ -17,6 +17,7 @@ from memcalc.core.ops.selection import maximum, where_of_two
 from memcalc.families.base.blocks import Rotary, act
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import HeadNorm, PlainMLP
 
 if TYPE_CHECKING:
@@ -105,3 +106,6 @@ class Apertus(HeadNorm, PlainMLP):
             alpha_p * x * x + beta * x,
             sub(expm1(maximum(x, m.buffer("eps"))), x) * alpha_n + beta * x,
         )
+
+
+FAMILY: Final = Family("apertus", Apertus)

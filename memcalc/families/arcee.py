@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from memcalc.families.base.config import Activation, Count
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import PlainMLP
 from memcalc.families.llama import LlamaConfig
 
@@ -23,3 +25,6 @@ class Arcee(PlainMLP):
     """The program of ArceeForCausalLM."""
 
     Config = ArceeConfig
+
+
+FAMILY: Final = Family("arcee", Arcee)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.module import Module, Weight
 from memcalc.families.base.sparse import MlpTypesConfig
+from memcalc.families.base.support import Family
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 
 if TYPE_CHECKING:
@@ -73,3 +74,6 @@ class AXK1(DeepseekV3):
     def of_all_experts(self, m: Module, hidden_states: Tensor) -> Tensor:
         """AXK1MoE"""
         return rms_norm(m / "post_mlp_layernorm", hidden_states)
+
+
+FAMILY: Final = Family("axk1", AXK1)

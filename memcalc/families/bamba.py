@@ -6,7 +6,7 @@ As Mamba 2, the path in plain torch, as runs without the packages mamba_ssm and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
 from memcalc.families.base.config import (
@@ -20,6 +20,7 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.hybrid import Hybrid
+from memcalc.families.base.support import Family
 from memcalc.families.mamba2 import StateSpace, check_groups
 
 if TYPE_CHECKING:
@@ -128,3 +129,6 @@ class Bamba(Hybrid):
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_partial_rotary_pos_emb(q, k, cos, sin)
+
+
+FAMILY: Final = Family("bamba", Bamba)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp16, int64
@@ -25,6 +25,7 @@ from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_r
 from memcalc.families.base.masks import bidirectional_mask, causal_mask_of_ones
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -332,3 +333,6 @@ def check_finite(states: Tensor) -> None:
     equal = like(states, "equal to itself", boolean)
     finite = like(like(states, "absolute"), "not infinite", boolean)
     _both = of_two(equal, finite, "finite", boolean)
+
+
+FAMILY: Final = Family("bart", Bart)

@@ -8,7 +8,7 @@ former is of its logits as they are; that of the latter is a causal model's, wha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import int64
@@ -28,6 +28,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import bidirectional_mask, causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.program import Program
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -256,3 +257,6 @@ class Bert(Program):
     def intermediate(self, m: Module, hidden_states: Tensor) -> Tensor:
         hidden_states = (m / "dense").linear(hidden_states)
         return act(hidden_states, self.config.hidden_act)
+
+
+FAMILY: Final = Family("bert", Bert)

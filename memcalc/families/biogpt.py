@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
@@ -22,6 +22,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -166,3 +167,6 @@ class BioGpt(Program):
 
     def split_heads(self, x: Tensor) -> Tensor:
         return transpose(view(x, *x.shape[:2], self.heads, self.head_dim), 1, 2)
+
+
+FAMILY: Final = Family("biogpt", BioGpt)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import reshape
 from memcalc.families.base.blocks import Attended, Rotary, act
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -71,3 +72,6 @@ class BitNet(Llama):
                 act((m / "gate_proj").linear(x), self.config.hidden_act) * (m / "up_proj").linear(x),
             )
         )
+
+
+FAMILY: Final = Family("bitnet", BitNet)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM, Dim, merge
@@ -16,6 +16,7 @@ from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -206,3 +207,6 @@ def _bloom_gelu_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def _one_minus(x: Tensor) -> Tensor:
     return scale(x, "sub")
+
+
+FAMILY: Final = Family("bloom", Bloom)

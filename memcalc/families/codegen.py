@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim, divided, merge
 from memcalc.core.ops.elementwise import scale
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.shape import reshape, split, transpose
 from memcalc.core.tensor import Tensor, new_tensor
+from memcalc.families.base.support import Family
 from memcalc.families.gptj import GPTJ, GPTJConfig
 from memcalc.families.llama import linear_weights
 
@@ -71,3 +72,6 @@ class CodeGen(GPTJ):
         if mask is not None:
             attn_weights = attn_weights + mask
         return scale(attn_weights, "div")
+
+
+FAMILY: Final = Family("codegen", CodeGen)

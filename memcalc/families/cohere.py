@@ -4,7 +4,7 @@ by op, pairs rotated in fp32, scaled logits."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast, mean, power, rsqrt, scale, sub
@@ -12,6 +12,7 @@ from memcalc.core.ops.shape import transpose, unsqueeze, view
 from memcalc.families.base.blocks import QKV, Rotary, rotate_pairs
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -98,3 +99,6 @@ class Cohere(ParallelLayer):
             q = self.norm(m / "q_norm", q)
             k = self.norm(m / "k_norm", k)
         return transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
+
+
+FAMILY: Final = Family("cohere", Cohere)

@@ -4,9 +4,10 @@ ones that rotate q and k."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import Windowed
 from memcalc.families.cohere import ParallelLayer
 
@@ -50,3 +51,6 @@ class Cohere2(Windowed, ParallelLayer):
         assert m.layer is not None
         rotates = self.kinds[m.layer] == "sliding_attention"
         return super().rotated_qkv(m, hidden_states, rotary) if rotates else self.qkv(m, hidden_states)
+
+
+FAMILY: Final = Family("cohere2", Cohere2)

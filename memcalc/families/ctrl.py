@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import int64
@@ -14,6 +14,7 @@ from memcalc.families.base.blocks import Attended, plain_eager_attention, sdpa_a
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -141,3 +142,6 @@ class CTRL(GPT2):
         x = (m / "0").linear(x)
         x = activation(x, "relu")
         return (m / "2").linear(x)
+
+
+FAMILY: Final = Family("ctrl", CTRL)

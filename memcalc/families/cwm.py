@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from memcalc.families.base.config import (
     Activation,
@@ -13,6 +14,7 @@ from memcalc.families.base.config import (
     WindowedConfig,
     check_divides,
 )
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import Windowed
 
 
@@ -44,3 +46,6 @@ class Cwm(Windowed):
     """The program of CwmForCausalLM."""
 
     Config = CwmConfig
+
+
+FAMILY: Final = Family("cwm", Cwm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 from memcalc.core.dims import ONE_DIM, Dim, merge, plus
 from memcalc.core.dtypes import int64
@@ -31,6 +31,7 @@ from memcalc.families.base.config import (
 from memcalc.families.base.experts import REFUSED, TWO, balanced_rows
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -299,3 +300,6 @@ def where_chosen(memory: Memory, rows: Dim) -> tuple[Tensor, Tensor]:
     found = new_tensor(memory, (rows, TWO), int64, "copies of an expert")
     one = Tensor(found.storage, (rows,), (TWO.size,), int64)
     return one, Tensor(found.storage, (rows,), (TWO.size,), int64)
+
+
+FAMILY: Final = Family("dbrx", Dbrx)

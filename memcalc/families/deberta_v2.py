@@ -7,7 +7,7 @@ every sequence and gathers from the products what belongs to each distance. Hidd
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, divided, merge
 from memcalc.core.dtypes import boolean, fp32, int64
@@ -31,6 +31,7 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.bert import Bert
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -445,3 +446,6 @@ def bucket_of_pairs(position: Tensor, query_layer: Tensor) -> Tensor:
 def plus(score: Tensor | float, more: Tensor) -> Tensor:
     """score += more: a new tensor where it was a number, else in place"""
     return add_(score, more) if isinstance(score, Tensor) else score + more
+
+
+FAMILY: Final = Family("deberta-v2", DebertaV2)

@@ -5,7 +5,7 @@ of a softmax choose the experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32
@@ -25,6 +25,7 @@ from memcalc.families.base.experts import (
 )
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.sparse import gated_mlp_weights
+from memcalc.families.base.support import Family
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 
 if TYPE_CHECKING:
@@ -147,3 +148,6 @@ class DeepseekV2(DeepseekV3):
         q_out = cast(turned(q_pairs, freqs_cis, q_rot), q_rot.dtype)
         k_out = cast(turned(k_pairs, freqs_cis, k_rot), k_rot.dtype)
         return q_out, k_out
+
+
+FAMILY: Final = Family("deepseek_v2", DeepseekV2)

@@ -5,7 +5,7 @@ experts in groups beside a shared one. Its layers for predicting further tokens 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, divided, merge
 from memcalc.core.ops.elementwise import sub
@@ -28,6 +28,7 @@ from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -205,3 +206,6 @@ def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tens
     q_embed = cat([sub(q1 * cos, q2 * sin), q2 * cos + q1 * sin], q.shape[-1])
     k_embed = cat([sub(k1 * cos, k2 * sin), k2 * cos + k1 * sin], k.shape[-1])
     return q_embed, k_embed
+
+
+FAMILY: Final = Family("deepseek_v3", DeepseekV3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import (
     Activation,
@@ -17,6 +17,7 @@ from memcalc.families.base.config import (
 from memcalc.families.base.experts import REFUSED, check_experts, check_given, check_groups
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
+from memcalc.families.base.support import Family
 from memcalc.families.qwen3 import Qwen3
 
 if TYPE_CHECKING:
@@ -80,3 +81,6 @@ class Dots1(GroupedSparseLayers, Qwen3):
     """The program of Dots1ForCausalLM."""
 
     Config = Dots1Config
+
+
+FAMILY: Final = Family("dots1", Dots1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.ops.elementwise import activation
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -61,3 +62,6 @@ class Electra(Bert):
         hidden_states = (m / "dense").linear(hidden_states)
         hidden_states = activation(hidden_states, "gelu")
         return (m / "LayerNorm").layer_norm(hidden_states)
+
+
+FAMILY: Final = Family("electra", Electra)

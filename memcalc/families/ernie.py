@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import int64
@@ -11,6 +11,7 @@ from memcalc.core.ops.elementwise import add_
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.support import Family
 from memcalc.families.bert import Bert, BertConfig
 
 if TYPE_CHECKING:
@@ -46,3 +47,6 @@ class Ernie(Bert):
             return embeddings
         task_type_ids = new_tensor(m.run.memory, (m.run.batch, m.run.seq), int64, "task type ids")
         return add_(embeddings, (m / "task_type_embeddings").embedding(task_type_ids))
+
+
+FAMILY: Final = Family("ernie", Ernie)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.dtypes import fp32
@@ -11,6 +11,7 @@ from memcalc.core.ops.elementwise import cast
 from memcalc.core.ops.shape import unsqueeze
 from memcalc.families.base.blocks import repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, Layers, RotaryConfig, check_divides
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -68,3 +69,6 @@ class Ernie45(Llama):
         q_embed = (cast(q, fp32) * cos) + (cast(rotate_pairs(q), fp32) * sin)
         k_embed = (cast(k, fp32) * cos) + (cast(rotate_pairs(k), fp32) * sin)
         return cast(q_embed, original_dtype), cast(k_embed, original_dtype)
+
+
+FAMILY: Final = Family("ernie4_5", Ernie45)

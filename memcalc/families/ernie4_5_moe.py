@@ -7,7 +7,7 @@ transformers leaves the routers of a loaded checkpoint in fp32. Here they have t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import fp32
@@ -23,6 +23,7 @@ from memcalc.families.base.experts import REFUSED, Experts, check_experts
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -161,3 +162,6 @@ class ErnieRouter:
             routing_weights = div(routing_weights, clamp(sum_last(routing_weights), 1))
         m.run.collect(m.layer, router_logits)
         return router_logits, cast(routing_weights, hidden_states.dtype), selected_experts
+
+
+FAMILY: Final = Family("ernie4_5_moe", Ernie4_5_Moe)

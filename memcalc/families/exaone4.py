@@ -4,9 +4,10 @@ there are windows, layers without one do not rotate q and k."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import HeadNorm, PostNorm, Windowed
 
 if TYPE_CHECKING:
@@ -61,3 +62,6 @@ class Exaone4(Windowed, HeadNorm, PostNorm):
     def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Rotary) -> QKV:
         assert m.layer is not None
         return super().rotated_qkv(m, hidden_states, rotary) if self.rotates(m.layer) else self.qkv(m, hidden_states)
+
+
+FAMILY: Final = Family("exaone4", Exaone4)

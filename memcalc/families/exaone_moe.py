@@ -5,7 +5,7 @@ over everything without.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import reshape
@@ -24,6 +24,7 @@ from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, module
 from memcalc.families.base.normed_heads import NormedHeads
 from memcalc.families.base.sparse import GroupedSparseLayers, MlpTypesConfig
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -125,3 +126,6 @@ class ExaoneMoe(NormedHeads, GroupedSparseLayers):
         attn_output = reshape(attn_output, *hidden_states.shape[:-1], merge(self.heads, self.head_dim))
         attn_output = (m / "o_proj").linear(attn_output)
         return attn_output, attn_weights
+
+
+FAMILY: Final = Family("exaone_moe", ExaoneMoe)

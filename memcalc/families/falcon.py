@@ -7,7 +7,7 @@ by op in fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import bf16, boolean, fp32, int64
@@ -37,6 +37,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import boolean_mask, causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.bloom import Bloom, dropout_add, with_n_embed
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -316,3 +317,6 @@ def masked_alibi(alibi: Tensor, causal: Tensor) -> Tensor:
         causal = where(causal, new_tensor(alibi.memory, (), alibi.dtype, "zero"), "additive mask")
     scaled = scale(alibi, "div")
     return of_two(scaled, like(causal, "masked positions", boolean), "causal alibi", alibi.dtype)
+
+
+FAMILY: Final = Family("falcon", Falcon)

@@ -7,7 +7,7 @@ As Mamba 2, the path in plain torch, as runs without the packages mamba_ssm and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import fp32
@@ -18,6 +18,7 @@ from memcalc.families.base.config import Activation, Count, Layers, Probability,
 from memcalc.families.base.hybrid import Hybrid
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
 
@@ -190,3 +191,6 @@ class FalconH1(Hybrid):
     def mlp(self, m: Module, x: Tensor) -> Tensor:
         y = (m / "up_proj").linear(x) * act((m / "gate_proj").linear(x) * 1.0, self.config.hidden_act)
         return (m / "down_proj").linear(y) * 1.0
+
+
+FAMILY: Final = Family("falcon_h1", FalconH1)

@@ -6,11 +6,12 @@ As Mamba, the path in plain torch, as runs without the packages mamba_ssm and ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.families.base.module import Buffer, Module, module
+from memcalc.families.base.support import Family
 from memcalc.families.mamba import Mamba, MambaConfig, SelectiveMixer
 
 if TYPE_CHECKING:
@@ -62,3 +63,6 @@ class FalconMamba(Mamba):
 
 def _norm(x: Tensor) -> Tensor:
     return x * rsqrt(mean(power(x, 2)) + 1e-6)
+
+
+FAMILY: Final = Family("falcon_mamba", FalconMamba)

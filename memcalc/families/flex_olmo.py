@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast
 from memcalc.families.base.blocks import apply_rotary_pos_emb, rms_norm_in_fp32, rotary_embedding
 from memcalc.families.base.config import Count, DecimalProbability, Layers
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.olmoe import Olmoe, OlmoeConfig
 
 if TYPE_CHECKING:
@@ -71,3 +72,6 @@ class FlexOlmo(Olmoe):
         hidden_states = self.mlp(m / "mlp", hidden_states)
         hidden_states = self.norm(m / "post_feedforward_layernorm", hidden_states)
         return residual + hidden_states
+
+
+FAMILY: Final = Family("flex_olmo", FlexOlmo)

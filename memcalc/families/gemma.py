@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.core.ops.replaceable import replaceable
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Buffer, Module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -66,3 +67,6 @@ def gemma_rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
 def scaled_by_rms(x: Tensor) -> Tensor:
     """GemmaRMSNorm._norm"""
     return x * rsqrt(mean(power(x, 2)) + 1e-6)
+
+
+FAMILY: Final = Family("gemma", Gemma)

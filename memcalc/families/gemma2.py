@@ -6,7 +6,7 @@ transformers offers no sdpa for it (`_supports_sdpa = False`): the kernel could 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.blocks import Attended, Rotary, eager_attention, softcap
 from memcalc.families.base.config import (
@@ -20,6 +20,7 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import Windowed
 from memcalc.families.gemma import Gemma
 
@@ -93,3 +94,6 @@ class Gemma2(Windowed, Gemma):
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
         capped = self.config.attn_logit_softcapping is not None
         return eager_attention(q, k, v, mask, p=self.config.attention_dropout, softcap=capped)
+
+
+FAMILY: Final = Family("gemma2", Gemma2)

@@ -4,11 +4,12 @@ capped scores, and frequencies of their own for layers with a window."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, Decimal, LayerType, RotaryByKindConfig
 from memcalc.families.base.module import Module
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import HeadNorm, RotaryByKind
 from memcalc.families.gemma2 import Gemma2, Gemma2Config
 from memcalc.families.llama import Llama
@@ -44,3 +45,6 @@ class Gemma3Text(RotaryByKind, HeadNorm, Gemma2):
 
     def attend(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
         return Llama.attend(self, m, q, k, v, mask)
+
+
+FAMILY: Final = Family("gemma3_text", Gemma3Text)

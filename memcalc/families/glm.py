@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.families.base.blocks import apply_partial_rotary_pos_emb, repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import JoinedMLP
 from memcalc.families.llama import linear_weights
 
@@ -56,3 +57,6 @@ class Glm(JoinedMLP):
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_partial_rotary_pos_emb(q, k, repeat_pairs(cos), repeat_pairs(sin), rotate_pairs)
+
+
+FAMILY: Final = Family("glm", Glm)

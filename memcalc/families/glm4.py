@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.glm import Glm
 
 if TYPE_CHECKING:
@@ -34,3 +35,6 @@ class Glm4(Glm):
         hidden_states = self.mlp(m / "mlp", hidden_states)
         hidden_states = self.norm(m / "post_mlp_layernorm", hidden_states)
         return residual + hidden_states
+
+
+FAMILY: Final = Family("glm4", Glm4)

@@ -5,7 +5,7 @@ each head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
 from memcalc.families.base.config import (
@@ -22,6 +22,7 @@ from memcalc.families.base.module import Module, Weight
 from memcalc.families.base.normed_heads import NormedHeads
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -97,3 +98,6 @@ class Glm4Moe(NormedHeads, GroupedSparseLayers):
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_partial_rotary_pos_emb(q, k, cos, sin)
+
+
+FAMILY: Final = Family("glm4_moe", Glm4Moe)

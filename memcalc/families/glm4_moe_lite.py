@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.sparse import MlpTypesConfig
+from memcalc.families.base.support import Family
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 
 if TYPE_CHECKING:
@@ -61,3 +62,6 @@ class Glm4MoeLite(DeepseekV3):
 
     def sparse(self, i: int) -> bool:
         return self.config.mlp_types[i] == "sparse"
+
+
+FAMILY: Final = Family("glm4_moe_lite", Glm4MoeLite)

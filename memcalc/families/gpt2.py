@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import cast, dropout, scale, softmax
@@ -16,6 +16,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -179,3 +180,6 @@ def conv1d_weights(name: str, fan_in: Dim, fan_out: Dim, component: str) -> Iter
     """A transformers Conv1D's parameters: a linear layer with its weight the other way round."""
     yield Weight(f"{name}.weight", (fan_in, fan_out), component)
     yield Weight(f"{name}.bias", (fan_out,), component)
+
+
+FAMILY: Final = Family("gpt2", GPT2)

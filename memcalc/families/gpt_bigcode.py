@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import boolean
@@ -12,6 +12,7 @@ from memcalc.core.ops.shape import contiguous, reshape, split, transpose, unsque
 from memcalc.families.base.blocks import Attended, act, attention
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -110,3 +111,6 @@ class GPTBigCode(GPT2):
         hidden_states = act(hidden_states, self.config.activation_function)
         hidden_states = (m / "c_proj").linear(hidden_states)
         return dropout(hidden_states, self.config.resid_pdrop)
+
+
+FAMILY: Final = Family("gpt_bigcode", GPTBigCode)

@@ -6,7 +6,7 @@ A local layer's table has a window in it; its bytes are those of a global layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import boolean, fp32
@@ -19,6 +19,7 @@ from memcalc.families.base.blocks import Attended, act, position_ids
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.gptj import GPTJ
 from memcalc.families.llama import linear_weights
@@ -167,3 +168,6 @@ class GPTNeo(GPTJ):
         hidden_states = act(hidden_states, self.config.activation_function)
         hidden_states = (m / "c_proj").linear(hidden_states)
         return dropout(hidden_states, self.config.resid_dropout)
+
+
+FAMILY: Final = Family("gpt_neo", GPTNeo)

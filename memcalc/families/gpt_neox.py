@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import dropout
@@ -30,6 +30,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 
@@ -175,3 +176,6 @@ class GPTNeoX(Llama):
         hidden_states = (m / "dense_h_to_4h").linear(x)
         hidden_states = act(hidden_states, self.config.hidden_act)
         return (m / "dense_4h_to_h").linear(hidden_states)
+
+
+FAMILY: Final = Family("gpt_neox", GPTNeoX)

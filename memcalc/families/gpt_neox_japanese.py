@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import dropout, softmax
@@ -21,6 +21,7 @@ from memcalc.families.base.blocks import (
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.gpt_neox import GPTNeoX
 from memcalc.families.llama import linear_weights
@@ -182,3 +183,6 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float)
     if bias is not None:
         x = x + bias
     return residual + dropout(x, p)
+
+
+FAMILY: Final = Family("gpt_neox_japanese", GPTNeoXJapanese)

@@ -7,7 +7,7 @@ transformers offers no sdpa for it (`_supports_sdpa = False`): the kernel has no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, merge, plus
 from memcalc.core.ops.elementwise import cast, dropout, like, scale, sigmoid, softmax, sub
@@ -21,6 +21,7 @@ from memcalc.families.base.experts import REFUSED, Experts, check_experts
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -196,3 +197,6 @@ def eager_attention_with_sinks(
     attn_output = matmul(attn_weights, value_states, "attention output")
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, attn_weights
+
+
+FAMILY: Final = Family("gpt_oss", GptOss)

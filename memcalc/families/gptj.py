@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32, int64
@@ -16,6 +16,7 @@ from memcalc.families.base.blocks import rotate_pairs as rotate_every_two
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -204,3 +205,6 @@ def rotate_pairs(x: Tensor, sincos: Tensor) -> Tensor:
     sin = new_tensor(x.memory, shape, sincos.dtype, "sin")
     cos = new_tensor(x.memory, shape, sincos.dtype, "cos")
     return (x * cos) + (rotate_every_two(x) * sin)
+
+
+FAMILY: Final = Family("gptj", GPTJ)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.ops.elementwise import scale
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -57,3 +58,6 @@ class Granite(Llama):
         hidden_states = self.norm(m / "post_attention_layernorm", hidden_states)
         hidden_states = self.mlp(m / "mlp", hidden_states)
         return residual + scale(hidden_states, "mul")
+
+
+FAMILY: Final = Family("granite", Granite)

@@ -5,7 +5,7 @@ and logits scaled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32
@@ -17,6 +17,7 @@ from memcalc.families.base.config import Activation, Count, Layers, Probability,
 from memcalc.families.base.experts import REFUSED, Experts, check_experts
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -135,3 +136,6 @@ class GraniteRouter:
         top_k_weights = cast(softmax(top_k_logits), hidden_states.dtype)
         m.run.collect(m.layer, router_logits)
         return router_logits, top_k_weights, top_k_index
+
+
+FAMILY: Final = Family("granitemoe", GraniteMoe)

@@ -7,12 +7,13 @@ As Mamba 2, the path in plain torch, as runs without the packages mamba_ssm and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from memcalc.families.bamba import MixerConfig, mixer_of
 from memcalc.families.base.config import Bounds, CountOrNone
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.granitemoe import GraniteMoeConfig
 from memcalc.families.granitemoeshared import GraniteMoeShared
 
@@ -97,3 +98,6 @@ class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
         else:
             hidden_states = self.shared_mlp(m / "shared_mlp", hidden_states)
         return residual + hidden_states * 0.22
+
+
+FAMILY: Final = Family("granitemoehybrid", GraniteMoeHybrid)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.ops.shape import chunk
 from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Bounds
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.granitemoe import GraniteMoe, GraniteMoeConfig
 from memcalc.families.llama import linear_weights
 
@@ -57,3 +58,6 @@ class GraniteMoeShared(GraniteMoe):
         chunked_hidden_states = chunk(hidden_states, 2)
         hidden_states = act(chunked_hidden_states[0], self.config.hidden_act) * chunked_hidden_states[1]
         return (m / "output_linear").linear(hidden_states)
+
+
+FAMILY: Final = Family("granitemoeshared", GraniteMoeShared)

@@ -4,7 +4,7 @@ weight."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.dtypes import fp32
@@ -12,6 +12,7 @@ from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.core.ops.shape import unsqueeze
 from memcalc.families.base.blocks import repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -73,3 +74,6 @@ class Helium(Llama):
         q_embed = (q * cos) + (rotate_pairs(q) * sin)
         k_embed = (k * cos) + (rotate_pairs(k) * sin)
         return q_embed, k_embed
+
+
+FAMILY: Final = Family("helium", Helium)

@@ -4,10 +4,11 @@ once they are rotated."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -52,3 +53,6 @@ class HunYuanDenseV1(Llama):
         q = self.norm(m / "query_layernorm", q)
         k = self.norm(m / "key_layernorm", k)
         return q, k, v
+
+
+FAMILY: Final = Family("hunyuan_v1_dense", HunYuanDenseV1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.shape import reshape, view
@@ -18,6 +18,7 @@ from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.families.base.sparse import gated_mlp_weights
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,3 +115,6 @@ class HunYuanMoEV1(RouterOutputs):
         _logits, routing_weights, selected_experts = self.router.forward(m / "gate" / "wg", hidden_states)
         final_hidden_states = self.experts.forward(m / "experts", hidden_states, selected_experts, routing_weights)
         return reshape(final_hidden_states, batch, seq, hidden) + hidden_states_mlp
+
+
+FAMILY: Final = Family("hunyuan_v1_moe", HunYuanMoEV1)

@@ -5,7 +5,7 @@ shared one, added up in fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32
@@ -18,6 +18,7 @@ from memcalc.families.base.experts import REFUSED, Experts, SigmoidRouter, check
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.normed_heads import NormedHeads
 from memcalc.families.base.sparse import MlpTypesConfig, SparseLayers, gated_mlp_weights
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,3 +119,6 @@ class HYV3(SparseLayers, NormedHeads):
             cast(routed_output, fp32) + cast(self.dense_mlp(m / "shared_experts", hidden_states), fp32),
             hidden_states.dtype,
         )
+
+
+FAMILY: Final = Family("hy_v3", HYV3)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.ops.elementwise import scale
 from memcalc.families.base.config import Decimal
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.granite import Granite
 from memcalc.families.llama import LlamaConfig
 
@@ -55,3 +56,6 @@ class HyperCLOVAX(Granite):
         hidden_states = self.mlp(m / "mlp", hidden_states)
         hidden_states = self.post_norm(m / "post_norm2", hidden_states)
         return residual + scale(hidden_states, "mul")
+
+
+FAMILY: Final = Family("hyperclovax", HyperCLOVAX)

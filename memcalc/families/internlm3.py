@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Count, Layers
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama, LlamaConfig
 
 if TYPE_CHECKING:
@@ -36,3 +37,6 @@ class InternLM3(Llama):
     """The program of LlamaForCausalLM under this configuration."""
 
     Config = InternLM3Config
+
+
+FAMILY: Final = Family("internlm3", InternLM3)

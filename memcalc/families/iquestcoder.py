@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import Count, Layers
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama, LlamaConfig
 
 if TYPE_CHECKING:
@@ -32,3 +33,6 @@ class IQuestCoder(Llama):
     """The program of LlamaForCausalLM under this configuration."""
 
     Config = IQuestCoderConfig
+
+
+FAMILY: Final = Family("iquestcoder", IQuestCoder)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from memcalc.families.base.config import Activation, Count
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import LayerNorm, PlainMLP
 from memcalc.families.llama import LlamaConfig
 
@@ -27,3 +29,6 @@ class Jais2(PlainMLP, LayerNorm):
     """The program of Jais2ForCausalLM."""
 
     Config = Jais2Config
+
+
+FAMILY: Final = Family("jais2", Jais2)

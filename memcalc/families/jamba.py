@@ -7,7 +7,7 @@ As Mamba, the path in plain torch, as runs without the packages mamba_ssm and ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32
@@ -21,6 +21,7 @@ from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check
 from memcalc.families.base.hybrid import Hybrid
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import SelectiveMixer
 
@@ -193,3 +194,6 @@ class Jamba(RouterOutputs, Hybrid):
         _logits, top_k_weights, top_k_index = self.router.forward(m / "router", hidden_states)
         hidden_states = self.experts.forward(m / "experts", hidden_states, top_k_index, top_k_weights)
         return reshape(hidden_states, batch, seq, hidden)
+
+
+FAMILY: Final = Family("jamba", Jamba)

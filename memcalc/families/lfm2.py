@@ -7,7 +7,7 @@ The path in plain torch, as runs without the package causal_conv1d.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.ops.axes import chunk_dim
@@ -16,6 +16,7 @@ from memcalc.families.base.blocks import QKV, Attended, Rotary, act, apply_mask_
 from memcalc.families.base.config import Bounds, Count, Layers, LayerTypesConfig, check_divides
 from memcalc.families.base.hybrid import LinearOrFullLayers
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
 
@@ -208,3 +209,6 @@ class Lfm2(LinearOrFullLayers):
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
         return (m / "w2").linear(act((m / "w1").linear(x), "silu") * (m / "w3").linear(x))
+
+
+FAMILY: Final = Family("lfm2", Lfm2)

@@ -6,7 +6,7 @@ As LFM2, the path in plain torch, as runs without the package causal_conv1d.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import sigmoid, sum_last
@@ -17,6 +17,7 @@ from memcalc.families.base.config import Count, Layers
 from memcalc.families.base.experts import REFUSED, Experts, check_experts, check_given
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 from memcalc.families.lfm2 import Lfm2, ShortConvConfig
 
 if TYPE_CHECKING:
@@ -120,3 +121,6 @@ class Lfm2Moe(RouterOutputs, Lfm2):
         routing_weights = routing_weights * 1.0
         m.run.collect(m.layer, router_logits)
         return router_logits, routing_weights, selected_experts
+
+
+FAMILY: Final = Family("lfm2_moe", Lfm2Moe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.shape import reshape, transpose, view
@@ -33,6 +33,7 @@ from memcalc.families.base.config import (
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.program import Program
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,3 +233,6 @@ def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias
     yield Weight(f"{name}.weight", (fan_out, fan_in), component)
     if bias:
         yield Weight(f"{name}.bias", (fan_out,), component)
+
+
+FAMILY: Final = Family("llama", Llama)

@@ -7,7 +7,7 @@ Every expert runs over every token: what routes is a factor that is zero for the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim, divided, merge
 from memcalc.core.dtypes import fp32, int64
@@ -23,6 +23,7 @@ from memcalc.families.base.masks import causal_mask, chunked_causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -264,3 +265,6 @@ def eager_attention_without_upcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     attn_output = matmul(attn_weights, value_states, "attention output")
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, attn_weights
+
+
+FAMILY: Final = Family("llama4_text", Llama4Text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim, plus
 from memcalc.core.dtypes import fp32
@@ -24,6 +24,7 @@ from memcalc.families.base.blocks import act, apply_mask_to_padding_states, caus
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -262,3 +263,6 @@ def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor
         scan_output = bmm(cast(ssm_state, dtype), unsqueeze(select(c, 1), 2), "scan output")
         scan_outputs.append(select(scan_output, 2))
     return scan_outputs, ssm_state
+
+
+FAMILY: Final = Family("mamba", Mamba)

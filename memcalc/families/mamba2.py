@@ -6,7 +6,7 @@ The path in plain torch, as runs without the packages mamba_ssm and causal_conv1
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp32
@@ -23,6 +23,7 @@ from memcalc.families.base.blocks import act, apply_mask_to_padding_states
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Several
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import Mamba, causal_conv1d
 
@@ -237,3 +238,6 @@ def segment_sum(x: Tensor) -> Tensor:
 def triangle(x: Tensor, length: Dim) -> Tensor:
     """torch.tril(torch.ones(length, length, dtype=torch.bool))"""
     return like(new_tensor(x.memory, (length, length), boolean, "ones"), "lower triangle")
+
+
+FAMILY: Final = Family("mamba2", Mamba2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import ONE_DIM, merge
 from memcalc.core.dtypes import fp32, int64
@@ -15,6 +15,7 @@ from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, Layers
 from memcalc.families.base.masks import bidirectional_mask, causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -136,3 +137,6 @@ class MegatronBert(Bert):
         hidden_states = (m / "dense").linear(hidden_states)
         hidden_states = dropout(hidden_states, self.config.hidden_dropout_prob)
         return input_tensor + hidden_states
+
+
+FAMILY: Final = Family("megatron-bert", MegatronBert)

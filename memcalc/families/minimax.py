@@ -7,7 +7,7 @@ A Python loop runs over the blocks, and its last results live until the module r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, merge, plus
 from memcalc.core.ops.axes import cat_dim, narrow, split_dim
@@ -19,6 +19,7 @@ from memcalc.families.base.blocks import act, apply_mask_to_padding_states, rms_
 from memcalc.families.base.config import Count
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mixtral import Mixtral, MixtralConfig
 
@@ -146,3 +147,6 @@ class MiniMax(LinearOrFullLayers, Mixtral):
         residual = hidden_states
         hidden_states = self.mlp(m / "mlp", hidden_states)
         return residual * 1.0 + hidden_states * 1.0
+
+
+FAMILY: Final = Family("minimax", MiniMax)

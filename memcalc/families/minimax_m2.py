@@ -5,7 +5,7 @@ rotated, and sigmoids that choose the experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import reshape, view
@@ -15,6 +15,7 @@ from memcalc.families.base.experts import REFUSED, SigmoidRouter, check_experts
 from memcalc.families.base.module import Buffer, Module, module
 from memcalc.families.base.normed_projections import NormedProjections
 from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.support import Family
 from memcalc.families.mixtral import Mixtral
 
 if TYPE_CHECKING:
@@ -87,3 +88,6 @@ class MiniMaxM2(NormedProjections, Mixtral):
         _logits, top_k_weights, top_k_index = self.router.forward(m / "gate", hidden_states, correction)
         hidden_states = self.experts.forward(m / "experts", hidden_states, top_k_index, top_k_weights)
         return reshape(hidden_states, batch, seq, hidden)
+
+
+FAMILY: Final = Family("minimax_m2", MiniMaxM2)

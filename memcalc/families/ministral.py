@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import Windowed
 
 
@@ -34,3 +36,6 @@ class Ministral(Windowed):
     """The program of MinistralForCausalLM."""
 
     Config = MinistralConfig
+
+
+FAMILY: Final = Family("ministral", Ministral)

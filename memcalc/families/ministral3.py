@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.dtypes import fp32
@@ -11,6 +11,7 @@ from memcalc.core.ops.elementwise import cast, like
 from memcalc.core.ops.shape import reshape, unsqueeze
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, module
+from memcalc.families.base.support import Family
 from memcalc.families.mistral import Mistral
 
 if TYPE_CHECKING:
@@ -86,3 +87,6 @@ def _attention_scale(positions: Tensor) -> Tensor:
     for name in ("floor", "1 +", "log", "beta *", "1 +"):
         scaling = like(scaling, name)
     return unsqueeze(unsqueeze(scaling, 1), 3)
+
+
+FAMILY: Final = Family("ministral3", Ministral3)

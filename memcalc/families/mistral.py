@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -44,3 +45,6 @@ class Mistral(Llama):
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
         return {"full_attention": causal_mask(run, self.config.sliding_window)}
+
+
+FAMILY: Final = Family("mistral", Mistral)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.shape import reshape, view
@@ -11,6 +11,7 @@ from memcalc.families.base.config import Activation, Count, Decimal, Layers, Pro
 from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 from memcalc.families.mistral import Mistral
 
 if TYPE_CHECKING:
@@ -76,3 +77,6 @@ class Mixtral(RouterOutputs, Mistral):
         _logits, top_k_weights, top_k_index = self.router.forward(m / self.router_name, hidden_states)
         hidden_states = self.experts.forward(m / "experts", hidden_states, top_k_index, top_k_weights)
         return reshape(hidden_states, batch, seq, hidden)
+
+
+FAMILY: Final = Family("mixtral", Mixtral)

@@ -4,7 +4,7 @@ at a window."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32, int64
@@ -32,6 +32,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import bidirectional_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import RotaryByKind
 from memcalc.families.llama import linear_weights
 
@@ -224,3 +225,6 @@ class ModernBert(RotaryByKind):
     def mlp(self, m: Module, x: Tensor) -> Tensor:
         value, gate = chunk((m / "Wi").linear(x), 2)
         return (m / "Wo").linear(dropout(act(value, self.config.hidden_activation) * gate, self.config.mlp_dropout))
+
+
+FAMILY: Final = Family("modernbert", ModernBert)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp32
@@ -17,6 +17,7 @@ from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import GPT2
 from memcalc.families.llama import linear_weights
 
@@ -159,3 +160,6 @@ def forbidden(run: Run) -> Tensor:
     mask = causal_mask(run)
     assert mask is not None
     return cast(mask, boolean)
+
+
+FAMILY: Final = Family("mpt", Mpt)

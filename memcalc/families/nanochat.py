@@ -4,7 +4,7 @@ embeddings and over each head of q and k once rotated, an MLP without a gate, ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import divided
 from memcalc.core.dtypes import fp32
@@ -13,6 +13,7 @@ from memcalc.core.ops.shape import cat, part, unsqueeze
 from memcalc.families.base.blocks import QKV, Rotary, act, softcap
 from memcalc.families.base.config import Activation, Count, Decimal, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gemma import scaled_by_rms
 from memcalc.families.llama import Llama, linear_weights
 
@@ -89,3 +90,6 @@ def _rotate_half(x: Tensor) -> Tensor:
     x1 = part(x, half)
     x2 = part(x, half)
     return cat((x2, -x1), x.shape[-1])
+
+
+FAMILY: Final = Family("nanochat", NanoChat)

@@ -4,7 +4,7 @@ rotating a part of each head."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.ops.elementwise import cast
@@ -12,6 +12,7 @@ from memcalc.core.ops.norm import layer_norm
 from memcalc.core.ops.shape import cat, part, rotate_half, unsqueeze
 from memcalc.core.tensor import Autocast
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Fraction, Layers
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import LayerNorm, PlainMLP
 
 if TYPE_CHECKING:
@@ -66,3 +67,6 @@ class Nemotron(PlainMLP, LayerNorm):
         q_embed = (q * cos) + (rotate_half(q) * sin)
         k_embed = (k * cos) + (rotate_half(k) * sin)
         return cat((q_embed, q_pass), head_dim), cat((k_embed, k_pass), head_dim)
+
+
+FAMILY: Final = Family("nemotron", Nemotron)

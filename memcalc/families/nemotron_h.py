@@ -7,7 +7,7 @@ As Mamba 2, the path in plain torch, as runs without the packages mamba_ssm and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32
@@ -27,6 +27,7 @@ from memcalc.families.base.experts import REFUSED, PlainExperts, check_experts, 
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace
 from memcalc.families.mamba2 import check_groups as check_ssm_groups
@@ -287,3 +288,6 @@ class NemotronH(RouterOutputs):
             hidden_states = (m / "fc2_latent_proj").linear(hidden_states)
         hidden_states = view(hidden_states, batch, seq, hidden)
         return hidden_states + self.mlp(m / "shared_experts", x)
+
+
+FAMILY: Final = Family("nemotron_h", NemotronH)

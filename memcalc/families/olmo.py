@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast
@@ -13,6 +13,7 @@ from memcalc.core.ops.shape import transpose, view
 from memcalc.families.base.blocks import QKV
 from memcalc.families.base.config import Activation, Count, Decimal, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import RotaryInFp32
 
 if TYPE_CHECKING:
@@ -64,3 +65,6 @@ class Olmo(RotaryInFp32):
         k = transpose(view(k, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         return q, k, v
+
+
+FAMILY: Final = Family("olmo", Olmo)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import transpose, view
 from memcalc.families.base.blocks import QKV, rms_norm_in_fp32
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import PostNorm, RotaryInFp32
 
 if TYPE_CHECKING:
@@ -57,3 +58,6 @@ class Olmo2(PostNorm, RotaryInFp32):
         k = transpose(view(k, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         v = transpose(view(v, batch, seq, self.kv_heads, self.head_dim), 1, 2)
         return q, k, v
+
+
+FAMILY: Final = Family("olmo2", Olmo2)

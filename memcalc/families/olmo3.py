@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from memcalc.families.base.config import LayerType, RotaryByKindConfig, WindowedConfig
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import RotaryByKind
 from memcalc.families.olmo2 import Olmo2, Olmo2Config
 
@@ -21,3 +23,6 @@ class Olmo3(RotaryByKind, Olmo2):
     """The program of Olmo3ForCausalLM."""
 
     Config = Olmo3Config
+
+
+FAMILY: Final = Family("olmo3", Olmo3)

@@ -7,7 +7,7 @@ As `delta` says, the path in plain torch, as runs without the packages fla and c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.dtypes import fp32
@@ -19,6 +19,7 @@ from memcalc.families.base.config import Activation, Count, DecoderConfig, Layer
 from memcalc.families.base.delta import GatedDeltaNet, chunk_gated_delta_rule
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
 from memcalc.families.olmo2 import Olmo2
@@ -202,3 +203,6 @@ class OlmoHybrid(LinearOrFullLayers, Olmo2):
         hidden_states = self.norm(m / "post_attention_layernorm", hidden_states)
         hidden_states = self.mlp(m / "mlp", hidden_states)
         return residual + hidden_states
+
+
+FAMILY: Final = Family("olmo_hybrid", OlmoHybrid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.selection import clamp_
@@ -13,6 +13,7 @@ from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.normed_projections import NormedProjections
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,3 +91,6 @@ class Olmoe(RouterOutputs, NormedProjections):
         _logits, top_k_weights, top_k_index = self.router.forward(m / "gate", hidden_states)
         final_hidden_states = self.experts.forward(m / "experts", hidden_states, top_k_index, top_k_weights)
         return reshape(final_hidden_states, batch, seq, hidden)
+
+
+FAMILY: Final = Family("olmoe", Olmoe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import int64
@@ -13,6 +13,7 @@ from memcalc.core.ops.shape import contiguous, first, reshape, split, transpose,
 from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import GPT2, conv1d_weights, norm_weights
 
 if TYPE_CHECKING:
@@ -145,3 +146,6 @@ class OpenAIGPT(GPT2):
         h = act((m / "c_fc").conv1d(hidden_states), self.activation)
         h2 = (m / "c_proj").conv1d(h)
         return dropout(h2, self.config.resid_pdrop)
+
+
+FAMILY: Final = Family("openai-gpt", OpenAIGPT)

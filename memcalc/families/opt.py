@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp32, int64
@@ -15,6 +15,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -181,3 +182,6 @@ class OPT(Program):
         attn_output = contiguous(reshape(attn_output, batch, seq, hidden))
         attn_output = (m / "out_proj").linear(attn_output)
         return attn_output, attn_weights
+
+
+FAMILY: Final = Family("opt", OPT)

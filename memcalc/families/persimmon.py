@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import dropout
@@ -11,6 +11,7 @@ from memcalc.core.ops.shape import select, transpose, view
 from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.phi import Phi
@@ -108,3 +109,6 @@ class Persimmon(Phi):
         hidden_states = (m / "dense_h_to_4h").linear(x)
         hidden_states = act(hidden_states, self.config.hidden_act)
         return (m / "dense_4h_to_h").linear(hidden_states)
+
+
+FAMILY: Final = Family("persimmon", Persimmon)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import dropout
@@ -21,6 +21,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 
@@ -161,3 +162,6 @@ class Phi(Llama):
         hidden_states = (m / "fc1").linear(x)
         hidden_states = act(hidden_states, self.config.hidden_act)
         return (m / "fc2").linear(hidden_states)
+
+
+FAMILY: Final = Family("phi", Phi)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import dropout
@@ -13,6 +13,7 @@ from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import JoinedMLP
 from memcalc.families.llama import linear_weights
 
@@ -119,3 +120,6 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     head_dim, rotary_dim = x.shape[3], cos.shape[3]
     x_rot, x_pass = part(x, rotary_dim), part(x, Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size))
     return cat(((x_rot * cos) + (rotate_half(x_rot) * sin), x_pass), head_dim)
+
+
+FAMILY: Final = Family("phi3", Phi3)

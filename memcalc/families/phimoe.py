@@ -5,7 +5,7 @@ token, whatever `num_experts_per_tok` says.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM, Dim, divided, merge
@@ -19,6 +19,7 @@ from memcalc.families.base.config import Activation, Count, Decimal, Layers, Pro
 from memcalc.families.base.experts import REFUSED, TWO, check_experts
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.mixtral import Mixtral
 
@@ -224,3 +225,6 @@ def _multiplier_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
     grad_at_output = of_two(grads[0], multiplier, "multiplier gradient")
     grad_at_scores = of_two(masked_gates, like(grad_at_output, "negated"), "scores gradient")
     return [grad_at_scores, None, None, None, None]
+
+
+FAMILY: Final = Family("phimoe", Phimoe)

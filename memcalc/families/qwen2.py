@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.families.base.config import (
@@ -15,6 +15,7 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.masks import causal_mask
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -91,3 +92,6 @@ class Qwen2(Llama):
         if "sliding_attention" in self.kinds:
             masks["sliding_attention"] = causal_mask(run, self.config.window)
         return masks
+
+
+FAMILY: Final = Family("qwen2", Qwen2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.families.base.config import (
@@ -20,6 +20,7 @@ from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Run, Weight
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.qwen2 import Qwen2
 
@@ -95,3 +96,6 @@ class Qwen2Moe(GatedSharedExpert, Qwen2):
         """Both are made, whatever the layers take; without windows the second one's window is 0."""
         window = self.config.sliding_window if self.config.use_sliding_window else 0
         return {"full_attention": causal_mask(run), "sliding_attention": causal_mask(run, window)}
+
+
+FAMILY: Final = Family("qwen2_moe", Qwen2Moe)

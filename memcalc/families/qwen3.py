@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import transpose, view
 from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights
 from memcalc.families.qwen2 import Qwen2, Qwen2Config
 
@@ -51,3 +52,6 @@ class Qwen3(Qwen2):
         k = transpose(rms_norm(m / "k_norm", k), 1, 2)
         v = transpose(view((m / "v_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim), 1, 2)
         return q, k, v
+
+
+FAMILY: Final = Family("qwen3", Qwen3)

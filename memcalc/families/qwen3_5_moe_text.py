@@ -7,12 +7,13 @@ As `delta` says, the path in plain torch, as runs without the packages fla and c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import Count, CountOrNone, Layers
 from memcalc.families.base.experts import REFUSED, check_experts
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
+from memcalc.families.base.support import Family
 from memcalc.families.qwen3_5_text import Qwen35Config, Qwen35Layers
 
 if TYPE_CHECKING:
@@ -50,3 +51,6 @@ class Qwen35MoeText(Qwen35Layers, GatedSharedExpert):
     """The program of Qwen3_5MoeForCausalLM."""
 
     Config = Qwen35MoeTextConfig
+
+
+FAMILY: Final = Family("qwen3_5_moe_text", Qwen35MoeText)

@@ -7,7 +7,7 @@ As `delta` says, the path in plain torch, as runs without the packages fla and c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import fp32
@@ -17,6 +17,7 @@ from memcalc.core.ops.shape import cat, expand, unsqueeze
 from memcalc.families.base.blocks import Rotary, frequency_update
 from memcalc.families.base.config import Activation, Count, Layers, Probability, check_divides
 from memcalc.families.base.delta import ProjectedApart
+from memcalc.families.base.support import Family
 from memcalc.families.qwen3_next import DeltaConfig, DeltaLayers
 
 if TYPE_CHECKING:
@@ -92,3 +93,6 @@ class Qwen35Text(Qwen35Layers):
     """The program of Qwen3_5ForCausalLM."""
 
     Config = Qwen35TextConfig
+
+
+FAMILY: Final = Family("qwen3_5_text", Qwen35Text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.shape import reshape, view
@@ -21,6 +21,7 @@ from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers
+from memcalc.families.base.support import Family
 from memcalc.families.qwen3 import Qwen3
 
 if TYPE_CHECKING:
@@ -109,3 +110,6 @@ class Qwen3Moe(SparseLayers, Qwen3):
             m / "experts", hidden_states_reshaped, selected_experts, routing_weights
         )
         return reshape(final_hidden_states, batch, seq, hidden)
+
+
+FAMILY: Final = Family("qwen3_moe", Qwen3Moe)

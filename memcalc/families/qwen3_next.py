@@ -7,7 +7,7 @@ As `delta` says, the path in plain torch, as runs without the packages fla and c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import sigmoid
@@ -20,6 +20,7 @@ from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, Linea
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
+from memcalc.families.base.support import Family
 from memcalc.families.gemma import Gemma
 from memcalc.families.llama import linear_weights
 
@@ -167,3 +168,6 @@ class Qwen3Next(DeltaLayers, GatedSharedExpert):
     """The program of Qwen3NextForCausalLM."""
 
     Config = Qwen3NextConfig
+
+
+FAMILY: Final = Family("qwen3_next", Qwen3Next)

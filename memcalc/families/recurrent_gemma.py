@@ -9,7 +9,7 @@ saved tensors backward never asks for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM, Dim, merge, plus
@@ -33,6 +33,7 @@ from memcalc.families.base.blocks import (
 from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.families.llama import Llama, linear_weights
 
@@ -328,3 +329,6 @@ def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tu
         recurrent_states = recurrent_states + cast(select(hidden_states, 1), fp32)
         contextualized_states = assign_place(contextualized_states, 1, cast(recurrent_states, dtype))
     return contextualized_states, recurrent_states
+
+
+FAMILY: Final = Family("recurrent_gemma", RecurrentGemma)

@@ -1,16 +1,16 @@
-"""RoBERTa (models/roberta/modeling_roberta.py: RobertaForCausalLM, with RobertaForMaskedLM's parameters) and the models that
-are it under another name: XLM-RoBERTa, CamemBERT, data2vec for text."""
+"""RoBERTa: models/roberta/modeling_roberta.py, RobertaForCausalLM, with RobertaForMaskedLM's parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.dtypes import boolean, int32, int64
 from memcalc.core.ops.elementwise import activation, cast, like, scale
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.support import Family
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -79,60 +79,4 @@ class Roberta(Bert):
         return positions, new_tensor(m.run.memory, ids.shape, int64, "token type ids")
 
 
-@dataclass(frozen=True, kw_only=True)
-class XLMRobertaConfig(RobertaConfig):
-    """models/xlm_roberta/configuration_xlm_roberta.py"""
-
-    vocab_size: Count = 30522
-
-
-class XLMRoberta(Roberta):
-    """The program of XLMRobertaForCausalLM and XLMRobertaForMaskedLM.
-
-    Its head comes first, and with it the name of a tied table.
-    """
-
-    Config = XLMRobertaConfig
-    prefix = "XLMRoberta"
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        if config.tie_word_embeddings:
-            self.table = self.decoder
-
-    def weights(self) -> Iterator[Weight]:
-        model = [weight for weight in super().weights() if not weight.name.startswith("lm_head.")]
-        yield from super().head_weights()
-        if self.config.tie_word_embeddings:
-            table, *model = model
-            yield Weight(f"{self.decoder}.weight", table.shape, "embedding")
-        yield from model
-
-
-@dataclass(frozen=True, kw_only=True)
-class CamembertConfig(RobertaConfig):
-    """models/camembert/configuration_camembert.py"""
-
-    vocab_size: Count = 30522
-
-
-class Camembert(XLMRoberta):
-    """The program of CamembertForCausalLM and CamembertForMaskedLM."""
-
-    Config = CamembertConfig
-    prefix = "Camembert"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data2VecTextConfig(RobertaConfig):
-    """models/data2vec/configuration_data2vec_text.py"""
-
-    vocab_size: Count = 30522
-
-
-class Data2VecText(Roberta):
-    """The program of Data2VecTextForCausalLM and Data2VecTextForMaskedLM."""
-
-    Config = Data2VecTextConfig
-    prefix = "Data2VecText"
-    base = "data2vec_text"
+FAMILY: Final = Family("roberta", Roberta)

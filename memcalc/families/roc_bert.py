@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import int64
@@ -12,6 +12,7 @@ from memcalc.core.ops.shape import cat, clone
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -93,3 +94,6 @@ class RoCBert(Bert):
         embedding_in = add_(embedding_in, position_embeddings)
         embedding_in = (m / "LayerNorm").layer_norm(embedding_in)
         return dropout(embedding_in, self.config.hidden_dropout_prob)
+
+
+FAMILY: Final = Family("roc_bert", RoCBert)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Dim, plus
 from memcalc.core.dtypes import fp32
@@ -23,6 +23,7 @@ from memcalc.families.base.blocks import act, lm_head_loss
 from memcalc.families.base.config import Count, FamilyConfig, Layers
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -215,3 +216,6 @@ def _blocks(seq: Dim, batch: Dim, inner: Dim, *, copies_keys: bool) -> Iterator[
         yield Block((plus(seq, -2), batch, inner), fp32, name)
     for name in ("num states", "den states", "max states"):
         yield Block((plus(seq, -3), batch, inner), fp32, name)
+
+
+FAMILY: Final = Family("rwkv", Rwkv)

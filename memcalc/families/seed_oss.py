@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.elementwise import dropout
 from memcalc.families.base.blocks import Attended, Rotary
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, Probability
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -57,3 +58,6 @@ class SeedOss(Llama):
 
     def mlp(self, m: Module, x: Tensor) -> Tensor:
         return dropout(super().mlp(m, x), self.config.residual_dropout)
+
+
+FAMILY: Final = Family("seed_oss", SeedOss)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import Windowed
 
 if TYPE_CHECKING:
@@ -68,3 +69,6 @@ class SmolLM3(Windowed):
     def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Rotary) -> QKV:
         rotates = self.config.rotates(m.layer)
         return super().rotated_qkv(m, hidden_states, rotary) if rotates else self.qkv(m, hidden_states)
+
+
+FAMILY: Final = Family("smollm3", SmolLM3)

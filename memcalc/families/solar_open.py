@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import (
     Activation,
@@ -17,6 +17,7 @@ from memcalc.families.base.config import (
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
+from memcalc.families.base.support import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,3 +71,6 @@ class SolarOpen(GroupedSparseLayers):
 
     def attention_weights(self) -> Iterator[Weight]:
         return (w for w in super().attention_weights() if w.name != "self_attn.o_proj.bias")
+
+
+FAMILY: Final = Family("solar_open", SolarOpen)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import cat, split_one
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.phi import Phi
@@ -124,3 +125,6 @@ class StableLm(Phi):
         states_per_heads = split_one(states, 1)
         normed = [(m / f"norms.{i}").layer_norm(head) for i, head in enumerate(states_per_heads)]
         return cat(normed, states.shape[1], 1)
+
+
+FAMILY: Final = Family("stablelm", StableLm)

@@ -4,7 +4,7 @@ one window in all layers."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.elementwise import dropout
@@ -12,6 +12,7 @@ from memcalc.families.base.blocks import Attended, Rotary, act
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, Probability
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.base.variations import LayerNorm
 from memcalc.families.llama import linear_weights
 
@@ -72,3 +73,6 @@ class Starcoder2(LayerNorm):
         hidden_states = act(hidden_states, self.config.hidden_act)
         hidden_states = (m / "c_proj").linear(hidden_states)
         return dropout(hidden_states, self.config.residual_dropout)
+
+
+FAMILY: Final = Family("starcoder2", Starcoder2)

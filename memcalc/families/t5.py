@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.autograd import Constant
 from memcalc.core.dims import ONE_DIM, Dim, merge
@@ -20,6 +20,7 @@ from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_r
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import stacked
+from memcalc.families.base.support import Family
 from memcalc.families.base.t5_config import T5Config
 from memcalc.families.llama import linear_weights
 
@@ -357,3 +358,6 @@ def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool)
         relative_buckets = add_(relative_buckets, chosen)
     del is_small
     return relative_buckets
+
+
+FAMILY: Final = Family("t5", T5)

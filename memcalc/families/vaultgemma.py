@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.gemma2 import Gemma2, Gemma2Config
 
 if TYPE_CHECKING:
@@ -43,3 +44,6 @@ class VaultGemma(Gemma2):
         hidden_states = self.norm(m / "pre_feedforward_layernorm", hidden_states)
         hidden_states = self.mlp(m / "mlp", hidden_states)
         return residual + hidden_states
+
+
+FAMILY: Final = Family("vaultgemma", VaultGemma)

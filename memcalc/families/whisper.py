@@ -6,7 +6,7 @@ The batch is spectrograms of a fixed length and the transcripts' tokens: `seq` i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import int64
@@ -25,6 +25,7 @@ from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_r
 from memcalc.families.base.masks import decoder_mask
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
+from memcalc.families.base.support import Family
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -212,3 +213,6 @@ class Whisper(PreNorm):
         attn_output = contiguous(reshape(attn_output, *hidden_states.shape[:-1], merge(*head)))
         attn_output = (m / "out_proj").linear(attn_output)
         return attn_output, attn_weights
+
+
+FAMILY: Final = Family("whisper", Whisper)

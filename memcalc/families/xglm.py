@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import fp16, fp32, int64
@@ -16,6 +16,7 @@ from memcalc.families.base.blocks import Attended, act
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.biogpt import BioGpt
 
 if TYPE_CHECKING:
@@ -140,3 +141,6 @@ class XGLM(BioGpt):
         attn_output = reshape(attn_output, batch, seq, hidden)
         attn_output = (m / "out_proj").linear(attn_output)
         return attn_output, attn_weights
+
+
+FAMILY: Final = Family("xglm", XGLM)

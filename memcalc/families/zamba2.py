@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.axes import chunk_dim
@@ -26,6 +26,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.support import Family
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
 
@@ -328,3 +329,6 @@ class Zamba2(Llama):
 def adapted(m: Module, x: Tensor) -> Tensor:
     """A low-rank adapter: nn.Sequential of two linear layers."""
     return (m / "1").linear((m / "0").linear(x))
+
+
+FAMILY: Final = Family("zamba2", Zamba2)

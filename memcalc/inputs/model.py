@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -214,8 +213,7 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
         )
     if model_type not in FAMILIES:
         return _traced(name, model_type, config, f"field `model_type` is {quoted(model_type)}", notes)
-    module, attribute = FAMILIES[model_type]
-    family: type[Program] = getattr(import_module(module), attribute)
+    family = FAMILIES[model_type].program
     named: object = config.get("architectures")
     if isinstance(named, list) and any(one in cast("list[object]", named) for one in family.traced_classes):
         return _traced(name, model_type, config, f"field `architectures` is {quoted(cast('object', named))}", notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from importlib import import_module
 from typing import Any
 
 import paper
@@ -17,8 +16,7 @@ TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attentio
 
 
 def family_of(model_type: str) -> Any:
-    module_name, class_name = FAMILIES[model_type]
-    return getattr(import_module(module_name), class_name)
+    return FAMILIES[model_type].program
 
 
 DERIVED = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from copy import deepcopy
 from dataclasses import MISSING, fields
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -46,8 +45,7 @@ FIELDS_OF_OTHERS: dict[str, Any] = {
 
 def own_fields(family: str) -> dict[str, Any]:
     """What the family's configuration reads, with its defaults."""
-    module, name = FAMILIES[family]
-    config = getattr(import_module(module), name).Config
+    config = FAMILIES[family].program.Config
     return {field.name: None if field.default is MISSING else field.default for field in fields(config)}
 
 

@@ -1,0 +1,23 @@
+"""What a family's module says of it: the program, and what of memcalc's mechanisms it goes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.families.base.program import Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """What a family can do. Without a record it can do what every program can."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model type of transformers and its program: the constant FAMILY of a module of `memcalc.families`."""
+
+    model_type: str
+    program: type[Program]
+    support: Support = Support()
