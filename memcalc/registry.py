@@ -49,7 +49,7 @@ class Registry(Mapping[str, T]):
         return self._found[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.known or (isinstance(name, str) and self.get(name) is not None)
+        return isinstance(name, str) and (name in self.known or self.get(name) is not None)
 
     def __iter__(self) -> Iterator[str]:
         yield from self.known
@@ -72,18 +72,14 @@ class Registry(Mapping[str, T]):
         """The names that are not known beforehand."""
         folders = tuple(import_module(self.package).__path__)
         if folders not in self._listed:
-            stems = {path.stem for folder in folders for path in Path(folder).glob("[!_]*") if _is_module(path)}
-            found = map(self._imported, sorted(stems - {_stem(name) for name in self.known} - {*self.helpers}))
+            stems = {path.stem for folder in folders for path in Path(folder).iterdir() if path.suffix in (".py", "")}
+            found = map(self._imported, sorted(stems - {_stem(name) for name in self.known}))
             self._listed[folders] = tuple(one[0] for one in found if one is not None)
         return self._listed[folders]
 
 
 def _stem(name: str) -> str:
     return name.replace("-", "_")
-
-
-def _is_module(path: Path) -> bool:
-    return path.suffix == ".py" or (not path.suffix and (path / "__init__.py").is_file())
 
 
 def constant(name: str, attribute: str, stem: str, module: Any) -> tuple[str, Any] | None:

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.inputs",),
     ("memcalc.setup",),
     ("memcalc.engines.base",),
-    ("memcalc.engines.plain",),
+    ("memcalc.engines.none",),
     ("memcalc.engines.ddp", "memcalc.engines.fsdp2", "memcalc.engines.deepspeed", "memcalc.engines.megatron"),
     ("memcalc.engines",),
     ("memcalc.device",),

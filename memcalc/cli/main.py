@@ -6,19 +6,25 @@ import gc
 import io
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from memcalc.cli.streams import INTERRUPTED, drop, end_at_interrupt, open_closed
+from memcalc.registry import Registry
 
-COMMANDS: Final[dict[str, str]] = {
-    "estimate": "memcalc.cli.estimate",
-    "validate": "memcalc.cli.validate",
-    "models": "memcalc.cli.models",
-    "gpus": "memcalc.cli.gpus",
-}
-"""Command -> module with a function of that name and an EPILOG; only the called one is imported."""
+
+def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
+    """A command is a module with an EPILOG and a function of its name."""
+    return (stem.replace("_", "-"), module) if hasattr(module, "EPILOG") else None
+
+
+COMMANDS: Final[Registry[Any]] = Registry(
+    "memcalc.cli",
+    ("estimate", "validate", "models", "gpus"),
+    _command_of,
+    helpers=("group", "main", "options", "output", "streams"),
+)
+"""Command -> module; only the called one is imported."""
 
 
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
@@ -38,8 +44,8 @@ def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
     )
     app.callback()(group)
     for name in names:
-        module = import_module(COMMANDS[name])
-        app.command(name, epilog=module.EPILOG, context_settings=_HELP)(getattr(module, name))
+        module = COMMANDS[name]
+        app.command(name, epilog=module.EPILOG, context_settings=_HELP)(getattr(module, name.replace("-", "_")))
     return app
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from memcalc.registry import ENGINES, OPTIMIZERS
+
 _MODEL = "Model and precision"
 _BATCH = "Batch"
 _PARALLEL = "GPUs and parallelism"
@@ -165,9 +167,7 @@ LastStageLayers = Annotated[
         "Layers of the last pipeline rank. (default: equal, or less for the head)", _PARALLEL, "--last-stage-layers"
     ),
 ]
-Engine = Annotated[
-    str | None, _option("none, ddp, fsdp2, deepspeed, megatron. (default: by gpus and zero)", _PARALLEL, "--engine")
-]
+Engine = Annotated[str | None, _option(f"{', '.join(ENGINES)}. (default: by gpus and zero)", _PARALLEL, "--engine")]
 MicroBatchSize = Annotated[
     int | None, _option("Sequences per rank and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
 ]
@@ -196,9 +196,7 @@ ExpertImbalance = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    _option(
-        "adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon. (default: adamw)", _METHOD, "--optimizer"
-    ),
+    _option(f"{', '.join(OPTIMIZERS)}. (default: adamw)", _METHOD, "--optimizer"),
 ]
 OptimizerImplementation = Annotated[
     str | None,

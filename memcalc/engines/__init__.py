@@ -1,9 +1,14 @@
-"""Engines: what each holds besides the activations, and what it sends. A literal map, imported on demand."""
+"""Engines: what each holds besides the activations, and what it sends, found by the name that `--engine` takes.
+
+Each is a module with the functions of `Engine`: the one of its name, or `engine` in the package of its name. The modules of
+`base`, and those that run engines, are none.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from memcalc.registry import ENGINES
 
 if TYPE_CHECKING:
     from memcalc.engines.base.holdings import Holdings
@@ -11,13 +16,7 @@ if TYPE_CHECKING:
     from memcalc.layout.collectives import Collective
     from memcalc.setup.setup import Setup
 
-ENGINES: Final[dict[str, str]] = {
-    "none": "memcalc.engines.plain",
-    "ddp": "memcalc.engines.ddp",
-    "deepspeed": "memcalc.engines.deepspeed.engine",
-    "fsdp2": "memcalc.engines.fsdp2.engine",
-    "megatron": "memcalc.engines.megatron.engine",
-}
+__all__ = ["ENGINES", "Engine", "load_engine"]
 
 
 class Engine(Protocol):
@@ -38,4 +37,4 @@ class Engine(Protocol):
 
 def load_engine(name: str) -> Engine:
     """The engine of that name (KeyError if there is none)."""
-    return import_module(ENGINES[name])  # type: ignore[return-value]
+    return ENGINES[name]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import Dim, numel
 from memcalc.core.rows import Row
-from memcalc.engines import plain
+from memcalc.engines import none as plain
 from memcalc.engines.base.holdings import Holdings
 from memcalc.layout.collectives import Collective
 from memcalc.layout.layer_kinds import elements_of, shares_of

@@ -11,6 +11,8 @@ from memcalc.errors import InputError, nearest, one_line
 from memcalc.inputs.files import hardware_folder, read_bundled
 from memcalc.units import to_bytes
 
+FOLDERS: Final = [hardware_folder()]
+"""Where the files of GPUs are."""
 _MOST_SHOWN: Final = 12
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})?", re.ASCII)
 _SIZE: Final = re.compile(r"[-+]?(?:[0-9][0-9.,_]*|\.[0-9]+)(?:e[-+]?[0-9]+)?\s*(?:[kmgtp]i?b|[kmgtp])", re.ASCII)
@@ -69,7 +71,8 @@ def from_file(name: str, content: dict[str, Any]) -> GPU:
 
 @cache
 def _files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(hardware_folder().glob("*.json"))}
+    found = {path.stem: path for folder in FOLDERS for path in folder.glob("*.json")}
+    return {name: found[name] for name in sorted(found)}
 
 
 @cache

@@ -5,10 +5,11 @@ Checked by hand, not with pydantic: these few kinds are all there is, and a plan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 from memcalc.errors import InputError, nearest, one_line
+from memcalc.registry import ENGINES, OPTIMIZERS
 
 
 class Options(NamedTuple):
@@ -61,20 +62,20 @@ class Options(NamedTuple):
 
 
 _DEGREE: Final = (1, 10**6)
-_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+_CHOICES: Final[dict[str, Collection[str]]] = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble"),
     "cp_comm_type": ("p2p", "all_gather", "a2a"),
     "precision": (
         "fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-autocast", "fp16-autocast", "fp8-mixed",
     ),
     "grad_dtype": ("fp32", "bf16", "fp16"),
-    "optimizer": ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "adamw-8bit", "muon"),
+    "optimizer": OPTIMIZERS,
     "optimizer_implementation": ("foreach", "fused", "for-loop"),
     "recompute": ("none", "selective", "op", "full"),
     "attention": ("eager", "sdpa", "flash", "unfused"),
     "cross_entropy": ("eager", "vocab-parallel", "fused", "chunked"),
     "kernels": ("hf", "fused", "megatron"),
-    "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),
+    "engine": ENGINES,
 }  # fmt: skip
 _WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(

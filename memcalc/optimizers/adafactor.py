@@ -13,7 +13,7 @@ from typing import Final
 from memcalc.core.dims import ONE_DIM, Shape
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import Memory, Tensor
-from memcalc.optimizers.optimizer import (
+from memcalc.optimizers.base import (
     Optimizer,
     Parameter,
     State,
@@ -52,7 +52,7 @@ class Adafactor(Optimizer):
             _multi_tensor_adafactor(memory, parameters, dtype, grad_dtype)
 
 
-ADAFACTOR: Final = Adafactor("adafactor", ("for-loop", "foreach"))
+OPTIMIZER: Final = Adafactor("adafactor", ("for-loop", "foreach"))
 
 
 def _is_multidim(parameter: Parameter) -> bool:

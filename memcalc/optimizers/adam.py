@@ -1,68 +1,9 @@
-"""Adam and AdamW: torch/optim/adam.py, of which torch/optim/adamw.py is a row with decoupled weight decay.
-
-Neither needs a copy of the gradient: AdamW's weight decay multiplies the parameter in place, Adam's is 0 by default.
-"""
+"""Adam: AdamW without its weight decay (torch/optim/adam.py, where that is 0 by default), so without a copy of the gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from memcalc.core.dtypes import DType, fp32
-from memcalc.core.tensor import Memory, Tensor
-from memcalc.optimizers.optimizer import (
-    Optimizer,
-    Parameter,
-    State,
-    like_parameter,
-    one_by_one,
-    temporaries,
-    temporary,
-    then,
-)
+from memcalc.optimizers.adamw import Adam
 
-_SOURCE: Final = "torch/optim/adam.py: Adam._init_group"
-
-
-@dataclass(frozen=True, slots=True)
-class Adam(Optimizer):
-    """Two moments of every parameter."""
-
-    def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
-        self.check(implementation)
-        states: list[State] = []
-        for parameter in parameters:
-            if implementation == "fused":
-                # The fused kernel reads its step counters on the GPU; the other two keep them on the CPU.
-                states.append(State("step", parameter, (), fp32, parameter.count, _SOURCE))
-            states.append(like_parameter("exp_avg", parameter, dtype, _SOURCE))
-            states.append(like_parameter("exp_avg_sq", parameter, dtype, _SOURCE))
-        return states
-
-    def step(
-        self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
-    ) -> None:
-        self.check(implementation)
-        if implementation == "for-loop":
-            _single_tensor_adam(memory, parameters, dtype)
-        elif implementation == "foreach":
-            _multi_tensor_adam(memory, parameters, dtype)
-        # _fused_adam is one kernel that updates in place.
-
-
-ADAMW: Final = Adam("adamw", ("foreach", "fused", "for-loop"))
-ADAM: Final = Adam("adam", ("foreach", "fused", "for-loop"))
-
-
-def _single_tensor_adam(memory: Memory, parameters: Sequence[Parameter], dtype: DType) -> None:
-    denom: Tensor | None = None
-    for parameter in one_by_one(memory, parameters):
-        # (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps), while `denom` still holds the last parameter's
-        denom = then(temporary(memory, parameter.shape, dtype, "exp_avg_sq.sqrt()"), "denom")
-    del denom
-
-
-def _multi_tensor_adam(memory: Memory, parameters: Sequence[Parameter], dtype: DType) -> None:
-    exp_avg_sq_sqrt = temporaries(memory, parameters, dtype, "exp_avg_sq_sqrt")
-    del exp_avg_sq_sqrt
+OPTIMIZER: Final = Adam("adam", ("foreach", "fused", "for-loop"))

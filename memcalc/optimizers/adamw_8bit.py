@@ -10,7 +10,7 @@ from typing import Final
 from memcalc.core.dims import Dim, Shape, numel
 from memcalc.core.dtypes import DType, fp32, uint8
 from memcalc.core.tensor import Memory
-from memcalc.optimizers.optimizer import Optimizer, Parameter, State, like_parameter
+from memcalc.optimizers.base import Optimizer, Parameter, State, like_parameter
 
 _SOURCE: Final = "bitsandbytes/optim/optimizer.py: Optimizer2State.init_state"
 _BLOCK_SIZE: Final = 256
@@ -50,7 +50,7 @@ class AdamW8bit(Optimizer):
         self.check(implementation)
 
 
-ADAMW_8BIT: Final = AdamW8bit("adamw-8bit", ("fused",))
+OPTIMIZER: Final = AdamW8bit("adamw-8bit", ("fused",))
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from typing import Final
 
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import Memory
-from memcalc.optimizers.optimizer import (
+from memcalc.optimizers.base import (
     Optimizer,
     Parameter,
     State,
@@ -36,7 +36,7 @@ class Lion(Optimizer):
             _update_fn(memory, parameter, dtype, grad_dtype)
 
 
-LION: Final = Lion("lion", ("for-loop",))
+OPTIMIZER: Final = Lion("lion", ("for-loop",))
 
 
 def _update_fn(memory: Memory, parameter: Parameter, dtype: DType, grad_dtype: DType) -> None:

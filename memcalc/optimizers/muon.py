@@ -14,8 +14,8 @@ from typing import Final
 from memcalc.core.dims import Shape
 from memcalc.core.dtypes import DType, bf16
 from memcalc.core.tensor import Memory, Tensor
-from memcalc.optimizers.adam import ADAMW
-from memcalc.optimizers.optimizer import (
+from memcalc.optimizers.adamw import OPTIMIZER as ADAMW
+from memcalc.optimizers.base import (
     Optimizer,
     Parameter,
     State,
@@ -49,7 +49,7 @@ class Muon(Optimizer):
         ADAMW.step(memory, others, dtype, grad_dtype, implementation)
 
 
-MUON: Final = Muon("muon", ADAMW.implementations)
+OPTIMIZER: Final = Muon("muon", ADAMW.implementations)
 
 
 def _split(parameters: Sequence[Parameter]) -> tuple[list[Parameter], list[Parameter]]:

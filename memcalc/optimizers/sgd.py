@@ -11,7 +11,7 @@ from typing import Final
 
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import Memory
-from memcalc.optimizers.optimizer import Optimizer, Parameter, State, like_parameter
+from memcalc.optimizers.base import Optimizer, Parameter, State, like_parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +33,4 @@ class Sgd(Optimizer):
         self.check(implementation)
 
 
-SGD: Final = Sgd("sgd", ("foreach", "fused", "for-loop"), momentum=False)
-SGD_MOMENTUM: Final = Sgd("sgd-momentum", ("foreach", "fused", "for-loop"), momentum=True)
+OPTIMIZER: Final = Sgd("sgd", ("foreach", "fused", "for-loop"), momentum=False)

@@ -107,7 +107,7 @@ entry_point()
             (name, ["estimate", "--model", "llama-7b", "--gpu", "t4"])
             for name in (
                 "memcalc.cli.main", "typer", "typer.main", "memcalc.cli.estimate", "memcalc.estimation.estimate",
-                "memcalc.families.llama", "memcalc.engines.plain", "memcalc.report.table", "memcalc.report.advice",
+                "memcalc.families.llama", "memcalc.engines.none", "memcalc.report.table", "memcalc.report.advice",
             )
         ),
         ("pydantic", ["estimate", "--model", "CONFIG"]),

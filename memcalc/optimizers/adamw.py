@@ -1,0 +1,67 @@
+"""AdamW: torch/optim/adamw.py, a row of torch/optim/adam.py with decoupled weight decay.
+
+It needs no copy of the gradient: weight decay multiplies the parameter in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memcalc.core.dtypes import DType, fp32
+from memcalc.core.tensor import Memory, Tensor
+from memcalc.optimizers.base import (
+    Optimizer,
+    Parameter,
+    State,
+    like_parameter,
+    one_by_one,
+    temporaries,
+    temporary,
+    then,
+)
+
+_SOURCE: Final = "torch/optim/adam.py: Adam._init_group"
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(Optimizer):
+    """Two moments of every parameter."""
+
+    def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
+        self.check(implementation)
+        states: list[State] = []
+        for parameter in parameters:
+            if implementation == "fused":
+                # The fused kernel reads its step counters on the GPU; the other two keep them on the CPU.
+                states.append(State("step", parameter, (), fp32, parameter.count, _SOURCE))
+            states.append(like_parameter("exp_avg", parameter, dtype, _SOURCE))
+            states.append(like_parameter("exp_avg_sq", parameter, dtype, _SOURCE))
+        return states
+
+    def step(
+        self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
+    ) -> None:
+        self.check(implementation)
+        if implementation == "for-loop":
+            _single_tensor_adam(memory, parameters, dtype)
+        elif implementation == "foreach":
+            _multi_tensor_adam(memory, parameters, dtype)
+        # _fused_adam is one kernel that updates in place.
+
+
+OPTIMIZER: Final = Adam("adamw", ("foreach", "fused", "for-loop"))
+
+
+def _single_tensor_adam(memory: Memory, parameters: Sequence[Parameter], dtype: DType) -> None:
+    denom: Tensor | None = None
+    for parameter in one_by_one(memory, parameters):
+        # (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps), while `denom` still holds the last parameter's
+        denom = then(temporary(memory, parameter.shape, dtype, "exp_avg_sq.sqrt()"), "denom")
+    del denom
+
+
+def _multi_tensor_adam(memory: Memory, parameters: Sequence[Parameter], dtype: DType) -> None:
+    exp_avg_sq_sqrt = temporaries(memory, parameters, dtype, "exp_avg_sq_sqrt")
+    del exp_avg_sq_sqrt
