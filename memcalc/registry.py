@@ -72,7 +72,8 @@ class Registry(Mapping[str, T]):
         """The names that are not known beforehand."""
         folders = tuple(import_module(self.package).__path__)
         if folders not in self._listed:
-            stems = {path.stem for folder in folders for path in Path(folder).iterdir() if path.suffix in (".py", "")}
+            files = (path for folder in map(Path, folders) if folder.is_dir() for path in folder.iterdir())
+            stems = {path.stem for path in files if path.suffix in (".py", "")}
             found = map(self._imported, sorted(stems - {_stem(name) for name in self.known}))
             self._listed[folders] = tuple(one[0] for one in found if one is not None)
         return self._listed[folders]
@@ -90,7 +91,7 @@ def constant(name: str, attribute: str, stem: str, module: Any) -> tuple[str, An
 
 def _engine(stem: str, module: Any) -> tuple[str, Any] | None:
     """An engine is a module with its three functions."""
-    return (stem, module) if hasattr(module, "holdings") else None
+    return (stem.replace("_", "-"), module) if hasattr(module, "holdings") else None
 
 
 OPTIMIZERS: Final[Registry[Any]] = Registry(
