@@ -6,7 +6,7 @@ from typing import Any
 
 from cases import DROPOUTS, step_cases
 
-from memcalc.layout.tensor_parallel_plans import NOT_RUN
+from memcalc.families import support_of
 
 _SIZES = {
     "hidden_size": 64,
@@ -24,8 +24,9 @@ def config_of(model_type: str) -> dict[str, Any]:
     """A family's first case with such sizes, without dropout and without what transformers cannot split."""
     fields = step_cases(model_type)[0].fields
     own: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0) | _SIZES
-    if model_type in NOT_RUN:
-        own[NOT_RUN[model_type]] = None
+    without = support_of(model_type).tensor_parallel_without
+    if without is not None:
+        own[without] = None
     if "head_dim" in fields:
         own["head_dim"] = 16
     own |= {name: size for name, size in _EXPERTS.items() if name in fields}

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from memcalc.families.base.config import Count
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, LlamaConfig
 
 
@@ -34,7 +35,7 @@ class NewModel(Llama):
     Config = NewModelConfig
 
 
-FAMILY: Final = Family("new-model", NewModel)
+FAMILY: Final = Family("new-model", NewModel, Support(tensor_parallel=LLAMA))
 ''',
     "optimizers/new_sgd.py": '''
 from typing import Final
@@ -112,6 +113,14 @@ def test_a_family(folder: Path) -> None:
     llama = estimate(folder, {"model_type": "llama", **sizes})
     assert new["model"]["model_type"] == "new-model"
     assert new["memory"] == llama["memory"]
+
+
+def test_what_a_family_can_do(folder: Path) -> None:
+    new = estimate(folder, NEW, "--engine", "fsdp2", "--gpus", "2", "--tp", "2")
+    assert new["setup"]["tp"] == 2
+    assert new["communication"]["per_step"]["payload"] > 0
+    refused = run(folder, "estimate", str(folder / "new-model.json"), "--engine", "megatron", "--gpus", "2")
+    assert "for a new-model is not modelled by this version" in refused.stderr
 
 
 def test_an_optimizer(folder: Path) -> None:

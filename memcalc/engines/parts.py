@@ -14,7 +14,6 @@ from memcalc.layout import auto_ep, context_parallel
 from memcalc.layout.expert_parallel import share_experts
 from memcalc.layout.sequence_parallel import LOSS_PARALLEL, SequenceParallel
 from memcalc.layout.tensor_parallel import TensorParallel, split
-from memcalc.layout.tensor_parallel_plans import PLANS
 
 if TYPE_CHECKING:
     from memcalc.layout.collectives import Collective
@@ -55,7 +54,8 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
     )
     if key not in model.profiles:
         how = SequenceParallel if setup.sequence_parallel else TensorParallel
-        plan = PLANS[model.model_type] | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
+        assert model.support.tensor_parallel is not None
+        plan = model.support.tensor_parallel | (LOSS_PARALLEL if setup.cross_entropy == "vocab-parallel" else {})
         program = model.program if setup.ep == 1 else share_experts(model.program, setup.ep, setup.expert_imbalance)
         own = split(program, plan, setup.tp, how)
         model.profiles[key] = Model(model.name, model.model_type, own)

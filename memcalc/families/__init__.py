@@ -8,9 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from memcalc.families.base.support import Support
 from memcalc.registry import Registry, constant
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.families.base.support import Family
 
 _LISTED: Final = (
@@ -31,3 +34,14 @@ _LISTED: Final = (
 
 FAMILIES: Final[Registry[Family]] = Registry("memcalc.families", _LISTED, partial(constant, "FAMILY", "model_type"))
 """`model_type` -> the family, whose module is imported when it is asked for."""
+
+
+def support_of(model_type: str) -> Support:
+    """What a model type can do; of one without a program here, as its module would say with an empty record."""
+    family = FAMILIES.get(model_type)
+    return Support() if family is None else family.support
+
+
+def supporting(can: Callable[[Support], object]) -> tuple[str, ...]:
+    """The model types of whose record `can` is true, in the order in which they are listed. It imports every family."""
+    return tuple(model_type for model_type, family in FAMILIES.items() if can(family.support))

@@ -17,7 +17,8 @@ from memcalc.core.ops.selection import maximum, where_of_two
 from memcalc.families.base.blocks import Rotary, act
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import NORMED_HEADS, UNGATED
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import HeadNorm, PlainMLP
 
 if TYPE_CHECKING:
@@ -108,4 +109,4 @@ class Apertus(HeadNorm, PlainMLP):
         )
 
 
-FAMILY: Final = Family("apertus", Apertus)
+FAMILY: Final = Family("apertus", Apertus, Support(tensor_parallel={**UNGATED, **NORMED_HEADS}))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from memcalc.families.base.config import Activation, Count
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import UNGATED
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import PlainMLP
 from memcalc.families.llama import LlamaConfig
 
@@ -27,4 +28,4 @@ class Arcee(PlainMLP):
     Config = ArceeConfig
 
 
-FAMILY: Final = Family("arcee", Arcee)
+FAMILY: Final = Family("arcee", Arcee, Support(tensor_parallel=UNGATED))

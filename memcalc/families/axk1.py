@@ -9,8 +9,9 @@ from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.module import Module, Weight
+from memcalc.families.base.plans import LATENT
 from memcalc.families.base.sparse import MlpTypesConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 
 if TYPE_CHECKING:
@@ -76,4 +77,4 @@ class AXK1(DeepseekV3):
         return rms_norm(m / "post_mlp_layernorm", hidden_states)
 
 
-FAMILY: Final = Family("axk1", AXK1)
+FAMILY: Final = Family("axk1", AXK1, Support(tensor_parallel=LATENT))

@@ -25,7 +25,7 @@ from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_r
 from memcalc.families.base.masks import bidirectional_mask, causal_mask_of_ones
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -335,4 +335,4 @@ def check_finite(states: Tensor) -> None:
     _both = of_two(equal, finite, "finite", boolean)
 
 
-FAMILY: Final = Family("bart", Bart)
+FAMILY: Final = Family("bart", Bart, Support(tensor_parallel={}))

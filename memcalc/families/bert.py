@@ -28,7 +28,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import bidirectional_mask, causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -259,4 +259,4 @@ class Bert(Program):
         return act(hidden_states, self.config.hidden_act)
 
 
-FAMILY: Final = Family("bert", Bert)
+FAMILY: Final = Family("bert", Bert, Support(tensor_parallel={}))

@@ -22,7 +22,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -169,4 +169,4 @@ class BioGpt(Program):
         return transpose(view(x, *x.shape[:2], self.heads, self.head_dim), 1, 2)
 
 
-FAMILY: Final = Family("biogpt", BioGpt)
+FAMILY: Final = Family("biogpt", BioGpt, Support(tensor_parallel={}))

@@ -10,7 +10,7 @@ from memcalc.core.ops.shape import reshape
 from memcalc.families.base.blocks import Attended, Rotary, act
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -74,4 +74,4 @@ class BitNet(Llama):
         )
 
 
-FAMILY: Final = Family("bitnet", BitNet)
+FAMILY: Final = Family("bitnet", BitNet, Support(tensor_parallel={}))

@@ -16,7 +16,7 @@ from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -209,4 +209,4 @@ def _one_minus(x: Tensor) -> Tensor:
     return scale(x, "sub")
 
 
-FAMILY: Final = Family("bloom", Bloom)
+FAMILY: Final = Family("bloom", Bloom, Support(tensor_parallel={}))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memcalc.families.base.config import Count
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.roberta import RobertaConfig
 from memcalc.families.xlm_roberta import XLMRoberta
 
@@ -25,4 +25,4 @@ class Camembert(XLMRoberta):
     prefix = "Camembert"
 
 
-FAMILY: Final = Family("camembert", Camembert)
+FAMILY: Final = Family("camembert", Camembert, Support(tensor_parallel={}))

@@ -10,7 +10,7 @@ from memcalc.core.ops.elementwise import scale
 from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.shape import reshape, split, transpose
 from memcalc.core.tensor import Tensor, new_tensor
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gptj import GPTJ, GPTJConfig
 from memcalc.families.llama import linear_weights
 
@@ -74,4 +74,4 @@ class CodeGen(GPTJ):
         return scale(attn_weights, "div")
 
 
-FAMILY: Final = Family("codegen", CodeGen)
+FAMILY: Final = Family("codegen", CodeGen, Support(tensor_parallel={}))

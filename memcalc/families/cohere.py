@@ -12,7 +12,8 @@ from memcalc.core.ops.shape import transpose, unsqueeze, view
 from memcalc.families.base.blocks import QKV, Rotary, rotate_pairs
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -101,4 +102,4 @@ class Cohere(ParallelLayer):
         return transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
 
 
-FAMILY: Final = Family("cohere", Cohere)
+FAMILY: Final = Family("cohere", Cohere, Support(tensor_parallel=LLAMA, tensor_parallel_without="use_qk_norm"))

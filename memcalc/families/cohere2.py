@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import Windowed
 from memcalc.families.cohere import ParallelLayer
 
@@ -53,4 +54,4 @@ class Cohere2(Windowed, ParallelLayer):
         return super().rotated_qkv(m, hidden_states, rotary) if rotates else self.qkv(m, hidden_states)
 
 
-FAMILY: Final = Family("cohere2", Cohere2)
+FAMILY: Final = Family("cohere2", Cohere2, Support(tensor_parallel=LLAMA))

@@ -14,7 +14,7 @@ from memcalc.families.base.blocks import Attended, plain_eager_attention, sdpa_a
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -144,4 +144,4 @@ class CTRL(GPT2):
         return (m / "2").linear(x)
 
 
-FAMILY: Final = Family("ctrl", CTRL)
+FAMILY: Final = Family("ctrl", CTRL, Support(tensor_parallel={}))

@@ -14,7 +14,8 @@ from memcalc.families.base.config import (
     WindowedConfig,
     check_divides,
 )
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import Windowed
 
 
@@ -48,4 +49,4 @@ class Cwm(Windowed):
     Config = CwmConfig
 
 
-FAMILY: Final = Family("cwm", Cwm)
+FAMILY: Final = Family("cwm", Cwm, Support(tensor_parallel=LLAMA))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memcalc.families.base.config import Count
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.roberta import Roberta, RobertaConfig
 
 
@@ -25,4 +25,4 @@ class Data2VecText(Roberta):
     base = "data2vec_text"
 
 
-FAMILY: Final = Family("data2vec-text", Data2VecText)
+FAMILY: Final = Family("data2vec-text", Data2VecText, Support(tensor_parallel={}))

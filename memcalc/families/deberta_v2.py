@@ -31,7 +31,7 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.bert import Bert
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -448,4 +448,4 @@ def plus(score: Tensor | float, more: Tensor) -> Tensor:
     return add_(score, more) if isinstance(score, Tensor) else score + more
 
 
-FAMILY: Final = Family("deberta-v2", DebertaV2)
+FAMILY: Final = Family("deberta-v2", DebertaV2, Support(tensor_parallel={}))

@@ -24,8 +24,9 @@ from memcalc.families.base.experts import (
     without_other_groups,
 )
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.plans import SHARED_EXPERTS, SPLIT_LATENT
 from memcalc.families.base.sparse import gated_mlp_weights
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 
 if TYPE_CHECKING:
@@ -150,4 +151,8 @@ class DeepseekV2(DeepseekV3):
         return q_out, k_out
 
 
-FAMILY: Final = Family("deepseek_v2", DeepseekV2)
+FAMILY: Final = Family(
+    "deepseek_v2",
+    DeepseekV2,
+    Support(tensor_parallel={**SPLIT_LATENT, "model.layers.*.self_attn.q_proj": "colwise", **SHARED_EXPERTS}),
+)

@@ -26,9 +26,10 @@ from memcalc.families.base.blocks import Attended, apply_rotary_pos_emb, rms_nor
 from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, RotaryConfig
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.plans import LATENT
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -208,4 +209,4 @@ def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tens
     return q_embed, k_embed
 
 
-FAMILY: Final = Family("deepseek_v3", DeepseekV3)
+FAMILY: Final = Family("deepseek_v3", DeepseekV3, Support(tensor_parallel=LATENT))

@@ -15,9 +15,10 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.experts import REFUSED, check_experts, check_given, check_groups
+from memcalc.families.base.plans import EXPERTS, LLAMA, NORMED_HEADS, SHARED_EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.qwen3 import Qwen3
 
 if TYPE_CHECKING:
@@ -83,4 +84,4 @@ class Dots1(GroupedSparseLayers, Qwen3):
     Config = Dots1Config
 
 
-FAMILY: Final = Family("dots1", Dots1)
+FAMILY: Final = Family("dots1", Dots1, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}))

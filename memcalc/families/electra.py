@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.core.ops.elementwise import activation
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -64,4 +64,4 @@ class Electra(Bert):
         return (m / "LayerNorm").layer_norm(hidden_states)
 
 
-FAMILY: Final = Family("electra", Electra)
+FAMILY: Final = Family("electra", Electra, Support(tensor_parallel={}))

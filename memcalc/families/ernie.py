@@ -11,7 +11,7 @@ from memcalc.core.ops.elementwise import add_
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.bert import Bert, BertConfig
 
 if TYPE_CHECKING:
@@ -49,4 +49,4 @@ class Ernie(Bert):
         return add_(embeddings, (m / "task_type_embeddings").embedding(task_type_ids))
 
 
-FAMILY: Final = Family("ernie", Ernie)
+FAMILY: Final = Family("ernie", Ernie, Support(tensor_parallel={}))

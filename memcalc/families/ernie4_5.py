@@ -11,7 +11,8 @@ from memcalc.core.ops.elementwise import cast
 from memcalc.core.ops.shape import unsqueeze
 from memcalc.families.base.blocks import repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, Layers, RotaryConfig, check_divides
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -71,4 +72,4 @@ class Ernie45(Llama):
         return cast(q_embed, original_dtype), cast(k_embed, original_dtype)
 
 
-FAMILY: Final = Family("ernie4_5", Ernie45)
+FAMILY: Final = Family("ernie4_5", Ernie45, Support(tensor_parallel=LLAMA))

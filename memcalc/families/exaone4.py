@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA, NORMED_HEADS
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import HeadNorm, PostNorm, Windowed
 
 if TYPE_CHECKING:
@@ -64,4 +65,4 @@ class Exaone4(Windowed, HeadNorm, PostNorm):
         return super().rotated_qkv(m, hidden_states, rotary) if self.rotates(m.layer) else self.qkv(m, hidden_states)
 
 
-FAMILY: Final = Family("exaone4", Exaone4)
+FAMILY: Final = Family("exaone4", Exaone4, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}))

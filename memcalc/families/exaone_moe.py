@@ -23,8 +23,9 @@ from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, module
 from memcalc.families.base.normed_heads import NormedHeads
+from memcalc.families.base.plans import EXPERTS, LLAMA, NORMED_HEADS
 from memcalc.families.base.sparse import GroupedSparseLayers, MlpTypesConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -128,4 +129,4 @@ class ExaoneMoe(NormedHeads, GroupedSparseLayers):
         return attn_output, attn_weights
 
 
-FAMILY: Final = Family("exaone_moe", ExaoneMoe)
+FAMILY: Final = Family("exaone_moe", ExaoneMoe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}))

@@ -37,7 +37,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import boolean_mask, causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.bloom import Bloom, dropout_add, with_n_embed
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -319,4 +319,4 @@ def masked_alibi(alibi: Tensor, causal: Tensor) -> Tensor:
     return of_two(scaled, like(causal, "masked positions", boolean), "causal alibi", alibi.dtype)
 
 
-FAMILY: Final = Family("falcon", Falcon)
+FAMILY: Final = Family("falcon", Falcon, Support(tensor_parallel={}))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.families.base.module import Buffer, Module, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.mamba import Mamba, MambaConfig, SelectiveMixer
 
 if TYPE_CHECKING:
@@ -65,4 +65,4 @@ def _norm(x: Tensor) -> Tensor:
     return x * rsqrt(mean(power(x, 2)) + 1e-6)
 
 
-FAMILY: Final = Family("falcon_mamba", FalconMamba)
+FAMILY: Final = Family("falcon_mamba", FalconMamba, Support(tensor_parallel={}))

@@ -10,7 +10,8 @@ from memcalc.core.ops.elementwise import cast
 from memcalc.families.base.blocks import apply_rotary_pos_emb, rms_norm_in_fp32, rotary_embedding
 from memcalc.families.base.config import Count, DecimalProbability, Layers
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import ENDS, EXPERTS, GATHERED_ATTENTION
+from memcalc.families.base.support import Family, Support
 from memcalc.families.olmoe import Olmoe, OlmoeConfig
 
 if TYPE_CHECKING:
@@ -74,4 +75,8 @@ class FlexOlmo(Olmoe):
         return residual + hidden_states
 
 
-FAMILY: Final = Family("flex_olmo", FlexOlmo)
+FAMILY: Final = Family(
+    "flex_olmo",
+    FlexOlmo,
+    Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}, tensor_parallel_without="clip_qkv"),
+)

@@ -10,7 +10,8 @@ from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.core.ops.replaceable import replaceable
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Buffer, Module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -69,4 +70,4 @@ def scaled_by_rms(x: Tensor) -> Tensor:
     return x * rsqrt(mean(power(x, 2)) + 1e-6)
 
 
-FAMILY: Final = Family("gemma", Gemma)
+FAMILY: Final = Family("gemma", Gemma, Support(tensor_parallel=LLAMA))

@@ -20,7 +20,8 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import Windowed
 from memcalc.families.gemma import Gemma
 
@@ -96,4 +97,4 @@ class Gemma2(Windowed, Gemma):
         return eager_attention(q, k, v, mask, p=self.config.attention_dropout, softcap=capped)
 
 
-FAMILY: Final = Family("gemma2", Gemma2)
+FAMILY: Final = Family("gemma2", Gemma2, Support(tensor_parallel=LLAMA))

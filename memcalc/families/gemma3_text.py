@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, Decimal, LayerType, RotaryByKindConfig
 from memcalc.families.base.module import Module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA, NORMED_HEADS
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import HeadNorm, RotaryByKind
 from memcalc.families.gemma2 import Gemma2, Gemma2Config
 from memcalc.families.llama import Llama
@@ -47,4 +48,4 @@ class Gemma3Text(RotaryByKind, HeadNorm, Gemma2):
         return Llama.attend(self, m, q, k, v, mask)
 
 
-FAMILY: Final = Family("gemma3_text", Gemma3Text)
+FAMILY: Final = Family("gemma3_text", Gemma3Text, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from memcalc.core.dims import merge
 from memcalc.families.base.blocks import apply_partial_rotary_pos_emb, repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import GLM
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import JoinedMLP
 from memcalc.families.llama import linear_weights
 
@@ -59,4 +60,4 @@ class Glm(JoinedMLP):
         return apply_partial_rotary_pos_emb(q, k, repeat_pairs(cos), repeat_pairs(sin), rotate_pairs)
 
 
-FAMILY: Final = Family("glm", Glm)
+FAMILY: Final = Family("glm", Glm, Support(tensor_parallel=GLM))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import GLM
+from memcalc.families.base.support import Family, Support
 from memcalc.families.glm import Glm
 
 if TYPE_CHECKING:
@@ -37,4 +38,4 @@ class Glm4(Glm):
         return residual + hidden_states
 
 
-FAMILY: Final = Family("glm4", Glm4)
+FAMILY: Final = Family("glm4", Glm4, Support(tensor_parallel=GLM))

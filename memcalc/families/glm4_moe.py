@@ -20,9 +20,10 @@ from memcalc.families.base.config import (
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.module import Module, Weight
 from memcalc.families.base.normed_heads import NormedHeads
+from memcalc.families.base.plans import EXPERTS, LLAMA, SHARED_EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,4 +101,4 @@ class Glm4Moe(NormedHeads, GroupedSparseLayers):
         return apply_partial_rotary_pos_emb(q, k, cos, sin)
 
 
-FAMILY: Final = Family("glm4_moe", Glm4Moe)
+FAMILY: Final = Family("glm4_moe", Glm4Moe, Support(tensor_parallel={**LLAMA, **EXPERTS, **SHARED_EXPERTS}))

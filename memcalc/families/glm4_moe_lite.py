@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.plans import SPLIT_LATENT
 from memcalc.families.base.sparse import MlpTypesConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 
 if TYPE_CHECKING:
@@ -64,4 +65,4 @@ class Glm4MoeLite(DeepseekV3):
         return self.config.mlp_types[i] == "sparse"
 
 
-FAMILY: Final = Family("glm4_moe_lite", Glm4MoeLite)
+FAMILY: Final = Family("glm4_moe_lite", Glm4MoeLite, Support(tensor_parallel=SPLIT_LATENT))

@@ -16,7 +16,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -182,4 +182,4 @@ def conv1d_weights(name: str, fan_in: Dim, fan_out: Dim, component: str) -> Iter
     yield Weight(f"{name}.bias", (fan_out,), component)
 
 
-FAMILY: Final = Family("gpt2", GPT2)
+FAMILY: Final = Family("gpt2", GPT2, Support(tensor_parallel={}))

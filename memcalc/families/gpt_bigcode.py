@@ -12,7 +12,7 @@ from memcalc.core.ops.shape import contiguous, reshape, split, transpose, unsque
 from memcalc.families.base.blocks import Attended, act, attention
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -113,4 +113,4 @@ class GPTBigCode(GPT2):
         return dropout(hidden_states, self.config.resid_pdrop)
 
 
-FAMILY: Final = Family("gpt_bigcode", GPTBigCode)
+FAMILY: Final = Family("gpt_bigcode", GPTBigCode, Support(tensor_parallel={}))

@@ -19,7 +19,7 @@ from memcalc.families.base.blocks import Attended, act, position_ids
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.gptj import GPTJ
 from memcalc.families.llama import linear_weights
@@ -170,4 +170,4 @@ class GPTNeo(GPTJ):
         return dropout(hidden_states, self.config.resid_dropout)
 
 
-FAMILY: Final = Family("gpt_neo", GPTNeo)
+FAMILY: Final = Family("gpt_neo", GPTNeo, Support(tensor_parallel={}))

@@ -21,7 +21,7 @@ from memcalc.families.base.blocks import (
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.gpt_neox import GPTNeoX
 from memcalc.families.llama import linear_weights
@@ -185,4 +185,4 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float)
     return residual + dropout(x, p)
 
 
-FAMILY: Final = Family("gpt_neox_japanese", GPTNeoXJapanese)
+FAMILY: Final = Family("gpt_neox_japanese", GPTNeoXJapanese, Support(tensor_parallel={}))

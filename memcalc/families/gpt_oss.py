@@ -21,7 +21,7 @@ from memcalc.families.base.experts import REFUSED, Experts, check_experts
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -199,4 +199,4 @@ def eager_attention_with_sinks(
     return attn_output, attn_weights
 
 
-FAMILY: Final = Family("gpt_oss", GptOss)
+FAMILY: Final = Family("gpt_oss", GptOss, Support(tensor_parallel={"lm_head": "colwise_gather_output"}))

@@ -16,7 +16,7 @@ from memcalc.families.base.blocks import rotate_pairs as rotate_every_two
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -207,4 +207,4 @@ def rotate_pairs(x: Tensor, sincos: Tensor) -> Tensor:
     return (x * cos) + (rotate_every_two(x) * sin)
 
 
-FAMILY: Final = Family("gptj", GPTJ)
+FAMILY: Final = Family("gptj", GPTJ, Support(tensor_parallel={}))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from memcalc.core.ops.elementwise import scale
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -60,4 +61,4 @@ class Granite(Llama):
         return residual + scale(hidden_states, "mul")
 
 
-FAMILY: Final = Family("granite", Granite)
+FAMILY: Final = Family("granite", Granite, Support(tensor_parallel=LLAMA))

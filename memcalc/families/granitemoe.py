@@ -16,8 +16,9 @@ from memcalc.core.ops.shape import reshape, view
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.experts import REFUSED, Experts, check_experts
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.plans import GRANITE_MOE
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -138,4 +139,4 @@ class GraniteRouter:
         return router_logits, top_k_weights, top_k_index
 
 
-FAMILY: Final = Family("granitemoe", GraniteMoe)
+FAMILY: Final = Family("granitemoe", GraniteMoe, Support(tensor_parallel=GRANITE_MOE))

@@ -13,7 +13,8 @@ from memcalc.families.bamba import MixerConfig, mixer_of
 from memcalc.families.base.config import Bounds, CountOrNone
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import GRANITE_MOE
+from memcalc.families.base.support import Family, Support
 from memcalc.families.granitemoe import GraniteMoeConfig
 from memcalc.families.granitemoeshared import GraniteMoeShared
 
@@ -100,4 +101,4 @@ class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
         return residual + hidden_states * 0.22
 
 
-FAMILY: Final = Family("granitemoehybrid", GraniteMoeHybrid)
+FAMILY: Final = Family("granitemoehybrid", GraniteMoeHybrid, Support(tensor_parallel=GRANITE_MOE))

@@ -10,7 +10,8 @@ from memcalc.core.ops.shape import chunk
 from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Bounds
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import GRANITE_MOE
+from memcalc.families.base.support import Family, Support
 from memcalc.families.granitemoe import GraniteMoe, GraniteMoeConfig
 from memcalc.families.llama import linear_weights
 
@@ -60,4 +61,4 @@ class GraniteMoeShared(GraniteMoe):
         return (m / "output_linear").linear(hidden_states)
 
 
-FAMILY: Final = Family("granitemoeshared", GraniteMoeShared)
+FAMILY: Final = Family("granitemoeshared", GraniteMoeShared, Support(tensor_parallel=GRANITE_MOE))

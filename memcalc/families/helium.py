@@ -12,7 +12,8 @@ from memcalc.core.ops.elementwise import cast, mean, power, rsqrt
 from memcalc.core.ops.shape import unsqueeze
 from memcalc.families.base.blocks import repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -76,4 +77,4 @@ class Helium(Llama):
         return q_embed, k_embed
 
 
-FAMILY: Final = Family("helium", Helium)
+FAMILY: Final = Family("helium", Helium, Support(tensor_parallel=LLAMA))

@@ -16,9 +16,10 @@ from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts, check_given
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.plans import ONLY_EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
 from memcalc.families.base.sparse import gated_mlp_weights
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,4 +118,4 @@ class HunYuanMoEV1(RouterOutputs):
         return reshape(final_hidden_states, batch, seq, hidden) + hidden_states_mlp
 
 
-FAMILY: Final = Family("hunyuan_v1_moe", HunYuanMoEV1)
+FAMILY: Final = Family("hunyuan_v1_moe", HunYuanMoEV1, Support(tensor_parallel=ONLY_EXPERTS))

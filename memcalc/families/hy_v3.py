@@ -17,8 +17,9 @@ from memcalc.families.base.config import Activation, Count, CountOrNone, Decimal
 from memcalc.families.base.experts import REFUSED, Experts, SigmoidRouter, check_experts
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.normed_heads import NormedHeads
+from memcalc.families.base.plans import EXPERTS, LLAMA, NORMED_HEADS, SHARED_EXPERTS
 from memcalc.families.base.sparse import MlpTypesConfig, SparseLayers, gated_mlp_weights
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -121,4 +122,4 @@ class HYV3(SparseLayers, NormedHeads):
         )
 
 
-FAMILY: Final = Family("hy_v3", HYV3)
+FAMILY: Final = Family("hy_v3", HYV3, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from memcalc.core.ops.elementwise import scale
 from memcalc.families.base.config import Decimal
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.granite import Granite
 from memcalc.families.llama import LlamaConfig
 
@@ -58,4 +59,4 @@ class HyperCLOVAX(Granite):
         return residual + scale(hidden_states, "mul")
 
 
-FAMILY: Final = Family("hyperclovax", HyperCLOVAX)
+FAMILY: Final = Family("hyperclovax", HyperCLOVAX, Support(tensor_parallel=LLAMA))

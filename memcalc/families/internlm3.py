@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Count, Layers
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, LlamaConfig
 
 if TYPE_CHECKING:
@@ -39,4 +40,4 @@ class InternLM3(Llama):
     Config = InternLM3Config
 
 
-FAMILY: Final = Family("internlm3", InternLM3)
+FAMILY: Final = Family("internlm3", InternLM3, Support(tensor_parallel=LLAMA))

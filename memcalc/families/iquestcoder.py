@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import Count, Layers
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, LlamaConfig
 
 if TYPE_CHECKING:
@@ -35,4 +36,4 @@ class IQuestCoder(Llama):
     Config = IQuestCoderConfig
 
 
-FAMILY: Final = Family("iquestcoder", IQuestCoder)
+FAMILY: Final = Family("iquestcoder", IQuestCoder, Support(tensor_parallel=LLAMA))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from memcalc.families.base.config import Activation, Count
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import UNGATED
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import LayerNorm, PlainMLP
 from memcalc.families.llama import LlamaConfig
 
@@ -31,4 +32,4 @@ class Jais2(PlainMLP, LayerNorm):
     Config = Jais2Config
 
 
-FAMILY: Final = Family("jais2", Jais2)
+FAMILY: Final = Family("jais2", Jais2, Support(tensor_parallel=UNGATED))

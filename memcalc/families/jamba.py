@@ -20,8 +20,9 @@ from memcalc.families.base.config import Activation, Count, Layers, Probability,
 from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.base.hybrid import Hybrid
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.plans import FEED_FORWARD
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import SelectiveMixer
 
@@ -196,4 +197,4 @@ class Jamba(RouterOutputs, Hybrid):
         return reshape(hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("jamba", Jamba)
+FAMILY: Final = Family("jamba", Jamba, Support(tensor_parallel=FEED_FORWARD))

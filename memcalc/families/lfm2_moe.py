@@ -16,8 +16,9 @@ from memcalc.core.ops.shape import reshape, view
 from memcalc.families.base.config import Count, Layers
 from memcalc.families.base.experts import REFUSED, Experts, check_experts, check_given
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.plans import FEED_FORWARD
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.lfm2 import Lfm2, ShortConvConfig
 
 if TYPE_CHECKING:
@@ -123,4 +124,4 @@ class Lfm2Moe(RouterOutputs, Lfm2):
         return router_logits, routing_weights, selected_experts
 
 
-FAMILY: Final = Family("lfm2_moe", Lfm2Moe)
+FAMILY: Final = Family("lfm2_moe", Lfm2Moe, Support(tensor_parallel=FEED_FORWARD))

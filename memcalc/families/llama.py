@@ -32,8 +32,9 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.plans import LLAMA
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,4 +236,4 @@ def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias
         yield Weight(f"{name}.bias", (fan_out,), component)
 
 
-FAMILY: Final = Family("llama", Llama)
+FAMILY: Final = Family("llama", Llama, Support(tensor_parallel=LLAMA))

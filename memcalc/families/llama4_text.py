@@ -23,7 +23,7 @@ from memcalc.families.base.masks import causal_mask, chunked_causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -267,4 +267,8 @@ def eager_attention_without_upcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     return attn_output, attn_weights
 
 
-FAMILY: Final = Family("llama4_text", Llama4Text)
+FAMILY: Final = Family(
+    "llama4_text",
+    Llama4Text,
+    Support(tensor_parallel_fails="changes a DTensor's local view in place, which autograd refuses"),
+)

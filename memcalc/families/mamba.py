@@ -24,7 +24,7 @@ from memcalc.families.base.blocks import act, apply_mask_to_padding_states, caus
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -265,4 +265,4 @@ def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor
     return scan_outputs, ssm_state
 
 
-FAMILY: Final = Family("mamba", Mamba)
+FAMILY: Final = Family("mamba", Mamba, Support(tensor_parallel={}))

@@ -23,7 +23,7 @@ from memcalc.families.base.blocks import act, apply_mask_to_padding_states
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Several
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import Mamba, causal_conv1d
 
@@ -240,4 +240,4 @@ def triangle(x: Tensor, length: Dim) -> Tensor:
     return like(new_tensor(x.memory, (length, length), boolean, "ones"), "lower triangle")
 
 
-FAMILY: Final = Family("mamba2", Mamba2)
+FAMILY: Final = Family("mamba2", Mamba2, Support(tensor_parallel={}))

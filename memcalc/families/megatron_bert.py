@@ -15,7 +15,7 @@ from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, Layers
 from memcalc.families.base.masks import bidirectional_mask, causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -139,4 +139,4 @@ class MegatronBert(Bert):
         return input_tensor + hidden_states
 
 
-FAMILY: Final = Family("megatron-bert", MegatronBert)
+FAMILY: Final = Family("megatron-bert", MegatronBert, Support(tensor_parallel={}))

@@ -14,8 +14,9 @@ from memcalc.families.base.config import Activation, Count, Layers, Probability,
 from memcalc.families.base.experts import REFUSED, SigmoidRouter, check_experts
 from memcalc.families.base.module import Buffer, Module, module
 from memcalc.families.base.normed_projections import NormedProjections
+from memcalc.families.base.plans import ENDS, EXPERTS, GATHERED_ATTENTION
 from memcalc.families.base.router_outputs import RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.mixtral import Mixtral
 
 if TYPE_CHECKING:
@@ -90,4 +91,4 @@ class MiniMaxM2(NormedProjections, Mixtral):
         return reshape(hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("minimax_m2", MiniMaxM2)
+FAMILY: Final = Family("minimax_m2", MiniMaxM2, Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}))

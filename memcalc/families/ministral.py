@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import Windowed
 
 
@@ -38,4 +39,4 @@ class Ministral(Windowed):
     Config = MinistralConfig
 
 
-FAMILY: Final = Family("ministral", Ministral)
+FAMILY: Final = Family("ministral", Ministral, Support(tensor_parallel=LLAMA))

@@ -11,7 +11,8 @@ from memcalc.core.ops.elementwise import cast, like
 from memcalc.core.ops.shape import reshape, unsqueeze
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.mistral import Mistral
 
 if TYPE_CHECKING:
@@ -89,4 +90,4 @@ def _attention_scale(positions: Tensor) -> Tensor:
     return unsqueeze(unsqueeze(scaling, 1), 3)
 
 
-FAMILY: Final = Family("ministral3", Ministral3)
+FAMILY: Final = Family("ministral3", Ministral3, Support(tensor_parallel=LLAMA))

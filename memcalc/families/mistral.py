@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -47,4 +48,4 @@ class Mistral(Llama):
         return {"full_attention": causal_mask(run, self.config.sliding_window)}
 
 
-FAMILY: Final = Family("mistral", Mistral)
+FAMILY: Final = Family("mistral", Mistral, Support(tensor_parallel=LLAMA))

@@ -10,8 +10,9 @@ from memcalc.core.ops.shape import reshape, view
 from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.plans import ATTENTION, ENDS, EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.mistral import Mistral
 
 if TYPE_CHECKING:
@@ -79,4 +80,4 @@ class Mixtral(RouterOutputs, Mistral):
         return reshape(hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("mixtral", Mixtral)
+FAMILY: Final = Family("mixtral", Mixtral, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}))

@@ -32,7 +32,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import bidirectional_mask
 from memcalc.families.base.module import Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import RotaryByKind
 from memcalc.families.llama import linear_weights
 
@@ -227,4 +227,4 @@ class ModernBert(RotaryByKind):
         return (m / "Wo").linear(dropout(act(value, self.config.hidden_activation) * gate, self.config.mlp_dropout))
 
 
-FAMILY: Final = Family("modernbert", ModernBert)
+FAMILY: Final = Family("modernbert", ModernBert, Support(tensor_parallel={}))

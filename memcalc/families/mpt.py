@@ -17,7 +17,7 @@ from memcalc.families.base.blocks import Attended
 from memcalc.families.base.config import Count, FamilyConfig, Layers, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2
 from memcalc.families.llama import linear_weights
 
@@ -162,4 +162,4 @@ def forbidden(run: Run) -> Tensor:
     return cast(mask, boolean)
 
 
-FAMILY: Final = Family("mpt", Mpt)
+FAMILY: Final = Family("mpt", Mpt, Support(tensor_parallel={}))

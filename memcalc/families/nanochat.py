@@ -13,7 +13,8 @@ from memcalc.core.ops.shape import cat, part, unsqueeze
 from memcalc.families.base.blocks import QKV, Rotary, act, softcap
 from memcalc.families.base.config import Activation, Count, Decimal, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import ATTENTION, ENDS, FC1, FC2
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gemma import scaled_by_rms
 from memcalc.families.llama import Llama, linear_weights
 
@@ -92,4 +93,6 @@ def _rotate_half(x: Tensor) -> Tensor:
     return cat((x2, -x1), x.shape[-1])
 
 
-FAMILY: Final = Family("nanochat", NanoChat)
+FAMILY: Final = Family(
+    "nanochat", NanoChat, Support(tensor_parallel={**ENDS, **ATTENTION, FC1: "colwise", FC2: "rowwise"})
+)

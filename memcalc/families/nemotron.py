@@ -12,7 +12,8 @@ from memcalc.core.ops.norm import layer_norm
 from memcalc.core.ops.shape import cat, part, rotate_half, unsqueeze
 from memcalc.core.tensor import Autocast
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Fraction, Layers
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import UNGATED
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import LayerNorm, PlainMLP
 
 if TYPE_CHECKING:
@@ -69,4 +70,4 @@ class Nemotron(PlainMLP, LayerNorm):
         return cat((q_embed, q_pass), head_dim), cat((k_embed, k_pass), head_dim)
 
 
-FAMILY: Final = Family("nemotron", Nemotron)
+FAMILY: Final = Family("nemotron", Nemotron, Support(tensor_parallel=UNGATED))

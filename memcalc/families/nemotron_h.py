@@ -27,7 +27,7 @@ from memcalc.families.base.experts import REFUSED, PlainExperts, check_experts, 
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace
 from memcalc.families.mamba2 import check_groups as check_ssm_groups
@@ -290,4 +290,15 @@ class NemotronH(RouterOutputs):
         return hidden_states + self.mlp(m / "shared_experts", x)
 
 
-FAMILY: Final = Family("nemotron_h", NemotronH)
+FAMILY: Final = Family(
+    "nemotron_h",
+    NemotronH,
+    Support(
+        tensor_parallel={
+            "model.embeddings": "embedding_rowwise",
+            "model.layers.*.mixer.experts.up_proj": "colwise",
+            "model.layers.*.mixer.experts.down_proj": "rowwise",
+            "model.layers.*.mixer.experts": "moe_tp_experts",
+        }
+    ),
+)

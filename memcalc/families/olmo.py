@@ -13,7 +13,8 @@ from memcalc.core.ops.shape import transpose, view
 from memcalc.families.base.blocks import QKV
 from memcalc.families.base.config import Activation, Count, Decimal, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import RotaryInFp32
 
 if TYPE_CHECKING:
@@ -67,4 +68,4 @@ class Olmo(RotaryInFp32):
         return q, k, v
 
 
-FAMILY: Final = Family("olmo", Olmo)
+FAMILY: Final = Family("olmo", Olmo, Support(tensor_parallel=LLAMA, tensor_parallel_without="clip_qkv"))

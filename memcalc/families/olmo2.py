@@ -10,7 +10,8 @@ from memcalc.core.ops.shape import transpose, view
 from memcalc.families.base.blocks import QKV, rms_norm_in_fp32
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import OLMO2
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import PostNorm, RotaryInFp32
 
 if TYPE_CHECKING:
@@ -60,4 +61,4 @@ class Olmo2(PostNorm, RotaryInFp32):
         return q, k, v
 
 
-FAMILY: Final = Family("olmo2", Olmo2)
+FAMILY: Final = Family("olmo2", Olmo2, Support(tensor_parallel=OLMO2))

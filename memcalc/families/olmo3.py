@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from memcalc.families.base.config import LayerType, RotaryByKindConfig, WindowedConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import OLMO2
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import RotaryByKind
 from memcalc.families.olmo2 import Olmo2, Olmo2Config
 
@@ -25,4 +26,4 @@ class Olmo3(RotaryByKind, Olmo2):
     Config = Olmo3Config
 
 
-FAMILY: Final = Family("olmo3", Olmo3)
+FAMILY: Final = Family("olmo3", Olmo3, Support(tensor_parallel=OLMO2))

@@ -19,7 +19,8 @@ from memcalc.families.base.config import Activation, Count, DecoderConfig, Layer
 from memcalc.families.base.delta import GatedDeltaNet, chunk_gated_delta_rule
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import OLMO2
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba import causal_conv1d
 from memcalc.families.olmo2 import Olmo2
@@ -205,4 +206,4 @@ class OlmoHybrid(LinearOrFullLayers, Olmo2):
         return residual + hidden_states
 
 
-FAMILY: Final = Family("olmo_hybrid", OlmoHybrid)
+FAMILY: Final = Family("olmo_hybrid", OlmoHybrid, Support(tensor_parallel=OLMO2))

@@ -12,8 +12,9 @@ from memcalc.families.base.config import Activation, Count, Decimal, Layers, Pro
 from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.normed_projections import NormedProjections
+from memcalc.families.base.plans import ENDS, EXPERTS, GATHERED_ATTENTION
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -93,4 +94,8 @@ class Olmoe(RouterOutputs, NormedProjections):
         return reshape(final_hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("olmoe", Olmoe)
+FAMILY: Final = Family(
+    "olmoe",
+    Olmoe,
+    Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}, tensor_parallel_without="clip_qkv"),
+)

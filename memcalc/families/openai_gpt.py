@@ -13,7 +13,7 @@ from memcalc.core.ops.shape import contiguous, first, reshape, split, transpose,
 from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, conv1d_weights, norm_weights
 
 if TYPE_CHECKING:
@@ -148,4 +148,4 @@ class OpenAIGPT(GPT2):
         return dropout(h2, self.config.resid_pdrop)
 
 
-FAMILY: Final = Family("openai-gpt", OpenAIGPT)
+FAMILY: Final = Family("openai-gpt", OpenAIGPT, Support(tensor_parallel={}))

@@ -15,7 +15,7 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -184,4 +184,4 @@ class OPT(Program):
         return attn_output, attn_weights
 
 
-FAMILY: Final = Family("opt", OPT)
+FAMILY: Final = Family("opt", OPT, Support(tensor_parallel={}))

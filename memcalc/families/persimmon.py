@@ -11,7 +11,7 @@ from memcalc.core.ops.shape import select, transpose, view
 from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.phi import Phi
@@ -111,4 +111,4 @@ class Persimmon(Phi):
         return (m / "dense_4h_to_h").linear(hidden_states)
 
 
-FAMILY: Final = Family("persimmon", Persimmon)
+FAMILY: Final = Family("persimmon", Persimmon, Support(tensor_parallel={}))

@@ -21,7 +21,8 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import ENDS, FC1, FC2
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 
@@ -164,4 +165,18 @@ class Phi(Llama):
         return (m / "fc2").linear(hidden_states)
 
 
-FAMILY: Final = Family("phi", Phi)
+FAMILY: Final = Family(
+    "phi",
+    Phi,
+    Support(
+        tensor_parallel={
+            **ENDS,
+            "model.layers.*.self_attn.q_proj": "colwise",
+            "model.layers.*.self_attn.k_proj": "colwise",
+            "model.layers.*.self_attn.v_proj": "colwise",
+            "model.layers.*.self_attn.dense": "rowwise",
+            FC1: "colwise",
+            FC2: "rowwise",
+        }
+    ),
+)

@@ -13,7 +13,8 @@ from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Activation, Count, Fraction, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import ENDS, JOINED_MLP
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import JoinedMLP
 from memcalc.families.llama import linear_weights
 
@@ -122,4 +123,15 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return cat(((x_rot * cos) + (rotate_half(x_rot) * sin), x_pass), head_dim)
 
 
-FAMILY: Final = Family("phi3", Phi3)
+FAMILY: Final = Family(
+    "phi3",
+    Phi3,
+    Support(
+        tensor_parallel={
+            **ENDS,
+            "model.layers.*.self_attn.qkv_proj": "colwise_gather_output",
+            "model.layers.*.self_attn.o_proj": "rowwise_split_input",
+            **JOINED_MLP,
+        }
+    ),
+)

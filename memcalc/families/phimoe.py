@@ -18,8 +18,9 @@ from memcalc.families.base.blocks import frequency_update
 from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.experts import REFUSED, TWO, check_experts
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.plans import ONLY_EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.mixtral import Mixtral
 
@@ -227,4 +228,4 @@ def _multiplier_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
     return [grad_at_scores, None, None, None, None]
 
 
-FAMILY: Final = Family("phimoe", Phimoe)
+FAMILY: Final = Family("phimoe", Phimoe, Support(tensor_parallel=ONLY_EXPERTS))

@@ -15,7 +15,8 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.masks import causal_mask
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -94,4 +95,4 @@ class Qwen2(Llama):
         return masks
 
 
-FAMILY: Final = Family("qwen2", Qwen2)
+FAMILY: Final = Family("qwen2", Qwen2, Support(tensor_parallel=LLAMA))

@@ -18,9 +18,10 @@ from memcalc.families.base.config import (
 from memcalc.families.base.experts import REFUSED, check_experts
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Run, Weight
+from memcalc.families.base.plans import EXPERTS, LLAMA
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.qwen2 import Qwen2
 
@@ -98,4 +99,4 @@ class Qwen2Moe(GatedSharedExpert, Qwen2):
         return {"full_attention": causal_mask(run), "sliding_attention": causal_mask(run, window)}
 
 
-FAMILY: Final = Family("qwen2_moe", Qwen2Moe)
+FAMILY: Final = Family("qwen2_moe", Qwen2Moe, Support(tensor_parallel={**LLAMA, **EXPERTS}))

@@ -10,7 +10,8 @@ from memcalc.core.ops.shape import transpose, view
 from memcalc.families.base.blocks import rms_norm
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA, NORMED_HEADS
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.qwen2 import Qwen2, Qwen2Config
 
@@ -54,4 +55,4 @@ class Qwen3(Qwen2):
         return q, k, v
 
 
-FAMILY: Final = Family("qwen3", Qwen3)
+FAMILY: Final = Family("qwen3", Qwen3, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.config import Count, CountOrNone, Layers
 from memcalc.families.base.experts import REFUSED, check_experts
+from memcalc.families.base.plans import PROJECTED_APART, QWEN3_HYBRID
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.qwen3_5_text import Qwen35Config, Qwen35Layers
 
 if TYPE_CHECKING:
@@ -53,4 +54,4 @@ class Qwen35MoeText(Qwen35Layers, GatedSharedExpert):
     Config = Qwen35MoeTextConfig
 
 
-FAMILY: Final = Family("qwen3_5_moe_text", Qwen35MoeText)
+FAMILY: Final = Family("qwen3_5_moe_text", Qwen35MoeText, Support(tensor_parallel={**QWEN3_HYBRID, **PROJECTED_APART}))

@@ -17,7 +17,8 @@ from memcalc.core.ops.shape import cat, expand, unsqueeze
 from memcalc.families.base.blocks import Rotary, frequency_update
 from memcalc.families.base.config import Activation, Count, Layers, Probability, check_divides
 from memcalc.families.base.delta import ProjectedApart
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LINEAR_OUT, LLAMA, NORMED_HEADS, PROJECTED_APART
+from memcalc.families.base.support import Family, Support
 from memcalc.families.qwen3_next import DeltaConfig, DeltaLayers
 
 if TYPE_CHECKING:
@@ -95,4 +96,8 @@ class Qwen35Text(Qwen35Layers):
     Config = Qwen35TextConfig
 
 
-FAMILY: Final = Family("qwen3_5_text", Qwen35Text)
+FAMILY: Final = Family(
+    "qwen3_5_text",
+    Qwen35Text,
+    Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **PROJECTED_APART, LINEAR_OUT: "colwise_gather_output"}),
+)

@@ -19,9 +19,10 @@ from memcalc.families.base.config import (
 from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check_experts
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
+from memcalc.families.base.plans import EXPERTS, LLAMA, NORMED_HEADS
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.qwen3 import Qwen3
 
 if TYPE_CHECKING:
@@ -112,4 +113,4 @@ class Qwen3Moe(SparseLayers, Qwen3):
         return reshape(final_hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("qwen3_moe", Qwen3Moe)
+FAMILY: Final = Family("qwen3_moe", Qwen3Moe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}))

@@ -18,9 +18,10 @@ from memcalc.families.base.delta import GatedDeltaNet
 from memcalc.families.base.experts import REFUSED, check_experts
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.plans import GATED_MLP, QWEN3_HYBRID
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gemma import Gemma
 from memcalc.families.llama import linear_weights
 
@@ -170,4 +171,15 @@ class Qwen3Next(DeltaLayers, GatedSharedExpert):
     Config = Qwen3NextConfig
 
 
-FAMILY: Final = Family("qwen3_next", Qwen3Next)
+FAMILY: Final = Family(
+    "qwen3_next",
+    Qwen3Next,
+    Support(
+        tensor_parallel={
+            **QWEN3_HYBRID,
+            **GATED_MLP,
+            "model.layers.*.linear_attn.in_proj_qkvz": "colwise_gather_output",
+            "model.layers.*.linear_attn.in_proj_ba": "colwise_gather_output",
+        }
+    ),
+)

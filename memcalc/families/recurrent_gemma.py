@@ -33,7 +33,7 @@ from memcalc.families.base.blocks import (
 from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.families.llama import Llama, linear_weights
 
@@ -331,4 +331,4 @@ def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tu
     return contextualized_states, recurrent_states
 
 
-FAMILY: Final = Family("recurrent_gemma", RecurrentGemma)
+FAMILY: Final = Family("recurrent_gemma", RecurrentGemma, Support(tensor_parallel={}))

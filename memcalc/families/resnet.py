@@ -22,7 +22,7 @@ from memcalc.families.base.blocks import act
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Labels, Layers
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 
 if TYPE_CHECKING:
@@ -293,4 +293,4 @@ def statistics(path: str, made: Convolution, layer: int | None) -> Iterator[Buff
     yield Buffer(f"{name}.num_batches_tracked", (), int64, layer=layer)
 
 
-FAMILY: Final = Family("resnet", ResNet)
+FAMILY: Final = Family("resnet", ResNet, Support(tensor_parallel={}))

@@ -10,7 +10,7 @@ from memcalc.core.ops.elementwise import activation, cast, like, scale
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -79,4 +79,4 @@ class Roberta(Bert):
         return positions, new_tensor(m.run.memory, ids.shape, int64, "token type ids")
 
 
-FAMILY: Final = Family("roberta", Roberta)
+FAMILY: Final = Family("roberta", Roberta, Support(tensor_parallel={}))

@@ -12,7 +12,7 @@ from memcalc.core.ops.shape import cat, clone
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.bert import Bert, BertConfig
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
@@ -96,4 +96,4 @@ class RoCBert(Bert):
         return dropout(embedding_in, self.config.hidden_dropout_prob)
 
 
-FAMILY: Final = Family("roc_bert", RoCBert)
+FAMILY: Final = Family("roc_bert", RoCBert, Support(tensor_parallel={}))

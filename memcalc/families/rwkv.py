@@ -23,7 +23,7 @@ from memcalc.families.base.blocks import act, lm_head_loss
 from memcalc.families.base.config import Count, FamilyConfig, Layers
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import Program
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -218,4 +218,4 @@ def _blocks(seq: Dim, batch: Dim, inner: Dim, *, copies_keys: bool) -> Iterator[
         yield Block((plus(seq, -3), batch, inner), fp32, name)
 
 
-FAMILY: Final = Family("rwkv", Rwkv)
+FAMILY: Final = Family("rwkv", Rwkv, Support(tensor_parallel={}))

@@ -10,7 +10,8 @@ from memcalc.core.ops.elementwise import dropout
 from memcalc.families.base.blocks import Attended, Rotary
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, Probability
 from memcalc.families.base.module import Module, Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, linear_weights
 
 if TYPE_CHECKING:
@@ -60,4 +61,4 @@ class SeedOss(Llama):
         return dropout(super().mlp(m, x), self.config.residual_dropout)
 
 
-FAMILY: Final = Family("seed_oss", SeedOss)
+FAMILY: Final = Family("seed_oss", SeedOss, Support(tensor_parallel=LLAMA))

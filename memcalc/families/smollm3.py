@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import Windowed
 
 if TYPE_CHECKING:
@@ -71,4 +72,4 @@ class SmolLM3(Windowed):
         return super().rotated_qkv(m, hidden_states, rotary) if rotates else self.qkv(m, hidden_states)
 
 
-FAMILY: Final = Family("smollm3", SmolLM3)
+FAMILY: Final = Family("smollm3", SmolLM3, Support(tensor_parallel=LLAMA))

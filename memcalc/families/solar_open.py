@@ -15,9 +15,10 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.plans import ATTENTION, ENDS, EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -73,4 +74,4 @@ class SolarOpen(GroupedSparseLayers):
         return (w for w in super().attention_weights() if w.name != "self_attn.o_proj.bias")
 
 
-FAMILY: Final = Family("solar_open", SolarOpen)
+FAMILY: Final = Family("solar_open", SolarOpen, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}))

@@ -10,7 +10,7 @@ from memcalc.core.ops.elementwise import dropout
 from memcalc.core.ops.shape import cat, split_one
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.phi import Phi
@@ -127,4 +127,4 @@ class StableLm(Phi):
         return cat(normed, states.shape[1], 1)
 
 
-FAMILY: Final = Family("stablelm", StableLm)
+FAMILY: Final = Family("stablelm", StableLm, Support(tensor_parallel={}))

@@ -12,7 +12,8 @@ from memcalc.families.base.blocks import Attended, Rotary, act
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, Probability
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import ATTENTION, ENDS
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import LayerNorm
 from memcalc.families.llama import linear_weights
 
@@ -75,4 +76,15 @@ class Starcoder2(LayerNorm):
         return dropout(hidden_states, self.config.residual_dropout)
 
 
-FAMILY: Final = Family("starcoder2", Starcoder2)
+FAMILY: Final = Family(
+    "starcoder2",
+    Starcoder2,
+    Support(
+        tensor_parallel={
+            **ENDS,
+            **ATTENTION,
+            "model.layers.*.mlp.c_fc": "colwise",
+            "model.layers.*.mlp.c_proj": "rowwise",
+        }
+    ),
+)

@@ -20,7 +20,7 @@ from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_r
 from memcalc.families.base.masks import bidirectional_mask, decoder_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.program import stacked
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.base.t5_config import T5Config
 from memcalc.families.llama import linear_weights
 
@@ -360,4 +360,4 @@ def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool)
     return relative_buckets
 
 
-FAMILY: Final = Family("t5", T5)
+FAMILY: Final = Family("t5", T5, Support(tensor_parallel={}))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.module import Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gemma2 import Gemma2, Gemma2Config
 
 if TYPE_CHECKING:
@@ -46,4 +47,4 @@ class VaultGemma(Gemma2):
         return residual + hidden_states
 
 
-FAMILY: Final = Family("vaultgemma", VaultGemma)
+FAMILY: Final = Family("vaultgemma", VaultGemma, Support(tensor_parallel=LLAMA))

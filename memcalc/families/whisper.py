@@ -25,7 +25,7 @@ from memcalc.families.base.encoder_decoder import EncoderDecoder, shift_tokens_r
 from memcalc.families.base.masks import decoder_mask
 from memcalc.families.base.module import Buffer, Input, Module, Run, Weight, module
 from memcalc.families.base.program import stacked
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import linear_weights
 
@@ -215,4 +215,4 @@ class Whisper(PreNorm):
         return attn_output, attn_weights
 
 
-FAMILY: Final = Family("whisper", Whisper)
+FAMILY: Final = Family("whisper", Whisper, Support(tensor_parallel={}))

@@ -16,7 +16,7 @@ from memcalc.families.base.blocks import Attended, act
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.biogpt import BioGpt
 
 if TYPE_CHECKING:
@@ -143,4 +143,4 @@ class XGLM(BioGpt):
         return attn_output, attn_weights
 
 
-FAMILY: Final = Family("xglm", XGLM)
+FAMILY: Final = Family("xglm", XGLM, Support(tensor_parallel={}))

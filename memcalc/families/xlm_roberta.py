@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.families.base.config import Count
 from memcalc.families.base.module import Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.roberta import Roberta, RobertaConfig
 
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ class XLMRoberta(Roberta):
         yield from model
 
 
-FAMILY: Final = Family("xlm-roberta", XLMRoberta)
+FAMILY: Final = Family("xlm-roberta", XLMRoberta, Support(tensor_parallel={}))

@@ -26,7 +26,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
 
@@ -331,4 +331,4 @@ def adapted(m: Module, x: Tensor) -> Tensor:
     return (m / "1").linear((m / "0").linear(x))
 
 
-FAMILY: Final = Family("zamba2", Zamba2)
+FAMILY: Final = Family("zamba2", Zamba2, Support(tensor_parallel={}))

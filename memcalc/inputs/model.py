@@ -19,6 +19,7 @@ from memcalc.inputs.towers import text_tower
 if TYPE_CHECKING:
     from memcalc.families.base.module import Weight
     from memcalc.families.base.program import Program
+    from memcalc.families.base.support import Support
 
 
 _ALIKE: Final = 0.65
@@ -59,6 +60,13 @@ class Model:
         """Weights of one name and shape, the first layer's standing for all."""
         self.profiles: dict[Any, Any] = {}
         self._num_parameters = sum(numel(w.shape)[0] * self.copies(w) for w in self.weight_classes)
+
+    @property
+    def support(self) -> Support:
+        """What its family can do."""
+        from memcalc.families import support_of
+
+        return support_of(self.model_type)
 
     @property
     def layers(self) -> int:

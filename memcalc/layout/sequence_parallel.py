@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from memcalc.core.autograd import Leaf
     from memcalc.families.base.module import Weight
-    from memcalc.layout.tensor_parallel_plans import Plan
+    from memcalc.families.base.plans import Plan
 
 ENTERED: Final = (".self_attn", ".mlp")
 """The ends of the names of modules whose input is gathered (PrepareModuleInput)."""

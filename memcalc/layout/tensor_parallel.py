@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from memcalc.core.dims import Shape
     from memcalc.core.dtypes import DType
     from memcalc.families.base.module import Input, Weight
+    from memcalc.families.base.plans import Plan, Style
     from memcalc.families.base.program import Program
     from memcalc.layout.collectives import Kind
-    from memcalc.layout.tensor_parallel_plans import Plan, Style
 
 _WHOLE: Final = (None, "replicated_with_grad_allreduce", "moe_tp_experts", "mla_kv_a_proj")
 """Styles of parameters that stay whole."""

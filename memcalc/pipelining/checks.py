@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.inputs.options import NOT_YET, refuse
-from memcalc.layout.tensor_parallel_plans import PLANS
 from memcalc.pipelining.orders import micro_batches_per_round
 from memcalc.pipelining.programs import STAGED, divided
 
@@ -73,7 +72,7 @@ def _check_halves(options: Options, model: Model) -> None:
         refuse(
             "schedule", "zero-bubble", f"with engine fsdp2 for a {model.model_type} {NOT_YET}gpipe, 1f1b, interleaved"
         )
-    plan = PLANS.get(model.model_type, {})
+    plan = model.support.tensor_parallel or {}
     if options.tp > 1 and not options.sequence_parallel and "replicated_with_grad_allreduce" in plan.values():
         name = model.name or f"this {model.model_type}"
         why = f"torch's halves skip the hooks that sum the gradients of {name}'s norms within the heads"

@@ -13,7 +13,6 @@ from memcalc.layout.expert_parallel import expert_path
 from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.layout.sequence_parallel import PLAIN, layers_mask, masks
 from memcalc.layout.tensor_parallel import split_dims
-from memcalc.layout.tensor_parallel_plans import FAILS, NOT_RUN, PLANS, WITHOUT
 from memcalc.layout.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.setup.recompute_checks import check_gathers, check_recompute, check_recompute_layers
 
@@ -280,23 +279,24 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
 
 def _check_tensor_parallel(options: Options, model: Model) -> None:
     """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
-    if model.model_type in FAILS:
-        why = f"with engine fsdp2 transformers cannot run a {model.model_type}, which {FAILS[model.model_type]}"
+    support = model.support
+    if support.tensor_parallel_fails is not None:
+        why = f"with engine fsdp2 transformers cannot run a {model.model_type}, which {support.tensor_parallel_fails}"
         refuse("tp", options.tp, f"{why}; allowed: 1")
-    if model.model_type in WITHOUT:
+    plan = support.tensor_parallel
+    if plan == {}:
         refuse(
             "tp",
             options.tp,
             f"with engine fsdp2: transformers' tp_plan of a {model.model_type} is empty; allowed: 1",
         )
-    if model.model_type not in PLANS:
+    if plan is None:
         refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
     program: Any = model.program
-    plan = PLANS[model.model_type]
     if program.config.tie_word_embeddings and program.unembedding in plan and program.embedding not in plan:
         why = f"with engine fsdp2 transformers cannot run {model.name}, whose head is split and tied to a table that is not"
         refuse("tp", options.tp, f"{why}; allowed: 1")
-    field = NOT_RUN.get(model.model_type)
+    field = support.tensor_parallel_without
     if field is not None and getattr(program.config, field):
         refuse(
             "tp",

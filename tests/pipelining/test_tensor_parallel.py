@@ -11,8 +11,8 @@ from cases import DROPOUTS, step_cases
 from stages_compared import KEPT, LLAMA, SHALLOW, ZERO_2, Case, both, check, counted, said
 
 import memcalc
+from memcalc.families import supporting
 from memcalc.layout.sequence_parallel import PLAIN
-from memcalc.layout.tensor_parallel_plans import PLANS
 from memcalc.pipelining.programs import STAGED
 
 WORKLOAD = {"micro_batch_size": 2, "seq_len": 32}
@@ -77,7 +77,7 @@ FAMILIES = [
         ("cohere", "loss"), ("nemotron", "sequence"), ("apertus", "tp"), ("jais2", "loss"), ("internlm3", "tp"),
         ("olmo2", "tp"), ("phi3", "tp"), ("glm4", "tp"), ("helium", "tp"), ("minimax_m2", "tp"),
     )
-    if model_type in STAGED and model_type in (PLANS if plan == "tp" else PLAIN)
+    if model_type in STAGED and model_type in (supporting(lambda s: s.tensor_parallel) if plan == "tp" else PLAIN)
 ]  # fmt: skip
 
 

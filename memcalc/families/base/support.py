@@ -6,12 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from memcalc.families.base.plans import Plan
     from memcalc.families.base.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
     """What a family can do. Without a record it can do what every program can."""
+
+    tensor_parallel: Plan | None = None
+    """Its plan, as transformers' `model.tp_plan` has it, empty where transformers splits nothing; None: not modelled."""
+    tensor_parallel_without: str | None = None
+    """The field with which transformers' own step of the plan fails: norms of all heads are not split; DTensors are not clamped
+    in place."""
+    tensor_parallel_fails: str | None = None
+    """What the model does that breaks transformers' own step of the plan."""
 
 
 @dataclass(frozen=True)

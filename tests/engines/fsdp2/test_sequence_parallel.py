@@ -14,8 +14,8 @@ from steps_compared import check_step_and_forward, of_the_plan, phases
 
 import memcalc
 from memcalc.estimation.estimate import Report
+from memcalc.families import support_of
 from memcalc.layout.sequence_parallel import PLAIN
-from memcalc.layout.tensor_parallel_plans import NOT_RUN
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -119,7 +119,7 @@ def config_of(model_type: str) -> dict[str, Any]:
     fields = step_cases(model_type)[0].fields
     sizes = {name: size for name, size in SIZES.items() if name != "sliding_window" or name in fields}
     head_dim = {"head_dim": 16} if "head_dim" in fields else {}
-    fields = fields | dict.fromkeys(NOT_RUN.values() & fields.keys())
+    fields = fields | dict.fromkeys({support_of(model_type).tensor_parallel_without} & fields.keys())
     return fields | dict.fromkeys(DROPOUTS, 0.0) | sizes | head_dim
 
 

@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import memcalc
 from memcalc.estimation.estimate import Report
-from memcalc.families import FAMILIES
+from memcalc.families import FAMILIES, support_of, supporting
 from memcalc.layout import tensor_parallel
-from memcalc.layout.tensor_parallel_plans import FAILS, PLANS, WITHOUT
 
+PLANS = supporting(lambda s: s.tensor_parallel)
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 300,
@@ -142,13 +142,13 @@ def test_foreach_has_a_temporary_of_the_larger_of_two_groups() -> None:
 def test_what_transformers_splits_nothing_of() -> None:
     """Every family without a plan here, on the meta device."""
     empty: list[str] = []
-    for model_type in FAMILIES.keys() - PLANS.keys() - FAILS.keys():
+    for model_type in set(FAMILIES) - {*PLANS} - {*supporting(lambda s: s.tensor_parallel_fails)}:
         config = step_cases(model_type)[0].fields
         with torch.device("meta"):
             model: Any = build(config, memcalc.load_model(config).program.attention_kinds[0], torch.float32)
         if not model.tp_plan:
             empty.append(model_type)
-    assert sorted(empty) == sorted(WITHOUT)
+    assert sorted(empty) == sorted(supporting(lambda s: s.tensor_parallel == {}))
 
 
 @pytest.mark.parametrize("model_type", PLANS)
@@ -157,11 +157,11 @@ def test_the_plan_and_every_shard_are_transformers(model_type: str) -> None:
     kind = memcalc.load_model(config).program.attention_kinds[0]
     with ranks(2), torch.device("meta"):
         model: Any = build(config, kind, torch.float32)
-        assert dict(model.tp_plan) == PLANS[model_type]
+        assert dict(model.tp_plan) == support_of(model_type).tensor_parallel
         split(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
     theirs = {n: tuple(getattr(p, "_local_tensor", p).shape) for n, p in model.named_parameters()}
     program = memcalc.load_model(config).program
-    own = tensor_parallel.split(program, PLANS[model_type], 2)
+    own = tensor_parallel.split(program, support_of(model_type).tensor_parallel, 2)
     ours = {w.name.replace("*", str(w.layer), 1): tuple(d.size for d in w.shape) for w in own.weights()}
     assert ours == theirs
     group = own.tensor_parallel
