@@ -102,4 +102,6 @@ class Cohere(ParallelLayer):
         return transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
 
 
-FAMILY: Final = Family("cohere", Cohere, Support(tensor_parallel=LLAMA, tensor_parallel_without="use_qk_norm"))
+FAMILY: Final = Family(
+    "cohere", Cohere, Support(tensor_parallel=LLAMA, tensor_parallel_without="use_qk_norm", sequence_parallel=True)
+)

@@ -61,4 +61,4 @@ class Granite(Llama):
         return residual + scale(hidden_states, "mul")
 
 
-FAMILY: Final = Family("granite", Granite, Support(tensor_parallel=LLAMA))
+FAMILY: Final = Family("granite", Granite, Support(tensor_parallel=LLAMA, sequence_parallel=True))

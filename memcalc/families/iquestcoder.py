@@ -36,4 +36,4 @@ class IQuestCoder(Llama):
     Config = IQuestCoderConfig
 
 
-FAMILY: Final = Family("iquestcoder", IQuestCoder, Support(tensor_parallel=LLAMA))
+FAMILY: Final = Family("iquestcoder", IQuestCoder, Support(tensor_parallel=LLAMA, sequence_parallel=True))

@@ -39,4 +39,4 @@ class Ministral(Windowed):
     Config = MinistralConfig
 
 
-FAMILY: Final = Family("ministral", Ministral, Support(tensor_parallel=LLAMA))
+FAMILY: Final = Family("ministral", Ministral, Support(tensor_parallel=LLAMA, sequence_parallel=True))

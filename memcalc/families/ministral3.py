@@ -90,4 +90,4 @@ def _attention_scale(positions: Tensor) -> Tensor:
     return unsqueeze(unsqueeze(scaling, 1), 3)
 
 
-FAMILY: Final = Family("ministral3", Ministral3, Support(tensor_parallel=LLAMA))
+FAMILY: Final = Family("ministral3", Ministral3, Support(tensor_parallel=LLAMA, sequence_parallel=True))

@@ -48,4 +48,4 @@ class Mistral(Llama):
         return {"full_attention": causal_mask(run, self.config.sliding_window)}
 
 
-FAMILY: Final = Family("mistral", Mistral, Support(tensor_parallel=LLAMA))
+FAMILY: Final = Family("mistral", Mistral, Support(tensor_parallel=LLAMA, sequence_parallel=True))

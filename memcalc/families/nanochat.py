@@ -94,5 +94,7 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 FAMILY: Final = Family(
-    "nanochat", NanoChat, Support(tensor_parallel={**ENDS, **ATTENTION, FC1: "colwise", FC2: "rowwise"})
+    "nanochat",
+    NanoChat,
+    Support(tensor_parallel={**ENDS, **ATTENTION, FC1: "colwise", FC2: "rowwise"}, sequence_parallel=True),
 )

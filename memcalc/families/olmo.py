@@ -68,4 +68,6 @@ class Olmo(RotaryInFp32):
         return q, k, v
 
 
-FAMILY: Final = Family("olmo", Olmo, Support(tensor_parallel=LLAMA, tensor_parallel_without="clip_qkv"))
+FAMILY: Final = Family(
+    "olmo", Olmo, Support(tensor_parallel=LLAMA, tensor_parallel_without="clip_qkv", sequence_parallel=True)
+)

@@ -177,6 +177,7 @@ FAMILY: Final = Family(
             "model.layers.*.self_attn.dense": "rowwise",
             FC1: "colwise",
             FC2: "rowwise",
-        }
+        },
+        sequence_parallel=True,
     ),
 )

@@ -85,6 +85,7 @@ FAMILY: Final = Family(
             **ATTENTION,
             "model.layers.*.mlp.c_fc": "colwise",
             "model.layers.*.mlp.c_proj": "rowwise",
-        }
+        },
+        sequence_parallel=True,
     ),
 )

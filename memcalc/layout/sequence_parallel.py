@@ -37,13 +37,6 @@ ENTERED: Final = (".self_attn", ".mlp")
 LOSS_PARALLEL: Final[Plan] = {"lm_head": "colwise_gather_input"}
 """What `loss_parallel` changes in a plan: the logits stay split over the vocabulary."""
 
-PLAIN: Final = frozenset({
-    "llama", "mistral", "qwen2", "qwen3", "olmo", "granite", "cohere", "cohere2", "smollm3", "ernie4_5", "seed_oss", "cwm",
-    "ministral", "ministral3", "internlm3", "iquestcoder", "nemotron", "arcee", "jais2", "nanochat", "starcoder2", "phi",
-})  # fmt: skip
-"""Model types that the plan runs as it is. Norms behind attention or MLP would add DTensors to plain tensors, embeddings
-that are scaled within their module are reduced in another way, and activations with weights would not be in the plan."""
-
 
 class SequenceParallel(TensorParallel):
     """The group of such a run; every parameter is a DTensor over it."""

@@ -11,7 +11,7 @@ from memcalc.families.base.routed_checks import check_routed
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.expert_parallel import expert_path
 from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
-from memcalc.layout.sequence_parallel import PLAIN, layers_mask, masks
+from memcalc.layout.sequence_parallel import layers_mask, masks
 from memcalc.layout.tensor_parallel import split_dims
 from memcalc.layout.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.setup.recompute_checks import check_gathers, check_recompute, check_recompute_layers
@@ -333,7 +333,7 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
 
 def check_sequence_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
     """torch's own plan over transformers' modules: what runs with shards of a sequence, and what divides."""
-    if model.model_type not in PLAIN:
+    if not model.support.sequence_parallel:
         refuse("sequence_parallel", "on", f"with engine fsdp2 for a {model.model_type} {NOT_YET}off")
     program: Any = model.program
     if program.ffn.size % options.tp:

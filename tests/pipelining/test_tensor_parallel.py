@@ -12,8 +12,9 @@ from stages_compared import KEPT, LLAMA, SHALLOW, ZERO_2, Case, both, check, cou
 
 import memcalc
 from memcalc.families import supporting
-from memcalc.layout.sequence_parallel import PLAIN
 from memcalc.pipelining.programs import STAGED
+
+PLAIN = supporting(lambda s: s.sequence_parallel)
 
 WORKLOAD = {"micro_batch_size": 2, "seq_len": 32}
 EVEN = LLAMA | {"vocab_size": 300}

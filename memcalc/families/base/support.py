@@ -21,6 +21,10 @@ class Support:
     in place."""
     tensor_parallel_fails: str | None = None
     """What the model does that breaks transformers' own step of the plan."""
+    sequence_parallel: bool = False
+    """Whether torch's plan with the sequence split between layers runs it as it is. Norms behind attention or MLP would add
+    DTensors to plain tensors, embeddings that are scaled within their module are reduced in another way, and activations with
+    weights would not be in the plan."""
 
 
 @dataclass(frozen=True)

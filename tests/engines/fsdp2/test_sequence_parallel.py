@@ -14,8 +14,9 @@ from steps_compared import check_step_and_forward, of_the_plan, phases
 
 import memcalc
 from memcalc.estimation.estimate import Report
-from memcalc.families import support_of
-from memcalc.layout.sequence_parallel import PLAIN
+from memcalc.families import support_of, supporting
+
+PLAIN = supporting(lambda s: s.sequence_parallel)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -123,7 +124,7 @@ def config_of(model_type: str) -> dict[str, Any]:
     return fields | dict.fromkeys(DROPOUTS, 0.0) | sizes | head_dim
 
 
-@pytest.mark.parametrize("model_type", sorted(PLAIN - {"llama"}))
+@pytest.mark.parametrize("model_type", sorted({*PLAIN} - {"llama"}))
 def test_a_step_of_another_family(model_type: str) -> None:
     check_step_and_forward(*both(config_of(model_type), {}, {}))
 
