@@ -109,4 +109,4 @@ class Apertus(HeadNorm, PlainMLP):
         )
 
 
-FAMILY: Final = Family("apertus", Apertus, Support(tensor_parallel={**UNGATED, **NORMED_HEADS}))
+FAMILY: Final = Family("apertus", Apertus, Support(tensor_parallel={**UNGATED, **NORMED_HEADS}, context_parallel=True))

@@ -103,5 +103,9 @@ class Cohere(ParallelLayer):
 
 
 FAMILY: Final = Family(
-    "cohere", Cohere, Support(tensor_parallel=LLAMA, tensor_parallel_without="use_qk_norm", sequence_parallel=True)
+    "cohere",
+    Cohere,
+    Support(
+        tensor_parallel=LLAMA, tensor_parallel_without="use_qk_norm", sequence_parallel=True, context_parallel=True
+    ),
 )

@@ -154,5 +154,8 @@ class DeepseekV2(DeepseekV3):
 FAMILY: Final = Family(
     "deepseek_v2",
     DeepseekV2,
-    Support(tensor_parallel={**SPLIT_LATENT, "model.layers.*.self_attn.q_proj": "colwise", **SHARED_EXPERTS}),
+    Support(
+        tensor_parallel={**SPLIT_LATENT, "model.layers.*.self_attn.q_proj": "colwise", **SHARED_EXPERTS},
+        context_parallel=True,
+    ),
 )

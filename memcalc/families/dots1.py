@@ -84,4 +84,8 @@ class Dots1(GroupedSparseLayers, Qwen3):
     Config = Dots1Config
 
 
-FAMILY: Final = Family("dots1", Dots1, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}))
+FAMILY: Final = Family(
+    "dots1",
+    Dots1,
+    Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True),
+)

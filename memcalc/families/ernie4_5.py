@@ -72,4 +72,6 @@ class Ernie45(Llama):
         return cast(q_embed, original_dtype), cast(k_embed, original_dtype)
 
 
-FAMILY: Final = Family("ernie4_5", Ernie45, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "ernie4_5", Ernie45, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

@@ -78,5 +78,9 @@ class FlexOlmo(Olmoe):
 FAMILY: Final = Family(
     "flex_olmo",
     FlexOlmo,
-    Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}, tensor_parallel_without="clip_qkv"),
+    Support(
+        tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS},
+        tensor_parallel_without="clip_qkv",
+        context_parallel=True,
+    ),
 )

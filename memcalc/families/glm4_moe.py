@@ -101,4 +101,6 @@ class Glm4Moe(NormedHeads, GroupedSparseLayers):
         return apply_partial_rotary_pos_emb(q, k, cos, sin)
 
 
-FAMILY: Final = Family("glm4_moe", Glm4Moe, Support(tensor_parallel={**LLAMA, **EXPERTS, **SHARED_EXPERTS}))
+FAMILY: Final = Family(
+    "glm4_moe", Glm4Moe, Support(tensor_parallel={**LLAMA, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True)
+)

@@ -61,4 +61,6 @@ class Granite(Llama):
         return residual + scale(hidden_states, "mul")
 
 
-FAMILY: Final = Family("granite", Granite, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "granite", Granite, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

@@ -61,4 +61,6 @@ class GraniteMoeShared(GraniteMoe):
         return (m / "output_linear").linear(hidden_states)
 
 
-FAMILY: Final = Family("granitemoeshared", GraniteMoeShared, Support(tensor_parallel=GRANITE_MOE))
+FAMILY: Final = Family(
+    "granitemoeshared", GraniteMoeShared, Support(tensor_parallel=GRANITE_MOE, context_parallel=True)
+)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
@@ -55,4 +55,4 @@ class HunYuanDenseV1(Llama):
         return q, k, v
 
 
-FAMILY: Final = Family("hunyuan_v1_dense", HunYuanDenseV1)
+FAMILY: Final = Family("hunyuan_v1_dense", HunYuanDenseV1, Support(context_parallel=True))

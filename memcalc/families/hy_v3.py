@@ -122,4 +122,8 @@ class HYV3(SparseLayers, NormedHeads):
         )
 
 
-FAMILY: Final = Family("hy_v3", HYV3, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}))
+FAMILY: Final = Family(
+    "hy_v3",
+    HYV3,
+    Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True),
+)

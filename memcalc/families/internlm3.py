@@ -40,4 +40,6 @@ class InternLM3(Llama):
     Config = InternLM3Config
 
 
-FAMILY: Final = Family("internlm3", InternLM3, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "internlm3", InternLM3, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

@@ -36,4 +36,6 @@ class IQuestCoder(Llama):
     Config = IQuestCoderConfig
 
 
-FAMILY: Final = Family("iquestcoder", IQuestCoder, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "iquestcoder", IQuestCoder, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

@@ -91,4 +91,6 @@ class MiniMaxM2(NormedProjections, Mixtral):
         return reshape(hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("minimax_m2", MiniMaxM2, Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}))
+FAMILY: Final = Family(
+    "minimax_m2", MiniMaxM2, Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}, context_parallel=True)
+)

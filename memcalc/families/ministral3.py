@@ -90,4 +90,6 @@ def _attention_scale(positions: Tensor) -> Tensor:
     return unsqueeze(unsqueeze(scaling, 1), 3)
 
 
-FAMILY: Final = Family("ministral3", Ministral3, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "ministral3", Ministral3, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

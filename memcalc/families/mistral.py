@@ -48,4 +48,6 @@ class Mistral(Llama):
         return {"full_attention": causal_mask(run, self.config.sliding_window)}
 
 
-FAMILY: Final = Family("mistral", Mistral, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "mistral", Mistral, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

@@ -80,4 +80,6 @@ class Mixtral(RouterOutputs, Mistral):
         return reshape(hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("mixtral", Mixtral, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}))
+FAMILY: Final = Family(
+    "mixtral", Mixtral, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}, context_parallel=True)
+)

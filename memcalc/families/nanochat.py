@@ -96,5 +96,9 @@ def _rotate_half(x: Tensor) -> Tensor:
 FAMILY: Final = Family(
     "nanochat",
     NanoChat,
-    Support(tensor_parallel={**ENDS, **ATTENTION, FC1: "colwise", FC2: "rowwise"}, sequence_parallel=True),
+    Support(
+        tensor_parallel={**ENDS, **ATTENTION, FC1: "colwise", FC2: "rowwise"},
+        sequence_parallel=True,
+        context_parallel=True,
+    ),
 )

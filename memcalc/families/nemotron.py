@@ -70,4 +70,6 @@ class Nemotron(PlainMLP, LayerNorm):
         return cat((q_embed, q_pass), head_dim), cat((k_embed, k_pass), head_dim)
 
 
-FAMILY: Final = Family("nemotron", Nemotron, Support(tensor_parallel=UNGATED, sequence_parallel=True))
+FAMILY: Final = Family(
+    "nemotron", Nemotron, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True)
+)

@@ -69,5 +69,7 @@ class Olmo(RotaryInFp32):
 
 
 FAMILY: Final = Family(
-    "olmo", Olmo, Support(tensor_parallel=LLAMA, tensor_parallel_without="clip_qkv", sequence_parallel=True)
+    "olmo",
+    Olmo,
+    Support(tensor_parallel=LLAMA, tensor_parallel_without="clip_qkv", sequence_parallel=True, context_parallel=True),
 )

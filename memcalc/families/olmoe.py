@@ -97,5 +97,9 @@ class Olmoe(RouterOutputs, NormedProjections):
 FAMILY: Final = Family(
     "olmoe",
     Olmoe,
-    Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}, tensor_parallel_without="clip_qkv"),
+    Support(
+        tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS},
+        tensor_parallel_without="clip_qkv",
+        context_parallel=True,
+    ),
 )

@@ -111,4 +111,4 @@ class Persimmon(Phi):
         return (m / "dense_4h_to_h").linear(hidden_states)
 
 
-FAMILY: Final = Family("persimmon", Persimmon, Support(tensor_parallel={}))
+FAMILY: Final = Family("persimmon", Persimmon, Support(tensor_parallel={}, context_parallel=True))

@@ -179,5 +179,6 @@ FAMILY: Final = Family(
             FC2: "rowwise",
         },
         sequence_parallel=True,
+        context_parallel=True,
     ),
 )

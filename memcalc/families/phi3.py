@@ -132,6 +132,7 @@ FAMILY: Final = Family(
             "model.layers.*.self_attn.qkv_proj": "colwise_gather_output",
             "model.layers.*.self_attn.o_proj": "rowwise_split_input",
             **JOINED_MLP,
-        }
+        },
+        context_parallel=True,
     ),
 )

@@ -55,4 +55,6 @@ class Qwen3(Qwen2):
         return q, k, v
 
 
-FAMILY: Final = Family("qwen3", Qwen3, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}, sequence_parallel=True))
+FAMILY: Final = Family(
+    "qwen3", Qwen3, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}, sequence_parallel=True, context_parallel=True)
+)

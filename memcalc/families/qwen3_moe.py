@@ -113,4 +113,6 @@ class Qwen3Moe(SparseLayers, Qwen3):
         return reshape(final_hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("qwen3_moe", Qwen3Moe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}))
+FAMILY: Final = Family(
+    "qwen3_moe", Qwen3Moe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}, context_parallel=True)
+)

@@ -61,4 +61,6 @@ class SeedOss(Llama):
         return dropout(super().mlp(m, x), self.config.residual_dropout)
 
 
-FAMILY: Final = Family("seed_oss", SeedOss, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "seed_oss", SeedOss, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

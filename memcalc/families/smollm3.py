@@ -72,4 +72,6 @@ class SmolLM3(Windowed):
         return super().rotated_qkv(m, hidden_states, rotary) if rotates else self.qkv(m, hidden_states)
 
 
-FAMILY: Final = Family("smollm3", SmolLM3, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "smollm3", SmolLM3, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+)

@@ -74,4 +74,6 @@ class SolarOpen(GroupedSparseLayers):
         return (w for w in super().attention_weights() if w.name != "self_attn.o_proj.bias")
 
 
-FAMILY: Final = Family("solar_open", SolarOpen, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}))
+FAMILY: Final = Family(
+    "solar_open", SolarOpen, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}, context_parallel=True)
+)

@@ -87,5 +87,6 @@ FAMILY: Final = Family(
             "model.layers.*.mlp.c_proj": "rowwise",
         },
         sequence_parallel=True,
+        context_parallel=True,
     ),
 )

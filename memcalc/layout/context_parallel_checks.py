@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
 
-SHARED: Final = (
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "phi", "stablelm", "persimmon", "olmo", "olmo2", "glm", "glm4",
-    "granite", "starcoder2", "cohere", "smollm3", "ernie4_5", "helium", "seed_oss", "hunyuan_v1_dense", "nemotron", "apertus",
-    "arcee", "hyperclovax", "jais2", "nanochat", "ministral3", "bitnet", "internlm3", "iquestcoder", "mixtral", "glm4_moe",
-    "granitemoe", "granitemoeshared", "olmoe", "hunyuan_v1_moe", "phimoe", "minimax_m2", "flex_olmo", "dots1", "solar_open",
-    "glm4_moe_lite", "axk1", "hy_v3", "deepseek_v2", "deepseek_v3", "qwen2_moe", "qwen3_moe",
-)  # fmt: skip
-"""Model types whose attention is causal sdpa in a module called self_attn, which accelerate takes the mask away from."""
-
 _WITH: Final = "with engine fsdp2 and cp above 1 "
 _DROPOUTS: Final = ("attention_dropout", "attn_pdrop")
 _WINDOWED: Final = 1 << 30
@@ -52,7 +43,7 @@ def check_shared_sequences(options: Options, precision: str, seq_len: int, atten
 
 def _check_model(options: Options, attention: str, model: Model) -> None:
     name, program = model.name or f"this {model.model_type}", model.program
-    if attention != "sdpa" or model.model_type not in SHARED:
+    if attention != "sdpa" or not model.support.context_parallel:
         refuse("cp", options.cp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
     if has_windows(program):
         why = f"{name} has layers with a sliding window, which accelerate refuses: they would attend to all tokens"

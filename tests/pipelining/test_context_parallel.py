@@ -15,9 +15,11 @@ import memcalc
 from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
 from memcalc.engines.ranks import ranks
 from memcalc.estimation.estimate import Report
-from memcalc.layout.context_parallel_checks import SHARED
+from memcalc.families import supporting
 from memcalc.pipelining.programs import STAGED
 from memcalc.tape.runs import NO_MIDDLE
+
+SHARED = supporting(lambda s: s.context_parallel)
 
 GROUPED = LLAMA | {
     "hidden_size": 64,

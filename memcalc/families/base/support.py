@@ -25,6 +25,9 @@ class Support:
     """Whether torch's plan with the sequence split between layers runs it as it is. Norms behind attention or MLP would add
     DTensors to plain tensors, embeddings that are scaled within their module are reduced in another way, and activations with
     weights would not be in the plan."""
+    context_parallel: bool = False
+    """Whether its attention is causal sdpa in a module called self_attn, which accelerate takes the mask away from, so that torch's
+    ranks can share a sequence."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ import memcalc
 from memcalc.core.dims import evaluate
 from memcalc.engines.ranks import Rank, ranks
 from memcalc.estimation.estimate import Report
-from memcalc.families import FAMILIES
-from memcalc.layout.context_parallel_checks import SHARED
+from memcalc.families import FAMILIES, supporting
 from memcalc.report.table import print_report
 from memcalc.tape.profile import Choices, full_profile
+
+SHARED = supporting(lambda s: s.context_parallel)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
