@@ -28,7 +28,7 @@ from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.normed_heads import NormedHeads
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -204,4 +204,4 @@ class Afmoe(SparseLayers, NormedHeads):
         return router_logits, top_scores, selected_experts
 
 
-FAMILY: Final = Family("afmoe", Afmoe)
+FAMILY: Final = Family("afmoe", Afmoe, Support(ulysses=True, ulysses_wants_head_dim=True))

@@ -109,4 +109,6 @@ class Apertus(HeadNorm, PlainMLP):
         )
 
 
-FAMILY: Final = Family("apertus", Apertus, Support(tensor_parallel={**UNGATED, **NORMED_HEADS}, context_parallel=True))
+FAMILY: Final = Family(
+    "apertus", Apertus, Support(tensor_parallel={**UNGATED, **NORMED_HEADS}, context_parallel=True, ulysses=True)
+)

@@ -28,4 +28,6 @@ class Arcee(PlainMLP):
     Config = ArceeConfig
 
 
-FAMILY: Final = Family("arcee", Arcee, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True))
+FAMILY: Final = Family(
+    "arcee", Arcee, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True)
+)

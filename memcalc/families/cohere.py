@@ -106,6 +106,10 @@ FAMILY: Final = Family(
     "cohere",
     Cohere,
     Support(
-        tensor_parallel=LLAMA, tensor_parallel_without="use_qk_norm", sequence_parallel=True, context_parallel=True
+        tensor_parallel=LLAMA,
+        tensor_parallel_without="use_qk_norm",
+        sequence_parallel=True,
+        context_parallel=True,
+        ulysses=True,
     ),
 )

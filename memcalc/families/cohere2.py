@@ -54,4 +54,8 @@ class Cohere2(Windowed, ParallelLayer):
         return super().rotated_qkv(m, hidden_states, rotary) if rotates else self.qkv(m, hidden_states)
 
 
-FAMILY: Final = Family("cohere2", Cohere2, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "cohere2",
+    Cohere2,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, ulysses=True, ulysses_wants_head_dim=True),
+)

@@ -49,4 +49,4 @@ class Cwm(Windowed):
     Config = CwmConfig
 
 
-FAMILY: Final = Family("cwm", Cwm, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family("cwm", Cwm, Support(tensor_parallel=LLAMA, sequence_parallel=True, ulysses=True))

@@ -31,7 +31,7 @@ from memcalc.families.base.config import (
 from memcalc.families.base.experts import REFUSED, TWO, balanced_rows
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -302,4 +302,4 @@ def where_chosen(memory: Memory, rows: Dim) -> tuple[Tensor, Tensor]:
     return one, Tensor(found.storage, (rows,), (TWO.size,), int64)
 
 
-FAMILY: Final = Family("dbrx", Dbrx)
+FAMILY: Final = Family("dbrx", Dbrx, Support(ulysses=True))

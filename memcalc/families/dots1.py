@@ -87,5 +87,7 @@ class Dots1(GroupedSparseLayers, Qwen3):
 FAMILY: Final = Family(
     "dots1",
     Dots1,
-    Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True),
+    Support(
+        tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True, ulysses=True
+    ),
 )

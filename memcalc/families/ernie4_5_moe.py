@@ -23,7 +23,7 @@ from memcalc.families.base.experts import REFUSED, Experts, check_experts
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -164,4 +164,4 @@ class ErnieRouter:
         return router_logits, cast(routing_weights, hidden_states.dtype), selected_experts
 
 
-FAMILY: Final = Family("ernie4_5_moe", Ernie4_5_Moe)
+FAMILY: Final = Family("ernie4_5_moe", Ernie4_5_Moe, Support(ulysses=True))

@@ -65,4 +65,4 @@ class Exaone4(Windowed, HeadNorm, PostNorm):
         return super().rotated_qkv(m, hidden_states, rotary) if self.rotates(m.layer) else self.qkv(m, hidden_states)
 
 
-FAMILY: Final = Family("exaone4", Exaone4, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}))
+FAMILY: Final = Family("exaone4", Exaone4, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}, ulysses=True))

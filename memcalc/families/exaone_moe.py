@@ -129,4 +129,6 @@ class ExaoneMoe(NormedHeads, GroupedSparseLayers):
         return attn_output, attn_weights
 
 
-FAMILY: Final = Family("exaone_moe", ExaoneMoe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}))
+FAMILY: Final = Family(
+    "exaone_moe", ExaoneMoe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}, ulysses=True)
+)

@@ -82,5 +82,6 @@ FAMILY: Final = Family(
         tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS},
         tensor_parallel_without="clip_qkv",
         context_parallel=True,
+        ulysses=True,
     ),
 )

@@ -48,4 +48,4 @@ class Gemma3Text(RotaryByKind, HeadNorm, Gemma2):
         return Llama.attend(self, m, q, k, v, mask)
 
 
-FAMILY: Final = Family("gemma3_text", Gemma3Text, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}))
+FAMILY: Final = Family("gemma3_text", Gemma3Text, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}, ulysses=True))

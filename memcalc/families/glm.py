@@ -60,4 +60,6 @@ class Glm(JoinedMLP):
         return apply_partial_rotary_pos_emb(q, k, repeat_pairs(cos), repeat_pairs(sin), rotate_pairs)
 
 
-FAMILY: Final = Family("glm", Glm, Support(tensor_parallel=GLM, context_parallel=True))
+FAMILY: Final = Family(
+    "glm", Glm, Support(tensor_parallel=GLM, context_parallel=True, ulysses=True, ulysses_wants_head_dim=True)
+)

@@ -62,5 +62,5 @@ class Granite(Llama):
 
 
 FAMILY: Final = Family(
-    "granite", Granite, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+    "granite", Granite, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
 )

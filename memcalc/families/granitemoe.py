@@ -139,4 +139,6 @@ class GraniteRouter:
         return router_logits, top_k_weights, top_k_index
 
 
-FAMILY: Final = Family("granitemoe", GraniteMoe, Support(tensor_parallel=GRANITE_MOE, context_parallel=True))
+FAMILY: Final = Family(
+    "granitemoe", GraniteMoe, Support(tensor_parallel=GRANITE_MOE, context_parallel=True, ulysses=True)
+)

@@ -62,5 +62,5 @@ class GraniteMoeShared(GraniteMoe):
 
 
 FAMILY: Final = Family(
-    "granitemoeshared", GraniteMoeShared, Support(tensor_parallel=GRANITE_MOE, context_parallel=True)
+    "granitemoeshared", GraniteMoeShared, Support(tensor_parallel=GRANITE_MOE, context_parallel=True, ulysses=True)
 )

@@ -55,4 +55,6 @@ class HunYuanDenseV1(Llama):
         return q, k, v
 
 
-FAMILY: Final = Family("hunyuan_v1_dense", HunYuanDenseV1, Support(context_parallel=True))
+FAMILY: Final = Family(
+    "hunyuan_v1_dense", HunYuanDenseV1, Support(context_parallel=True, ulysses=True, ulysses_wants_head_dim=True)
+)

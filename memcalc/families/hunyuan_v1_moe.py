@@ -118,4 +118,8 @@ class HunYuanMoEV1(RouterOutputs):
         return reshape(final_hidden_states, batch, seq, hidden) + hidden_states_mlp
 
 
-FAMILY: Final = Family("hunyuan_v1_moe", HunYuanMoEV1, Support(tensor_parallel=ONLY_EXPERTS, context_parallel=True))
+FAMILY: Final = Family(
+    "hunyuan_v1_moe",
+    HunYuanMoEV1,
+    Support(tensor_parallel=ONLY_EXPERTS, context_parallel=True, ulysses=True, ulysses_wants_head_dim=True),
+)

@@ -125,5 +125,7 @@ class HYV3(SparseLayers, NormedHeads):
 FAMILY: Final = Family(
     "hy_v3",
     HYV3,
-    Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True),
+    Support(
+        tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True, ulysses=True
+    ),
 )

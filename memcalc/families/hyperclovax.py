@@ -59,4 +59,4 @@ class HyperCLOVAX(Granite):
         return residual + scale(hidden_states, "mul")
 
 
-FAMILY: Final = Family("hyperclovax", HyperCLOVAX, Support(tensor_parallel=LLAMA, context_parallel=True))
+FAMILY: Final = Family("hyperclovax", HyperCLOVAX, Support(tensor_parallel=LLAMA, context_parallel=True, ulysses=True))

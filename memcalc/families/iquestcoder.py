@@ -37,5 +37,7 @@ class IQuestCoder(Llama):
 
 
 FAMILY: Final = Family(
-    "iquestcoder", IQuestCoder, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+    "iquestcoder",
+    IQuestCoder,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True),
 )

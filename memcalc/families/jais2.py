@@ -32,4 +32,6 @@ class Jais2(PlainMLP, LayerNorm):
     Config = Jais2Config
 
 
-FAMILY: Final = Family("jais2", Jais2, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True))
+FAMILY: Final = Family(
+    "jais2", Jais2, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True)
+)

@@ -236,4 +236,6 @@ def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias
         yield Weight(f"{name}.bias", (fan_out,), component)
 
 
-FAMILY: Final = Family("llama", Llama, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True))
+FAMILY: Final = Family(
+    "llama", Llama, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+)

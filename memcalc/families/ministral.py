@@ -39,4 +39,8 @@ class Ministral(Windowed):
     Config = MinistralConfig
 
 
-FAMILY: Final = Family("ministral", Ministral, Support(tensor_parallel=LLAMA, sequence_parallel=True))
+FAMILY: Final = Family(
+    "ministral",
+    Ministral,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, ulysses=True, ulysses_wants_head_dim=True),
+)

@@ -81,5 +81,12 @@ class Mixtral(RouterOutputs, Mistral):
 
 
 FAMILY: Final = Family(
-    "mixtral", Mixtral, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}, context_parallel=True)
+    "mixtral",
+    Mixtral,
+    Support(
+        tensor_parallel={**ENDS, **ATTENTION, **EXPERTS},
+        context_parallel=True,
+        ulysses=True,
+        ulysses_wants_head_dim=True,
+    ),
 )

@@ -100,5 +100,6 @@ FAMILY: Final = Family(
         tensor_parallel={**ENDS, **ATTENTION, FC1: "colwise", FC2: "rowwise"},
         sequence_parallel=True,
         context_parallel=True,
+        ulysses=True,
     ),
 )

@@ -71,5 +71,11 @@ class Olmo(RotaryInFp32):
 FAMILY: Final = Family(
     "olmo",
     Olmo,
-    Support(tensor_parallel=LLAMA, tensor_parallel_without="clip_qkv", sequence_parallel=True, context_parallel=True),
+    Support(
+        tensor_parallel=LLAMA,
+        tensor_parallel_without="clip_qkv",
+        sequence_parallel=True,
+        context_parallel=True,
+        ulysses=True,
+    ),
 )

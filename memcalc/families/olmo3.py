@@ -26,4 +26,4 @@ class Olmo3(RotaryByKind, Olmo2):
     Config = Olmo3Config
 
 
-FAMILY: Final = Family("olmo3", Olmo3, Support(tensor_parallel=OLMO2))
+FAMILY: Final = Family("olmo3", Olmo3, Support(tensor_parallel=OLMO2, ulysses=True))

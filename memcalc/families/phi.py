@@ -180,5 +180,6 @@ FAMILY: Final = Family(
         },
         sequence_parallel=True,
         context_parallel=True,
+        ulysses=True,
     ),
 )

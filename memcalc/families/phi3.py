@@ -134,5 +134,6 @@ FAMILY: Final = Family(
             **JOINED_MLP,
         },
         context_parallel=True,
+        ulysses=True,
     ),
 )

@@ -228,4 +228,4 @@ def _multiplier_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
     return [grad_at_scores, None, None, None, None]
 
 
-FAMILY: Final = Family("phimoe", Phimoe, Support(tensor_parallel=ONLY_EXPERTS, context_parallel=True))
+FAMILY: Final = Family("phimoe", Phimoe, Support(tensor_parallel=ONLY_EXPERTS, context_parallel=True, ulysses=True))

@@ -95,4 +95,6 @@ class Qwen2(Llama):
         return masks
 
 
-FAMILY: Final = Family("qwen2", Qwen2, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True))
+FAMILY: Final = Family(
+    "qwen2", Qwen2, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+)

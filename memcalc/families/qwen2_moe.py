@@ -99,4 +99,6 @@ class Qwen2Moe(GatedSharedExpert, Qwen2):
         return {"full_attention": causal_mask(run), "sliding_attention": causal_mask(run, window)}
 
 
-FAMILY: Final = Family("qwen2_moe", Qwen2Moe, Support(tensor_parallel={**LLAMA, **EXPERTS}, context_parallel=True))
+FAMILY: Final = Family(
+    "qwen2_moe", Qwen2Moe, Support(tensor_parallel={**LLAMA, **EXPERTS}, context_parallel=True, ulysses=True)
+)

@@ -56,5 +56,7 @@ class Qwen3(Qwen2):
 
 
 FAMILY: Final = Family(
-    "qwen3", Qwen3, Support(tensor_parallel={**LLAMA, **NORMED_HEADS}, sequence_parallel=True, context_parallel=True)
+    "qwen3",
+    Qwen3,
+    Support(tensor_parallel={**LLAMA, **NORMED_HEADS}, sequence_parallel=True, context_parallel=True, ulysses=True),
 )

@@ -62,5 +62,5 @@ class SeedOss(Llama):
 
 
 FAMILY: Final = Family(
-    "seed_oss", SeedOss, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+    "seed_oss", SeedOss, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
 )

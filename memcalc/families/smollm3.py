@@ -73,5 +73,5 @@ class SmolLM3(Windowed):
 
 
 FAMILY: Final = Family(
-    "smollm3", SmolLM3, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True)
+    "smollm3", SmolLM3, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
 )

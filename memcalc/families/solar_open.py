@@ -75,5 +75,7 @@ class SolarOpen(GroupedSparseLayers):
 
 
 FAMILY: Final = Family(
-    "solar_open", SolarOpen, Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}, context_parallel=True)
+    "solar_open",
+    SolarOpen,
+    Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}, context_parallel=True, ulysses=True),
 )

@@ -127,4 +127,4 @@ class StableLm(Phi):
         return cat(normed, states.shape[1], 1)
 
 
-FAMILY: Final = Family("stablelm", StableLm, Support(tensor_parallel={}, context_parallel=True))
+FAMILY: Final = Family("stablelm", StableLm, Support(tensor_parallel={}, context_parallel=True, ulysses=True))

@@ -88,5 +88,6 @@ FAMILY: Final = Family(
         },
         sequence_parallel=True,
         context_parallel=True,
+        ulysses=True,
     ),
 )

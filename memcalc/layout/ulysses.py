@@ -9,7 +9,7 @@ deepspeed_sp_compute_loss): HF Trainer's, and DeepSpeed's own recipe.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.core.autograd import Node
 from memcalc.core.dims import Dim
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
     from memcalc.families.base.module import Run
     from memcalc.layout.collectives import Kind
-
-SHARES: Final = frozenset({
-    "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "dbrx", "dots1", "ernie4_5", "ernie4_5_moe",
-    "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma3_text", "glm", "glm4", "glm4_moe", "granite", "granitemoe",
-    "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder",
-    "jais2", "llama", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2",
-    "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
-    "solar_open", "stablelm", "starcoder2",
-})  # fmt: skip
-"""Model types that DeepSpeed runs so. Of the others it fails: their layers hand no positions to the attention, their heads
-of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and convolutions along the
-sequence would see one rank's tokens."""
-
-WANTS_HEAD_DIM: Final = frozenset({
-    "afmoe", "cohere2", "glm", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "mixtral",
-})  # fmt: skip
-"""Model types whose configuration leaves `head_dim` None where nobody has set it. DeepSpeed takes it as it is."""
 
 
 @lru_cache

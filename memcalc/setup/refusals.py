@@ -13,7 +13,6 @@ from memcalc.layout.expert_parallel import expert_path
 from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.layout.sequence_parallel import layers_mask, masks
 from memcalc.layout.tensor_parallel import split_dims
-from memcalc.layout.ulysses import SHARES, WANTS_HEAD_DIM
 from memcalc.setup.recompute_checks import check_gathers, check_recompute, check_recompute_layers
 
 if TYPE_CHECKING:
@@ -357,9 +356,9 @@ def check_context_parallel(options: Options, seq_len: int, attention: str, model
     if attention == "eager":
         why = f"DeepSpeed shares no sequence (cp {ranks}) with it, whose mask has seq² entries"
         refuse("attention", attention, f"{why}; allowed: {'sdpa' if 'sdpa' in program.attention_kinds else '--cp 1'}")
-    if model.model_type not in SHARES:
+    if not model.support.ulysses:
         refuse("cp", ranks, f"with engine deepspeed for a {model.model_type} {NOT_YET}1")
-    if model.model_type in WANTS_HEAD_DIM and program.config.head_dim is None:
+    if model.support.ulysses_wants_head_dim and program.config.head_dim is None:
         why = f"DeepSpeed reads head_dim, which the configuration of {model.name or model.model_type} leaves out"
         refuse("cp", ranks, f"{why}; allowed: 1, or a config.json with it")
     heads, kv_heads = program.heads.size, program.kv_heads.size

@@ -28,6 +28,12 @@ class Support:
     context_parallel: bool = False
     """Whether its attention is causal sdpa in a module called self_attn, which accelerate takes the mask away from, so that torch's
     ranks can share a sequence."""
+    ulysses: bool = False
+    """Whether DeepSpeed's ranks can share its sequences. Of the others it fails: their layers hand no positions to the attention,
+    their heads of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and convolutions
+    along the sequence would see one rank's tokens."""
+    ulysses_wants_head_dim: bool = False
+    """Whether its configuration leaves `head_dim` None where nobody has set it. DeepSpeed takes it as it is."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ from steps_compared import flops_of
 
 import memcalc
 from memcalc.engines.deepspeed.masked_norm import kept_ranges
-from memcalc.layout.ulysses import SHARES, WANTS_HEAD_DIM
+from memcalc.families import supporting
+
+SHARES = supporting(lambda s: s.ulysses)
+WANTS_HEAD_DIM = supporting(lambda s: s.ulysses_wants_head_dim)
 
 PHASES = ("forward", "backward", "step")
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
