@@ -110,5 +110,7 @@ class Apertus(HeadNorm, PlainMLP):
 
 
 FAMILY: Final = Family(
-    "apertus", Apertus, Support(tensor_parallel={**UNGATED, **NORMED_HEADS}, context_parallel=True, ulysses=True)
+    "apertus",
+    Apertus,
+    Support(tensor_parallel={**UNGATED, **NORMED_HEADS}, context_parallel=True, ulysses=True, stages=True),
 )

@@ -29,5 +29,7 @@ class Arcee(PlainMLP):
 
 
 FAMILY: Final = Family(
-    "arcee", Arcee, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "arcee",
+    Arcee,
+    Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -77,4 +77,4 @@ class AXK1(DeepseekV3):
         return rms_norm(m / "post_mlp_layernorm", hidden_states)
 
 
-FAMILY: Final = Family("axk1", AXK1, Support(tensor_parallel=LATENT, context_parallel=True))
+FAMILY: Final = Family("axk1", AXK1, Support(tensor_parallel=LATENT, context_parallel=True, stages=True))

@@ -74,4 +74,4 @@ class BitNet(Llama):
         )
 
 
-FAMILY: Final = Family("bitnet", BitNet, Support(tensor_parallel={}, context_parallel=True, ulysses=True))
+FAMILY: Final = Family("bitnet", BitNet, Support(tensor_parallel={}, context_parallel=True, ulysses=True, stages=True))

@@ -111,5 +111,6 @@ FAMILY: Final = Family(
         sequence_parallel=True,
         context_parallel=True,
         ulysses=True,
+        stages=True,
     ),
 )

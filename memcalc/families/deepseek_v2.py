@@ -157,5 +157,6 @@ FAMILY: Final = Family(
     Support(
         tensor_parallel={**SPLIT_LATENT, "model.layers.*.self_attn.q_proj": "colwise", **SHARED_EXPERTS},
         context_parallel=True,
+        stages=True,
     ),
 )

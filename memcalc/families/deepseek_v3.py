@@ -209,4 +209,4 @@ def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tens
     return q_embed, k_embed
 
 
-FAMILY: Final = Family("deepseek_v3", DeepseekV3, Support(tensor_parallel=LATENT, context_parallel=True))
+FAMILY: Final = Family("deepseek_v3", DeepseekV3, Support(tensor_parallel=LATENT, context_parallel=True, stages=True))

@@ -88,6 +88,9 @@ FAMILY: Final = Family(
     "dots1",
     Dots1,
     Support(
-        tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True, ulysses=True
+        tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS},
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
     ),
 )

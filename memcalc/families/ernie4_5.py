@@ -73,5 +73,7 @@ class Ernie45(Llama):
 
 
 FAMILY: Final = Family(
-    "ernie4_5", Ernie45, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "ernie4_5",
+    Ernie45,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

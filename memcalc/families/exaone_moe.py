@@ -130,5 +130,5 @@ class ExaoneMoe(NormedHeads, GroupedSparseLayers):
 
 
 FAMILY: Final = Family(
-    "exaone_moe", ExaoneMoe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}, ulysses=True)
+    "exaone_moe", ExaoneMoe, Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}, ulysses=True, stages=True)
 )

@@ -70,4 +70,4 @@ def scaled_by_rms(x: Tensor) -> Tensor:
     return x * rsqrt(mean(power(x, 2)) + 1e-6)
 
 
-FAMILY: Final = Family("gemma", Gemma, Support(tensor_parallel=LLAMA, context_parallel=True, ulysses=True))
+FAMILY: Final = Family("gemma", Gemma, Support(tensor_parallel=LLAMA, context_parallel=True, ulysses=True, stages=True))

@@ -61,5 +61,7 @@ class Glm(JoinedMLP):
 
 
 FAMILY: Final = Family(
-    "glm", Glm, Support(tensor_parallel=GLM, context_parallel=True, ulysses=True, ulysses_wants_head_dim=True)
+    "glm",
+    Glm,
+    Support(tensor_parallel=GLM, context_parallel=True, ulysses=True, ulysses_wants_head_dim=True, stages=True),
 )

@@ -38,4 +38,4 @@ class Glm4(Glm):
         return residual + hidden_states
 
 
-FAMILY: Final = Family("glm4", Glm4, Support(tensor_parallel=GLM, context_parallel=True, ulysses=True))
+FAMILY: Final = Family("glm4", Glm4, Support(tensor_parallel=GLM, context_parallel=True, ulysses=True, stages=True))

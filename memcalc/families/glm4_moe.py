@@ -104,5 +104,5 @@ class Glm4Moe(NormedHeads, GroupedSparseLayers):
 FAMILY: Final = Family(
     "glm4_moe",
     Glm4Moe,
-    Support(tensor_parallel={**LLAMA, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True, ulysses=True),
+    Support(tensor_parallel={**LLAMA, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True, ulysses=True, stages=True),
 )

@@ -65,4 +65,6 @@ class Glm4MoeLite(DeepseekV3):
         return self.config.mlp_types[i] == "sparse"
 
 
-FAMILY: Final = Family("glm4_moe_lite", Glm4MoeLite, Support(tensor_parallel=SPLIT_LATENT, context_parallel=True))
+FAMILY: Final = Family(
+    "glm4_moe_lite", Glm4MoeLite, Support(tensor_parallel=SPLIT_LATENT, context_parallel=True, stages=True)
+)

@@ -199,4 +199,4 @@ def eager_attention_with_sinks(
     return attn_output, attn_weights
 
 
-FAMILY: Final = Family("gpt_oss", GptOss, Support(tensor_parallel={"lm_head": "colwise_gather_output"}))
+FAMILY: Final = Family("gpt_oss", GptOss, Support(tensor_parallel={"lm_head": "colwise_gather_output"}, stages=True))

@@ -77,4 +77,6 @@ class Helium(Llama):
         return q_embed, k_embed
 
 
-FAMILY: Final = Family("helium", Helium, Support(tensor_parallel=LLAMA, context_parallel=True, ulysses=True))
+FAMILY: Final = Family(
+    "helium", Helium, Support(tensor_parallel=LLAMA, context_parallel=True, ulysses=True, stages=True)
+)

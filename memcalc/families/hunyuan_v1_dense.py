@@ -56,5 +56,7 @@ class HunYuanDenseV1(Llama):
 
 
 FAMILY: Final = Family(
-    "hunyuan_v1_dense", HunYuanDenseV1, Support(context_parallel=True, ulysses=True, ulysses_wants_head_dim=True)
+    "hunyuan_v1_dense",
+    HunYuanDenseV1,
+    Support(context_parallel=True, ulysses=True, ulysses_wants_head_dim=True, stages=True),
 )

@@ -121,5 +121,7 @@ class HunYuanMoEV1(RouterOutputs):
 FAMILY: Final = Family(
     "hunyuan_v1_moe",
     HunYuanMoEV1,
-    Support(tensor_parallel=ONLY_EXPERTS, context_parallel=True, ulysses=True, ulysses_wants_head_dim=True),
+    Support(
+        tensor_parallel=ONLY_EXPERTS, context_parallel=True, ulysses=True, ulysses_wants_head_dim=True, stages=True
+    ),
 )

@@ -126,6 +126,9 @@ FAMILY: Final = Family(
     "hy_v3",
     HYV3,
     Support(
-        tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS}, context_parallel=True, ulysses=True
+        tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS, **SHARED_EXPERTS},
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
     ),
 )

@@ -41,5 +41,7 @@ class InternLM3(Llama):
 
 
 FAMILY: Final = Family(
-    "internlm3", InternLM3, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "internlm3",
+    InternLM3,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -39,5 +39,5 @@ class IQuestCoder(Llama):
 FAMILY: Final = Family(
     "iquestcoder",
     IQuestCoder,
-    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True),
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -33,5 +33,7 @@ class Jais2(PlainMLP, LayerNorm):
 
 
 FAMILY: Final = Family(
-    "jais2", Jais2, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "jais2",
+    Jais2,
+    Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -237,5 +237,7 @@ def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias
 
 
 FAMILY: Final = Family(
-    "llama", Llama, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "llama",
+    Llama,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

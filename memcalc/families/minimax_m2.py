@@ -94,5 +94,7 @@ class MiniMaxM2(NormedProjections, Mixtral):
 FAMILY: Final = Family(
     "minimax_m2",
     MiniMaxM2,
-    Support(tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}, context_parallel=True, ulysses=True),
+    Support(
+        tensor_parallel={**ENDS, **GATHERED_ATTENTION, **EXPERTS}, context_parallel=True, ulysses=True, stages=True
+    ),
 )

@@ -42,5 +42,5 @@ class Ministral(Windowed):
 FAMILY: Final = Family(
     "ministral",
     Ministral,
-    Support(tensor_parallel=LLAMA, sequence_parallel=True, ulysses=True, ulysses_wants_head_dim=True),
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, ulysses=True, ulysses_wants_head_dim=True, stages=True),
 )

@@ -93,5 +93,5 @@ def _attention_scale(positions: Tensor) -> Tensor:
 FAMILY: Final = Family(
     "ministral3",
     Ministral3,
-    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True),
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

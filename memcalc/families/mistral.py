@@ -49,5 +49,7 @@ class Mistral(Llama):
 
 
 FAMILY: Final = Family(
-    "mistral", Mistral, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "mistral",
+    Mistral,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -88,5 +88,6 @@ FAMILY: Final = Family(
         context_parallel=True,
         ulysses=True,
         ulysses_wants_head_dim=True,
+        stages=True,
     ),
 )

@@ -71,5 +71,7 @@ class Nemotron(PlainMLP, LayerNorm):
 
 
 FAMILY: Final = Family(
-    "nemotron", Nemotron, Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "nemotron",
+    Nemotron,
+    Support(tensor_parallel=UNGATED, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -61,4 +61,4 @@ class Olmo2(PostNorm, RotaryInFp32):
         return q, k, v
 
 
-FAMILY: Final = Family("olmo2", Olmo2, Support(tensor_parallel=OLMO2, context_parallel=True, ulysses=True))
+FAMILY: Final = Family("olmo2", Olmo2, Support(tensor_parallel=OLMO2, context_parallel=True, ulysses=True, stages=True))

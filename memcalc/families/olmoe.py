@@ -102,5 +102,6 @@ FAMILY: Final = Family(
         tensor_parallel_without="clip_qkv",
         context_parallel=True,
         ulysses=True,
+        stages=True,
     ),
 )

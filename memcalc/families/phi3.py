@@ -135,5 +135,6 @@ FAMILY: Final = Family(
         },
         context_parallel=True,
         ulysses=True,
+        stages=True,
     ),
 )

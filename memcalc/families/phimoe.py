@@ -228,4 +228,8 @@ def _multiplier_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
     return [grad_at_scores, None, None, None, None]
 
 
-FAMILY: Final = Family("phimoe", Phimoe, Support(tensor_parallel=ONLY_EXPERTS, context_parallel=True, ulysses=True))
+FAMILY: Final = Family(
+    "phimoe",
+    Phimoe,
+    Support(tensor_parallel=ONLY_EXPERTS, context_parallel=True, ulysses=True, stages=True, halves=False),
+)

@@ -96,5 +96,7 @@ class Qwen2(Llama):
 
 
 FAMILY: Final = Family(
-    "qwen2", Qwen2, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "qwen2",
+    Qwen2,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -58,5 +58,11 @@ class Qwen3(Qwen2):
 FAMILY: Final = Family(
     "qwen3",
     Qwen3,
-    Support(tensor_parallel={**LLAMA, **NORMED_HEADS}, sequence_parallel=True, context_parallel=True, ulysses=True),
+    Support(
+        tensor_parallel={**LLAMA, **NORMED_HEADS},
+        sequence_parallel=True,
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
+    ),
 )

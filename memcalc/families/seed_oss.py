@@ -62,5 +62,7 @@ class SeedOss(Llama):
 
 
 FAMILY: Final = Family(
-    "seed_oss", SeedOss, Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True)
+    "seed_oss",
+    SeedOss,
+    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
 )

@@ -77,5 +77,5 @@ class SolarOpen(GroupedSparseLayers):
 FAMILY: Final = Family(
     "solar_open",
     SolarOpen,
-    Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}, context_parallel=True, ulysses=True),
+    Support(tensor_parallel={**ENDS, **ATTENTION, **EXPERTS}, context_parallel=True, ulysses=True, stages=True),
 )

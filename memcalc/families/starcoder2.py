@@ -89,5 +89,6 @@ FAMILY: Final = Family(
         sequence_parallel=True,
         context_parallel=True,
         ulysses=True,
+        stages=True,
     ),
 )

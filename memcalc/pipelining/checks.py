@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from memcalc.families import supporting
 from memcalc.inputs.options import NOT_YET, refuse
 from memcalc.pipelining.orders import micro_batches_per_round
-from memcalc.pipelining.programs import STAGED, divided
+from memcalc.pipelining.programs import divided
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 _WITH: Final = "with engine fsdp2 and pp above 1 "
 _PRECISIONS: Final = "fp32, bf16, fp16, bf16-mixed, fp16-mixed"
 SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-
-NOT_IN_HALVES: Final = ("phimoe",)
-"""Model types with autograd functions in Python, whose nodes keep what they have saved longer between two halves."""
 
 
 def check_stages(options: Options, micro_batches: int, model: Model | None) -> None:
@@ -68,7 +66,7 @@ def _check_halves(options: Options, model: Model) -> None:
     if options.recompute != "none":
         why = "torch recomputes a layer for its input and again for each of its weights, which"
         refuse("recompute", options.recompute, f"with schedule zero-bubble {why} {NOT_YET}none, or another --schedule")
-    if model.model_type in NOT_IN_HALVES:
+    if not model.support.halves:
         refuse(
             "schedule", "zero-bubble", f"with engine fsdp2 for a {model.model_type} {NOT_YET}gpipe, 1f1b, interleaved"
         )
@@ -81,10 +79,9 @@ def _check_halves(options: Options, model: Model) -> None:
 
 def _check_model(options: Options, model: Model) -> None:
     name, program = model.name or f"this {model.model_type}", model.program
-    if model.model_type not in STAGED:
-        refuse(
-            "pp", options.pp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1 (more for {', '.join(STAGED)})"
-        )
+    if not model.support.stages:
+        staged = ", ".join(supporting(lambda s: s.stages))
+        refuse("pp", options.pp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1 (more for {staged})")
     config: Any = program.config
     if config.tie_word_embeddings:
         each = "of which the first and the last stage would train one each, and nothing keeps the two equal"

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from memcalc.core.dims import Dim
     from memcalc.core.tensor import Tensor
 
-STAGED: Final = (
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmo2", "glm", "glm4", "starcoder2", "cohere", "ernie4_5",
-    "helium", "seed_oss", "hunyuan_v1_dense", "nemotron", "apertus", "arcee", "jais2", "ministral", "ministral3", "bitnet",
-    "internlm3", "iquestcoder", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "deepseek_v2", "deepseek_v3",
-    "gpt_oss", "dots1", "glm4_moe", "glm4_moe_lite", "axk1", "hy_v3", "exaone_moe", "minimax_m2", "hunyuan_v1_moe",
-    "solar_open", "phimoe",
-)  # fmt: skip
-"""Model types whose stages are held against the real ones."""
-
 
 def divided(layers: int, stages: int, first: int | None = None, last: int | None = None) -> list[int]:
     """Layers of each stage. ValueError where a stage would have none.

@@ -16,8 +16,9 @@ from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
 from memcalc.engines.ranks import ranks
 from memcalc.estimation.estimate import Report
 from memcalc.families import supporting
-from memcalc.pipelining.programs import STAGED
 from memcalc.tape.runs import NO_MIDDLE
+
+STAGED = supporting(lambda s: s.stages)
 
 SHARED = supporting(lambda s: s.context_parallel)
 

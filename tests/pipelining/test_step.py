@@ -15,10 +15,13 @@ from stages_compared import KEPT, LLAMA, SHALLOW, WORKLOAD, ZERO_2, Case, both, 
 import memcalc
 from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
 from memcalc.estimation.estimate import Report
-from memcalc.pipelining.checks import NOT_IN_HALVES
-from memcalc.pipelining.programs import STAGED, divided
+from memcalc.families import supporting
+from memcalc.pipelining.programs import divided
 from memcalc.report.table import print_report
 from memcalc.tape.runs import NO_MIDDLE
+
+STAGED = supporting(lambda s: s.stages)
+NOT_IN_HALVES = supporting(lambda s: not s.halves)
 
 CASES: dict[str, Case] = {
     "gpipe, first": Case("gpipe", 3, 0, 2),

@@ -12,7 +12,8 @@ from stages_compared import KEPT, LLAMA, SHALLOW, ZERO_2, Case, both, check, cou
 
 import memcalc
 from memcalc.families import supporting
-from memcalc.pipelining.programs import STAGED
+
+STAGED = supporting(lambda s: s.stages)
 
 PLAIN = supporting(lambda s: s.sequence_parallel)
 

@@ -26,14 +26,19 @@ class Support:
     DTensors to plain tensors, embeddings that are scaled within their module are reduced in another way, and activations with
     weights would not be in the plan."""
     context_parallel: bool = False
-    """Whether its attention is causal sdpa in a module called self_attn, which accelerate takes the mask away from, so that torch's
-    ranks can share a sequence."""
+    """Whether its attention is causal sdpa in a module called self_attn, which accelerate takes the mask away from: so
+    torch's ranks can share a sequence."""
     ulysses: bool = False
-    """Whether DeepSpeed's ranks can share its sequences. Of the others it fails: their layers hand no positions to the attention,
-    their heads of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and convolutions
+    """Whether DeepSpeed's ranks can share its sequences. Of the others it fails: their layers hand no positions to the
+    attention, their heads of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and convolutions
     along the sequence would see one rank's tokens."""
     ulysses_wants_head_dim: bool = False
     """Whether its configuration leaves `head_dim` None where nobody has set it. DeepSpeed takes it as it is."""
+    stages: bool = False
+    """Whether its stages under torch.distributed.pipelining are held against the real ones."""
+    halves: bool = True
+    """Whether a backward of it can be run in two halves: not with autograd functions in Python, whose nodes keep what they have
+    saved longer between the two."""
 
 
 @dataclass(frozen=True)
