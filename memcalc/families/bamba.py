@@ -20,7 +20,7 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.hybrid import Hybrid
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.mamba2 import StateSpace, check_groups
 
 if TYPE_CHECKING:
@@ -131,4 +131,4 @@ class Bamba(Hybrid):
         return apply_partial_rotary_pos_emb(q, k, cos, sin)
 
 
-FAMILY: Final = Family("bamba", Bamba)
+FAMILY: Final = Family("bamba", Bamba, Support(uses_weights_within=True))

@@ -18,7 +18,7 @@ from memcalc.families.base.config import Activation, Count, Layers, Probability,
 from memcalc.families.base.hybrid import Hybrid
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mamba2 import StateSpace, check_groups
 
@@ -193,4 +193,4 @@ class FalconH1(Hybrid):
         return (m / "down_proj").linear(y) * 1.0
 
 
-FAMILY: Final = Family("falcon_h1", FalconH1)
+FAMILY: Final = Family("falcon_h1", FalconH1, Support(uses_weights_within=True))

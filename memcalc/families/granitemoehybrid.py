@@ -101,4 +101,6 @@ class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
         return residual + hidden_states * 0.22
 
 
-FAMILY: Final = Family("granitemoehybrid", GraniteMoeHybrid, Support(tensor_parallel=GRANITE_MOE))
+FAMILY: Final = Family(
+    "granitemoehybrid", GraniteMoeHybrid, Support(tensor_parallel=GRANITE_MOE, uses_weights_within=True)
+)

@@ -197,4 +197,4 @@ class Jamba(RouterOutputs, Hybrid):
         return reshape(hidden_states, batch, seq, hidden)
 
 
-FAMILY: Final = Family("jamba", Jamba, Support(tensor_parallel=FEED_FORWARD))
+FAMILY: Final = Family("jamba", Jamba, Support(tensor_parallel=FEED_FORWARD, uses_weights_within=True))

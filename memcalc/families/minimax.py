@@ -19,7 +19,7 @@ from memcalc.families.base.blocks import act, apply_mask_to_padding_states, rms_
 from memcalc.families.base.config import Count
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Buffer, Module, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.mixtral import Mixtral, MixtralConfig
 
@@ -149,4 +149,4 @@ class MiniMax(LinearOrFullLayers, Mixtral):
         return residual * 1.0 + hidden_states * 1.0
 
 
-FAMILY: Final = Family("minimax", MiniMax)
+FAMILY: Final = Family("minimax", MiniMax, Support(meets_fp32=True, attends_in_fp32=True))

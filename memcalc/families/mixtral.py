@@ -89,5 +89,6 @@ FAMILY: Final = Family(
         ulysses=True,
         ulysses_wants_head_dim=True,
         stages=True,
+        zero3_leaf=True,
     ),
 )

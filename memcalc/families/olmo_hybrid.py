@@ -206,4 +206,4 @@ class OlmoHybrid(LinearOrFullLayers, Olmo2):
         return residual + hidden_states
 
 
-FAMILY: Final = Family("olmo_hybrid", OlmoHybrid, Support(tensor_parallel=OLMO2))
+FAMILY: Final = Family("olmo_hybrid", OlmoHybrid, Support(tensor_parallel=OLMO2, uses_weights_within=True))

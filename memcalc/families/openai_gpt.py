@@ -148,4 +148,4 @@ class OpenAIGPT(GPT2):
         return dropout(h2, self.config.resid_pdrop)
 
 
-FAMILY: Final = Family("openai-gpt", OpenAIGPT, Support(tensor_parallel={}))
+FAMILY: Final = Family("openai-gpt", OpenAIGPT, Support(tensor_parallel={}, meets_fp32=True, attends_in_fp32=True))

@@ -102,5 +102,5 @@ class Qwen2Moe(GatedSharedExpert, Qwen2):
 FAMILY: Final = Family(
     "qwen2_moe",
     Qwen2Moe,
-    Support(tensor_parallel={**LLAMA, **EXPERTS}, context_parallel=True, ulysses=True, stages=True),
+    Support(tensor_parallel={**LLAMA, **EXPERTS}, context_parallel=True, ulysses=True, stages=True, zero3_leaf=True),
 )

@@ -54,4 +54,8 @@ class Qwen35MoeText(Qwen35Layers, GatedSharedExpert):
     Config = Qwen35MoeTextConfig
 
 
-FAMILY: Final = Family("qwen3_5_moe_text", Qwen35MoeText, Support(tensor_parallel={**QWEN3_HYBRID, **PROJECTED_APART}))
+FAMILY: Final = Family(
+    "qwen3_5_moe_text",
+    Qwen35MoeText,
+    Support(tensor_parallel={**QWEN3_HYBRID, **PROJECTED_APART}, uses_weights_within=True),
+)

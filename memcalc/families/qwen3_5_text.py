@@ -99,5 +99,8 @@ class Qwen35Text(Qwen35Layers):
 FAMILY: Final = Family(
     "qwen3_5_text",
     Qwen35Text,
-    Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **PROJECTED_APART, LINEAR_OUT: "colwise_gather_output"}),
+    Support(
+        tensor_parallel={**LLAMA, **NORMED_HEADS, **PROJECTED_APART, LINEAR_OUT: "colwise_gather_output"},
+        uses_weights_within=True,
+    ),
 )

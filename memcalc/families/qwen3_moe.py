@@ -116,5 +116,11 @@ class Qwen3Moe(SparseLayers, Qwen3):
 FAMILY: Final = Family(
     "qwen3_moe",
     Qwen3Moe,
-    Support(tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS}, context_parallel=True, ulysses=True, stages=True),
+    Support(
+        tensor_parallel={**LLAMA, **NORMED_HEADS, **EXPERTS},
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
+        zero3_leaf=True,
+    ),
 )

@@ -180,6 +180,7 @@ FAMILY: Final = Family(
             **GATED_MLP,
             "model.layers.*.linear_attn.in_proj_qkvz": "colwise_gather_output",
             "model.layers.*.linear_attn.in_proj_ba": "colwise_gather_output",
-        }
+        },
+        uses_weights_within=True,
     ),
 )

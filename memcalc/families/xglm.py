@@ -143,4 +143,4 @@ class XGLM(BioGpt):
         return attn_output, attn_weights
 
 
-FAMILY: Final = Family("xglm", XGLM, Support(tensor_parallel={}))
+FAMILY: Final = Family("xglm", XGLM, Support(tensor_parallel={}, meets_fp32=True))

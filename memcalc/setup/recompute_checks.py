@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from memcalc.inputs.options import NOT_YET, Options, refuse
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
-
-
-_USE_OTHERS_WEIGHTS: Final = (
-    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-)  # fmt: skip
-"""Modules that use weights of those within them: the first forward gathers each where it is used, and its recomputation,
-which knows them (register_external_parameter), together."""
 
 
 def check_recompute(options: Options, model: Model, *, megatron: bool) -> None:
@@ -31,7 +24,7 @@ def check_recompute(options: Options, model: Model, *, megatron: bool) -> None:
 
 def check_gathers(options: Options, model: Model) -> None:
     """What torch takes of DeepSpeed's ZeRO-3 in no size. What it does not take of some sizes is known when the step is run."""
-    if options.recompute == "op" and model.model_type in _USE_OTHERS_WEIGHTS:
+    if options.recompute == "op" and model.support.uses_weights_within:
         why = f"ZeRO-3 gathers in other ways in a {model.model_type}'s recomputation than in its forward, where torch raises"
         refuse("recompute", "op", f"{why}; allowed: none, full")
 

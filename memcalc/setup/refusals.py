@@ -86,13 +86,6 @@ def _with_ddp(name: str, degree: int) -> None:
     refuse(name, degree, f"with engine ddp {NOT_YET}{others}" if why is None else f"{why}; allowed: {others}")
 
 
-_MEETS_FP32: Final = ("minimax", "openai-gpt", "xglm")
-"""Their hidden states or attention become fp32 by a floating-point buffer (engine.py, _cast_module_mixed_precision)."""
-
-_ATTENDS_IN_FP32: Final = ("minimax", "openai-gpt")
-"""Within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
-
-
 def runs_gpt_model(options: Options, engine: str) -> bool:
     """Tell whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
     return engine == "deepspeed" and max(options.tp, options.pp) > 1
@@ -105,7 +98,7 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
     if options.virtual_stages > 1:
         refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
-    if model is not None and model.model_type in _MEETS_FP32 and str(options.precision).endswith("-mixed"):
+    if model is not None and model.support.meets_fp32 and str(options.precision).endswith("-mixed"):
         why = f"DeepSpeed casts weights alone, and a {model.model_type} multiplies them with what its fp32 buffers have made"
         refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, or another --engine")
     if options.zero == 3 and model is not None:
@@ -256,7 +249,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         refuse(
             "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
         )
-    if model is not None and model.model_type in _ATTENDS_IN_FP32 and str(options.precision).endswith("-mixed"):
+    if model is not None and model.support.attends_in_fp32 and str(options.precision).endswith("-mixed"):
         why = f"MixedPrecisionPolicy casts no buffers, and a {model.model_type}'s attention meets them in fp32"
         refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, bf16, fp16")
     if model is not None and options.tp > 1:

@@ -7,19 +7,16 @@ their gradients are reduced one after the other when its backward is over.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memcalc.core.noted import Where
     from memcalc.inputs.model import Model
 
-LEAVES: Final = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
-"""Model types whose routed block is one: MixtralSparseMoeBlock, Qwen2MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock."""
-
 
 def leaf_modules(model: Model) -> frozenset[Where]:
     """Return those of a model, by path and layer. AutoEP puts another block in their place, which is none."""
-    if model.model_type not in LEAVES or model.program.expert_parallel > 1:
+    if not model.support.zero3_leaf or model.program.expert_parallel > 1:
         return frozenset()
     experts = (w for w in model.program.weights() if w.component == "experts")
     return frozenset((w.name.rpartition(".experts.")[0], w.layer) for w in experts)

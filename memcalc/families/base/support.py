@@ -30,8 +30,8 @@ class Support:
     torch's ranks can share a sequence."""
     ulysses: bool = False
     """Whether DeepSpeed's ranks can share its sequences. Of the others it fails: their layers hand no positions to the
-    attention, their heads of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and convolutions
-    along the sequence would see one rank's tokens."""
+    attention, their heads of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and
+    convolutions along the sequence would see one rank's tokens."""
     ulysses_wants_head_dim: bool = False
     """Whether its configuration leaves `head_dim` None where nobody has set it. DeepSpeed takes it as it is."""
     stages: bool = False
@@ -39,6 +39,17 @@ class Support:
     halves: bool = True
     """Whether a backward of it can be run in two halves: not with autograd functions in Python, whose nodes keep what they have
     saved longer between the two."""
+    zero3_leaf: bool = False
+    """Whether its routed block is one of the classes that ZeRO-3 gathers whole if nothing else is said: MixtralSparseMoeBlock,
+    Qwen2MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock."""
+    uses_weights_within: bool = False
+    """Whether its modules use weights of those within them: ZeRO-3's first forward gathers each where it is used, and its
+    recomputation, which knows them (register_external_parameter), together."""
+    meets_fp32: bool = False
+    """Whether hidden states or attention become fp32 by a floating-point buffer (DeepSpeed's engine.py,
+    _cast_module_mixed_precision)."""
+    attends_in_fp32: bool = False
+    """Whether they do within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
 
 
 @dataclass(frozen=True)

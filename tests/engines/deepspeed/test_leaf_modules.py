@@ -10,7 +10,10 @@ from auto_ep_cases import CONFIGS
 from deepspeed_oracle import OPTIONS, PRECISIONS, deepspeed_step, sent
 
 import memcalc
-from memcalc.engines.deepspeed.zero3_leaves import LEAVES, leaf_modules
+from memcalc.engines.deepspeed.zero3_leaves import leaf_modules
+from memcalc.families import supporting
+
+LEAVES = {*supporting(lambda s: s.zero3_leaf)}
 
 PHASES = ("forward", "backward", "step")
 MODELS = {name: {"model_type": name, **CONFIGS[name]} for name in sorted(LEAVES)}
