@@ -26,7 +26,7 @@ from memcalc.families.base.experts import (
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.plans import SHARED_EXPERTS, SPLIT_LATENT
 from memcalc.families.base.sparse import gated_mlp_weights
-from memcalc.families.base.support import Family, Support
+from memcalc.families.base.support import Family, Preset, Support
 from memcalc.families.deepseek_v3 import DeepseekV3, LatentConfig
 
 if TYPE_CHECKING:
@@ -158,5 +158,6 @@ FAMILY: Final = Family(
         tensor_parallel={**SPLIT_LATENT, "model.layers.*.self_attn.q_proj": "colwise", **SHARED_EXPERTS},
         context_parallel=True,
         stages=True,
+        auto_ep=Preset(normalises=False, shared=True),
     ),
 )

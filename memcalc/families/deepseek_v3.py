@@ -29,7 +29,7 @@ from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.plans import LATENT
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
-from memcalc.families.base.support import Family, Support
+from memcalc.families.base.support import Family, Preset, Support
 from memcalc.families.llama import linear_weights
 
 if TYPE_CHECKING:
@@ -209,4 +209,13 @@ def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tens
     return q_embed, k_embed
 
 
-FAMILY: Final = Family("deepseek_v3", DeepseekV3, Support(tensor_parallel=LATENT, context_parallel=True, stages=True))
+FAMILY: Final = Family(
+    "deepseek_v3",
+    DeepseekV3,
+    Support(
+        tensor_parallel=LATENT,
+        context_parallel=True,
+        stages=True,
+        auto_ep=Preset(sigmoid=True, corrected=True, shared=True),
+    ),
+)

@@ -12,7 +12,7 @@ from memcalc.families.base.experts import REFUSED, Experts, SoftmaxRouter, check
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.plans import ATTENTION, ENDS, EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig
-from memcalc.families.base.support import Family, Support
+from memcalc.families.base.support import Family, Preset, Support
 from memcalc.families.mistral import Mistral
 
 if TYPE_CHECKING:
@@ -90,5 +90,6 @@ FAMILY: Final = Family(
         ulysses_wants_head_dim=True,
         stages=True,
         zero3_leaf=True,
+        auto_ep=Preset(normalises=True),
     ),
 )

@@ -21,7 +21,7 @@ from memcalc.families.base.module import Run, Weight
 from memcalc.families.base.plans import EXPERTS, LLAMA
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
-from memcalc.families.base.support import Family, Support
+from memcalc.families.base.support import Family, Preset, Support
 from memcalc.families.llama import linear_weights
 from memcalc.families.qwen2 import Qwen2
 
@@ -102,5 +102,12 @@ class Qwen2Moe(GatedSharedExpert, Qwen2):
 FAMILY: Final = Family(
     "qwen2_moe",
     Qwen2Moe,
-    Support(tensor_parallel={**LLAMA, **EXPERTS}, context_parallel=True, ulysses=True, stages=True, zero3_leaf=True),
+    Support(
+        tensor_parallel={**LLAMA, **EXPERTS},
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
+        zero3_leaf=True,
+        auto_ep=Preset(shared=True, gated=True),
+    ),
 )

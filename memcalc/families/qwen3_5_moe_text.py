@@ -14,7 +14,7 @@ from memcalc.families.base.experts import REFUSED, check_experts
 from memcalc.families.base.plans import PROJECTED_APART, QWEN3_HYBRID
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
-from memcalc.families.base.support import Family, Support
+from memcalc.families.base.support import Family, Preset, Support
 from memcalc.families.qwen3_5_text import Qwen35Config, Qwen35Layers
 
 if TYPE_CHECKING:
@@ -57,5 +57,9 @@ class Qwen35MoeText(Qwen35Layers, GatedSharedExpert):
 FAMILY: Final = Family(
     "qwen3_5_moe_text",
     Qwen35MoeText,
-    Support(tensor_parallel={**QWEN3_HYBRID, **PROJECTED_APART}, uses_weights_within=True),
+    Support(
+        tensor_parallel={**QWEN3_HYBRID, **PROJECTED_APART},
+        uses_weights_within=True,
+        auto_ep=Preset(normalises=True, shared=True, gated=True, returns_logits=True),
+    ),
 )

@@ -22,7 +22,7 @@ from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.plans import EXPERTS, LLAMA, NORMED_HEADS
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers
-from memcalc.families.base.support import Family, Support
+from memcalc.families.base.support import Family, Preset, Support
 from memcalc.families.qwen3 import Qwen3
 
 if TYPE_CHECKING:
@@ -122,5 +122,6 @@ FAMILY: Final = Family(
         ulysses=True,
         stages=True,
         zero3_leaf=True,
+        auto_ep=Preset(),
     ),
 )

@@ -11,12 +11,11 @@ not a view of it: under ZeRO-3 what was gathered is freed there when the module 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from math import ceil
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.autograd import Node
 from memcalc.core.dims import ONE_DIM, Dim, merge, plus
@@ -26,6 +25,7 @@ from memcalc.core.ops.expert_rows import permuted, placed, swiglu, unpermuted
 from memcalc.core.ops.routing import div, gather, grouped_mm, index, masked_fill, maximum, sort, sum_middle, topk
 from memcalc.core.ops.shape import reshape, transpose, unsqueeze, view
 from memcalc.core.tensor import Sent, Tensor, new_tensor
+from memcalc.families import support_of
 from memcalc.families.base.experts import TWO, Groups
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.sparse import gated_mlp_weights
@@ -33,37 +33,11 @@ from memcalc.inputs.options import refuse
 
 if TYPE_CHECKING:
     from memcalc.families.base.program import Program
+    from memcalc.families.base.support import Preset
 
 SOURCE: Final = "deepspeed/module_inject/auto_ep_layer.py"
 _ALIGNMENT: Final = 8
 """TOKEN_GROUP_ALIGN_SIZE_M: an expert's rows are a multiple of it."""
-
-
-class Preset(NamedTuple):
-    """What DeepSpeed knows of a model type (module_inject/auto_ep_presets)."""
-
-    sigmoid: bool = False
-    """Whether scores are sigmoids, not a softmax."""
-    normalises: bool | None = None
-    """Whether the chosen scores are made to add up to one; None: as the configuration's `norm_topk_prob` says."""
-    corrected: bool = False
-    """Whether scores are corrected by a buffer before experts are chosen."""
-    shared: bool = False
-    """Whether experts that all tokens go to stand beside the routed ones."""
-    gated: bool = False
-    """Whether these have a gate."""
-    returns_logits: bool = False
-    """Whether the block computes its logits once more and returns them."""
-
-
-PRESETS: Final[Mapping[str, Preset]] = MappingProxyType({
-    "mixtral": Preset(normalises=True),
-    "qwen2_moe": Preset(shared=True, gated=True),
-    "qwen3_moe": Preset(),
-    "qwen3_5_moe_text": Preset(normalises=True, shared=True, gated=True, returns_logits=True),
-    "deepseek_v2": Preset(normalises=False, shared=True),
-    "deepseek_v3": Preset(sigmoid=True, corrected=True, shared=True),
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -261,8 +235,10 @@ def on_rank(program: Program, model_type: str, ranks: int, imbalance: float) -> 
     """The program of one of `ranks` ranks, in which AutoEPMoELayer stands where transformers' routed block was."""
     own: Any = copy.copy(program)
     own.expert_parallel = ranks
-    shared = own.dense_mlp if PRESETS[model_type].shared else None
-    block = AutoEPMoELayer(_router(own, PRESETS[model_type]), own.experts.ffn, ranks, imbalance, shared)
+    preset = support_of(model_type).auto_ep
+    assert preset is not None
+    shared = own.dense_mlp if preset.shared else None
+    block = AutoEPMoELayer(_router(own, preset), own.experts.ffn, ranks, imbalance, shared)
     weights = partial(_weights, own, block)
     routed: Callable[[int], bool] = getattr(own, "sparse", lambda _: True)
     if hasattr(own, "sparse_mlp"):

@@ -7,6 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from memcalc.core.dtypes import bf16, fp32
+from memcalc.families import supporting
 from memcalc.families.base.routed_checks import check_routed
 from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.expert_parallel import expert_path
@@ -148,7 +149,7 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
 
 def check_auto_ep(options: Options, model: Model | None) -> None:
     """What DeepSpeed's AutoEP takes (module_inject/auto_ep_config.py), and what of it is modelled."""
-    from memcalc.layout.auto_ep import PRESETS, check_experts
+    from memcalc.layout.auto_ep import check_experts
 
     given, split = options.ep, "with engine deepspeed and ep above 1"
     _check_auto_ep_alone(options)
@@ -158,8 +159,8 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
     if model is None:
         why = "which weights are experts' a number of parameters does not tell"
         refuse("ep", given, f"{why}; allowed: 1, or --model")
-    if model.model_type not in PRESETS:
-        known = ", ".join(PRESETS)
+    if model.support.auto_ep is None:
+        known = ", ".join(supporting(lambda s: s.auto_ep is not None))
         refuse("ep", given, f"DeepSpeed's AutoEP has no preset for {model.model_type}; allowed: 1, or one of {known}")
     if options.recompute == "op":
         refuse("recompute", "op", f"{split} {NOT_YET}none, full")

@@ -12,10 +12,12 @@ from oracle import build
 from records import on_record
 
 import memcalc
-from memcalc.families import FAMILIES
+from memcalc.families import FAMILIES, support_of, supporting
 from memcalc.inputs.model import Model
-from memcalc.layout.auto_ep import PRESETS, on_rank
+from memcalc.layout.auto_ep import on_rank
 from memcalc.validate.auto_ep import auto_ep_of_a_gpu
+
+PRESETS = {name: support_of(name).auto_ep for name in supporting(lambda s: s.auto_ep is not None)}
 
 
 @on_record

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from memcalc.families.base.plans import Plan
     from memcalc.families.base.program import Program
+
+
+class Preset(NamedTuple):
+    """What DeepSpeed knows of a model type (module_inject/auto_ep_presets)."""
+
+    sigmoid: bool = False
+    """Whether scores are sigmoids, not a softmax."""
+    normalises: bool | None = None
+    """Whether the chosen scores are made to add up to one; None: as the configuration's `norm_topk_prob` says."""
+    corrected: bool = False
+    """Whether scores are corrected by a buffer before experts are chosen."""
+    shared: bool = False
+    """Whether experts that all tokens go to stand beside the routed ones."""
+    gated: bool = False
+    """Whether these have a gate."""
+    returns_logits: bool = False
+    """Whether the block computes its logits once more and returns them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +67,8 @@ class Support:
     _cast_module_mixed_precision)."""
     attends_in_fp32: bool = False
     """Whether they do within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
+    auto_ep: Preset | None = None
+    """What DeepSpeed's AutoEP knows of it; None where it has no preset."""
 
 
 @dataclass(frozen=True)
