@@ -97,4 +97,4 @@ class Gemma2(Windowed, Gemma):
         return eager_attention(q, k, v, mask, p=self.config.attention_dropout, softcap=capped)
 
 
-FAMILY: Final = Family("gemma2", Gemma2, Support(tensor_parallel=LLAMA))
+FAMILY: Final = Family("gemma2", Gemma2, Support(tensor_parallel=LLAMA, liger="gemma2"))

@@ -182,4 +182,14 @@ def conv1d_weights(name: str, fan_in: Dim, fan_out: Dim, component: str) -> Iter
     yield Weight(f"{name}.bias", (fan_out,), component)
 
 
-FAMILY: Final = Family("gpt2", GPT2, Support(tensor_parallel={}))
+FAMILY: Final = Family(
+    "gpt2",
+    GPT2,
+    Support(
+        tensor_parallel={},
+        chunked_loss=True,
+        megatron_kernels=True,
+        activation_field="activation_function",
+        megatron_activations=("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
+    ),
+)

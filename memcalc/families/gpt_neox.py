@@ -30,7 +30,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
-from memcalc.families.base.support import Family
+from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights
 
@@ -178,4 +178,4 @@ class GPTNeoX(Llama):
         return (m / "dense_4h_to_h").linear(hidden_states)
 
 
-FAMILY: Final = Family("gpt_neox", GPTNeoX)
+FAMILY: Final = Family("gpt_neox", GPTNeoX, Support(chunked_loss=True))

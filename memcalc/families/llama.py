@@ -239,5 +239,14 @@ def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias
 FAMILY: Final = Family(
     "llama",
     Llama,
-    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
+    Support(
+        tensor_parallel=LLAMA,
+        sequence_parallel=True,
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
+        chunked_loss=True,
+        liger="llama",
+        megatron_kernels=True,
+    ),
 )

@@ -51,5 +51,14 @@ class Mistral(Llama):
 FAMILY: Final = Family(
     "mistral",
     Mistral,
-    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
+    Support(
+        tensor_parallel=LLAMA,
+        sequence_parallel=True,
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
+        chunked_loss=True,
+        liger="llama",
+        megatron_kernels=True,
+    ),
 )

@@ -91,5 +91,6 @@ FAMILY: Final = Family(
         stages=True,
         zero3_leaf=True,
         auto_ep=Preset(normalises=True),
+        chunked_loss=True,
     ),
 )

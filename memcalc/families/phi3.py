@@ -136,5 +136,7 @@ FAMILY: Final = Family(
         context_parallel=True,
         ulysses=True,
         stages=True,
+        chunked_loss=True,
+        liger="llama",
     ),
 )

@@ -98,5 +98,14 @@ class Qwen2(Llama):
 FAMILY: Final = Family(
     "qwen2",
     Qwen2,
-    Support(tensor_parallel=LLAMA, sequence_parallel=True, context_parallel=True, ulysses=True, stages=True),
+    Support(
+        tensor_parallel=LLAMA,
+        sequence_parallel=True,
+        context_parallel=True,
+        ulysses=True,
+        stages=True,
+        chunked_loss=True,
+        liger="llama",
+        megatron_kernels=True,
+    ),
 )

@@ -64,5 +64,8 @@ FAMILY: Final = Family(
         context_parallel=True,
         ulysses=True,
         stages=True,
+        chunked_loss=True,
+        liger="llama",
+        megatron_kernels=True,
     ),
 )

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.dims import workload_size
+from memcalc.families import support_of, supporting
 
 if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
@@ -24,9 +25,6 @@ _LOSS_PARALLEL: Final = f"{_TORCH}; torch/distributed/tensor/parallel/loss.py"
 _MEGATRON: Final = "Megatron-Core 0.16.1 megatron/core/fusions; Transformer Engine 2.11"
 
 DEFAULT_LOSS: Final = {"hf": "eager", "fused": "fused", "megatron": "vocab-parallel"}
-
-CHUNKED: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "gpt2", "gpt_neox")
-"""Model types whose logits are the head's product and nothing else, as linear_cross_entropy needs it."""
 
 
 class Kernels(NamedTuple):
@@ -45,21 +43,20 @@ TRANSFORMERS: Final = Kernels()
 
 def refusal(kernels: str, model_type: str, config: Any) -> str | None:
     """Why a model cannot have these kernels, None if it can."""
+    support = support_of(model_type)
     if kernels == "fused":
-        from memcalc.kernels.liger import LARGEST, PATCHES, activations
+        from memcalc.kernels.liger import ACTIVATIONS, LARGEST
 
-        if model_type not in PATCHES:
+        if support.liger is None:
             return f"Liger-Kernel leaves {model_type} as it is, or its kernels for it are not modelled; allowed: hf"
         if config.intermediate_size > LARGEST:
             return f"Liger's kernels take rows of up to {LARGEST}, intermediate_size is {config.intermediate_size}; allowed: hf"
-        return _activation(config.hidden_act, activations(model_type))
+        return _activation(config.hidden_act, ACTIVATIONS[support.liger])
     if kernels == "megatron":
-        from memcalc.kernels.megatron import ACTIVATIONS
-
-        if model_type not in ACTIVATIONS:
-            return f"not modelled for {model_type}, only for {', '.join(ACTIVATIONS)}; allowed: hf"
-        name = "activation_function" if model_type == "gpt2" else "hidden_act"
-        return _activation(getattr(config, name), ACTIVATIONS[model_type])
+        if not support.megatron_kernels:
+            types = ", ".join(supporting(lambda s: s.megatron_kernels))
+            return f"not modelled for {model_type}, only for {types}; allowed: hf"
+        return _activation(getattr(config, support.activation_field), support.megatron_activations)
     return None
 
 
@@ -73,10 +70,9 @@ def losses(kernels: str, model_type: str) -> tuple[str, ...]:
     """The cross-entropies that a model can have with these kernels."""
     if kernels == "megatron":
         return ("vocab-parallel", "fused")
-    from memcalc.kernels.liger import PATCHES
-
-    fused = ("fused",) if model_type in PATCHES else ()
-    chunked = ("chunked",) if model_type in CHUNKED else ()
+    support = support_of(model_type)
+    fused = ("fused",) if support.liger is not None else ()
+    chunked = ("chunked",) if support.chunked_loss else ()
     return ("eager", *fused, *chunked)
 
 
@@ -101,7 +97,9 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
 
     sources = [_TORCH]
     if kernels == "fused":
-        replaced |= liger.PATCHES[model_type]
+        patches = support_of(model_type).liger
+        assert patches is not None
+        replaced |= liger.PATCHES[patches]
         sources.insert(0, _LIGER)
     chunks = None
     if cross_entropy == "fused":

@@ -197,17 +197,8 @@ _GEMMA2: Final[Replacements] = {
     blocks.gated: gated,
 }
 
-PATCHES: Final[Mapping[str, Replacements]] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "phi3": _LLAMA,
-    "gemma2": _GEMMA2,
-}
-"""`model_type` -> what stands in for what. The fused loss is a choice of its own (`--cross-entropy`)."""
+PATCHES: Final[Mapping[str, Replacements]] = {"llama": _LLAMA, "gemma2": _GEMMA2}
+"""What stands in for what, by what a family's record names. The fused loss is a choice of its own (`--cross-entropy`)."""
 
-
-def activations(model_type: str) -> tuple[str, ...] | None:
-    """Those that its gated unit computes; None: LigerGEGLUMLP asks for none and computes GELU by tanh."""
-    return None if PATCHES[model_type] is _GEMMA2 else ("silu", "swish")
+ACTIVATIONS: Final[Mapping[str, tuple[str, ...] | None]] = {"llama": ("silu", "swish"), "gemma2": None}
+"""Those that its gated unit computes; None: LigerGEGLUMLP asks for none and computes GELU by tanh."""

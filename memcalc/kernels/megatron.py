@@ -327,9 +327,3 @@ LOSSES: Final[Mapping[str, Replacements]] = {
     "vocab-parallel": {blocks.causal_lm_loss: vocab_parallel_cross_entropy},
     "fused": {blocks.causal_lm_loss: fused_cross_entropy},
 }
-
-ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("silu", "swish")),
-    "gpt2": ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
-}
-"""`model_type` -> the activations of its configuration that the fused kernels compute."""

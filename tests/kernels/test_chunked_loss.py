@@ -25,7 +25,10 @@ from memcalc.core.autograd import Node
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import DType, bf16, fp16, fp32, int64
 from memcalc.core.tensor import Memory, Tensor, new_tensor
-from memcalc.kernels import CHUNKED, choose, chunked_loss
+from memcalc.families import supporting
+from memcalc.kernels import choose, chunked_loss
+
+CHUNKED = supporting(lambda s: s.chunked_loss)
 
 
 def as_on_a_gpu() -> Any:

@@ -11,10 +11,8 @@ from command import LLAMA, here
 import memcalc
 from memcalc.core.dims import evaluate
 from memcalc.core.dtypes import bf16
-from memcalc.families import FAMILIES
-from memcalc.kernels import CHUNKED, TRANSFORMERS, choose, losses, refusal
-from memcalc.kernels.liger import PATCHES
-from memcalc.kernels.megatron import ACTIVATIONS
+from memcalc.families import FAMILIES, supporting
+from memcalc.kernels import TRANSFORMERS, choose, losses, refusal
 from memcalc.report.advice import advice
 from memcalc.tape.profile import Choices, Profile, full_profile, profile
 
@@ -121,7 +119,10 @@ def test_refused_by_name(model: Any, options: dict[str, Any], line: str) -> None
     assert line in refused(model, **options)
 
 
-@pytest.mark.parametrize(("kernels", "model_types"), [("fused", PATCHES), ("megatron", ACTIVATIONS)])
+@pytest.mark.parametrize(
+    ("kernels", "model_types"),
+    [("fused", supporting(lambda s: s.liger)), ("megatron", supporting(lambda s: s.megatron_kernels))],
+)
 def test_every_model_type_has_them_or_is_refused(kernels: str, model_types: Iterable[str]) -> None:
     assert set(model_types) <= set(FAMILIES)
     for model_type in FAMILIES:
@@ -129,10 +130,6 @@ def test_every_model_type_has_them_or_is_refused(kernels: str, model_types: Iter
             memcalc.estimate({"model_type": model_type}, kernels=kernels, seq_len=32)
         else:
             assert model_type in str(refusal(kernels, model_type, None))
-
-
-def test_only_families_have_a_chunked_loss() -> None:
-    assert set(CHUNKED) <= set(FAMILIES)
 
 
 def test_the_document_has_them(capsys: pytest.CaptureFixture[str]) -> None:

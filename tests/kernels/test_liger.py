@@ -21,8 +21,11 @@ from memcalc.core.dtypes import DType, bf16, fp32, int64
 from memcalc.core.ops.elementwise import add
 from memcalc.core.ops.shape import chunk, transpose
 from memcalc.core.tensor import Tensor
+from memcalc.families import supporting
 from memcalc.kernels import choose, liger, refusal
-from memcalc.kernels.liger import PATCHES, loss_chunk
+from memcalc.kernels.liger import loss_chunk
+
+PATCHES = supporting(lambda s: s.liger)
 
 if TYPE_CHECKING:
     pass

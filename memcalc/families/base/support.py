@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from memcalc.families.base.plans import Plan
@@ -69,6 +69,16 @@ class Support:
     """Whether they do within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
     auto_ep: Preset | None = None
     """What DeepSpeed's AutoEP knows of it; None where it has no preset."""
+    chunked_loss: bool = False
+    """Whether its logits are the head's product and nothing else, as torch's linear_cross_entropy needs it."""
+    liger: Literal["llama", "gemma2"] | None = None
+    """Which of Liger-Kernel's sets of patches transformers' code for it gets (`memcalc.kernels.liger.PATCHES`)."""
+    megatron_kernels: bool = False
+    """Whether Megatron's kernels are modelled in the place of transformers' functions."""
+    megatron_activations: tuple[str, ...] = ("silu", "swish")
+    """The activations of its configuration that Megatron's fused kernels compute."""
+    activation_field: str = "hidden_act"
+    """The field of its configuration that names the activation."""
 
 
 @dataclass(frozen=True)
