@@ -37,16 +37,17 @@ class Registry(Mapping[str, T]):
         """The module to read of a name that has a package to itself."""
         self.helpers = ("base", *helpers)
         """Modules that hold nothing, so that listing does not import them."""
-        self._found: dict[str, T] = {}
+        self.found: dict[str, T] = {}
+        """What has been asked for."""
         self._listed: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._found:
+        if name not in self.found:
             found = self._imported(_stem(name))
             if found is None or found[0] != name:
                 raise KeyError(name)
-            self._found[name] = found[1]
-        return self._found[name]
+            self.found[name] = found[1]
+        return self.found[name]
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name in self.known or self.get(name) is not None)

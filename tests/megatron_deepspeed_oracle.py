@@ -24,7 +24,7 @@ from records import on_record
 from torch import nn
 from torch.autograd import Function
 
-from memcalc.megatron.architecture import Architecture
+from memcalc.families.base.architecture import Architecture
 
 Sent = Counter[tuple[str, str, int, int]]
 """(collective, dtype, ranks of the group, elements of the full tensor) -> calls."""

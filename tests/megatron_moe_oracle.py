@@ -21,7 +21,7 @@ from megatron_stand_ins import GroupedProduct, Permuted, SortedChunks, TopK, Unp
 from records import on_record
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from memcalc.megatron.architecture import Architecture
+from memcalc.families.base.architecture import Architecture
 
 
 class _GroupedLinear(torch.nn.Module):

@@ -12,8 +12,8 @@ from memcalc.core.autograd import Node, backward
 from memcalc.core.dims import numel, workload_size
 from memcalc.core.dtypes import bf16
 from memcalc.core.tensor import Memory, new_tensor
+from memcalc.families.base.architecture import Architecture
 from memcalc.families.base.module import Module, Run
-from memcalc.megatron.architecture import Architecture
 from memcalc.megatron.gpt_model import GPTModel, Layout
 
 

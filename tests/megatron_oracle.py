@@ -23,7 +23,7 @@ from records import on_record
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from memcalc.megatron.architecture import Architecture
+from memcalc.families.base.architecture import Architecture
 
 Calls = Counter[tuple[str, str, int]]
 """(phase, collective, bytes of the full tensor) -> calls."""

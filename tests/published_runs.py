@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import memcalc
-from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.families import FAMILIES
+from memcalc.families.base.architecture import Architecture
 
 
 class PublishedRun(NamedTuple):
@@ -25,8 +26,9 @@ class PublishedRun(NamedTuple):
     def estimate(self) -> memcalc.Report:
         if self.architecture is None:
             return memcalc.estimate(self.model, **self.options)
-        architecture = self.architecture
-        with patch.dict(ARCHITECTURES, {self.model["model_type"]: lambda _: architecture}):
+        architecture, family = self.architecture, FAMILIES[self.model["model_type"]]
+        own = replace(family, support=replace(family.support, architecture=lambda _: architecture))
+        with patch.dict(FAMILIES.found, {family.model_type: own}):
             return memcalc.estimate(self.model, **self.options)
 
 

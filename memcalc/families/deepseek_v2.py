@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +152,13 @@ class DeepseekV2(DeepseekV3):
         return q_out, k_out
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import deepseek
+
+    return deepseek(config, sigmoid=False)
+
+
 FAMILY: Final = Family(
     "deepseek_v2",
     DeepseekV2,
@@ -159,5 +167,6 @@ FAMILY: Final = Family(
         context_parallel=True,
         stages=True,
         auto_ep=Preset(normalises=False, shared=True),
+        architecture=_architecture,
     ),
 )

@@ -35,6 +35,8 @@ from memcalc.families.llama import linear_weights
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from memcalc.families.base.architecture import Architecture
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(RouterOutputsConfig, RotaryConfig):
@@ -209,6 +211,13 @@ def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tens
     return q_embed, k_embed
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import deepseek
+
+    return deepseek(config, sigmoid=True)
+
+
 FAMILY: Final = Family(
     "deepseek_v3",
     DeepseekV3,
@@ -217,5 +226,6 @@ FAMILY: Final = Family(
         context_parallel=True,
         stages=True,
         auto_ep=Preset(sigmoid=True, corrected=True, shared=True),
+        architecture=_architecture,
     ),
 )

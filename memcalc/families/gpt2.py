@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +183,30 @@ def conv1d_weights(name: str, fan_in: Dim, fan_out: Dim, component: str) -> Iter
     yield Weight(f"{name}.bias", (fan_out,), component)
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import Architecture
+
+    return Architecture(
+        layers=config.n_layer,
+        hidden=config.n_embd,
+        heads=config.n_head,
+        kv_heads=config.n_head,
+        head_dim=config.n_embd // config.n_head,
+        ffn=config.n_inner or 4 * config.n_embd,
+        vocab=config.vocab_size,
+        gated=False,
+        rms_norm=False,
+        qkv_bias=True,
+        linear_bias=True,
+        qk_norm=False,
+        positions=config.n_positions,
+        tied=config.tie_word_embeddings,
+        hidden_dropout=config.resid_pdrop,
+        attention_dropout=config.attn_pdrop,
+    )
+
+
 FAMILY: Final = Family(
     "gpt2",
     GPT2,
@@ -191,5 +216,7 @@ FAMILY: Final = Family(
         megatron_kernels=True,
         activation_field="activation_function",
         megatron_activations=("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
+        architecture=_architecture,
+        megatron_deepspeed=True,
     ),
 )

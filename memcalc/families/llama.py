@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from memcalc.core.dtypes import DType
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +237,13 @@ def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias
         yield Weight(f"{name}.bias", (fan_out,), component)
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import llama_like
+
+    return llama_like(config)
+
+
 FAMILY: Final = Family(
     "llama",
     Llama,
@@ -248,5 +256,7 @@ FAMILY: Final = Family(
         chunked_loss=True,
         liger="llama",
         megatron_kernels=True,
+        architecture=_architecture,
+        megatron_deepspeed=True,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
@@ -13,6 +13,7 @@ from memcalc.families.llama import Llama
 
 if TYPE_CHECKING:
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run
 
 
@@ -48,6 +49,13 @@ class Mistral(Llama):
         return {"full_attention": causal_mask(run, self.config.sliding_window)}
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import llama_like
+
+    return llama_like(config)
+
+
 FAMILY: Final = Family(
     "mistral",
     Mistral,
@@ -60,5 +68,7 @@ FAMILY: Final = Family(
         chunked_loss=True,
         liger="llama",
         megatron_kernels=True,
+        architecture=_architecture,
+        megatron_deepspeed=True,
     ),
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,16 @@ class Mixtral(RouterOutputs, Mistral):
         return reshape(hidden_states, batch, seq, hidden)
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import Experts, llama_like
+
+    experts = Experts(
+        count=config.num_local_experts, per_token=config.num_experts_per_tok, ffn=config.intermediate_size
+    )
+    return llama_like(config, experts=experts)
+
+
 FAMILY: Final = Family(
     "mixtral",
     Mixtral,
@@ -92,5 +103,6 @@ FAMILY: Final = Family(
         zero3_leaf=True,
         auto_ep=Preset(normalises=True),
         chunked_loss=True,
+        architecture=_architecture,
     ),
 )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run, Weight
 
 
@@ -95,6 +96,13 @@ class Qwen2(Llama):
         return masks
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import llama_like
+
+    return llama_like(config, qkv_bias=True)
+
+
 FAMILY: Final = Family(
     "qwen2",
     Qwen2,
@@ -107,5 +115,7 @@ FAMILY: Final = Family(
         chunked_loss=True,
         liger="llama",
         megatron_kernels=True,
+        architecture=_architecture,
+        only_qkv_biases=True,
     ),
 )

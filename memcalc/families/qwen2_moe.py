@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,13 @@ class Qwen2Moe(GatedSharedExpert, Qwen2):
         return {"full_attention": causal_mask(run), "sliding_attention": causal_mask(run, window)}
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import qwen_moe
+
+    return qwen_moe(config, qkv_bias=config.qkv_bias)
+
+
 FAMILY: Final = Family(
     "qwen2_moe",
     Qwen2Moe,
@@ -109,5 +117,7 @@ FAMILY: Final = Family(
         stages=True,
         zero3_leaf=True,
         auto_ep=Preset(shared=True, gated=True),
+        architecture=_architecture,
+        only_qkv_biases=True,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import transpose, view
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,13 @@ class Qwen3(Qwen2):
         return q, k, v
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import llama_like
+
+    return llama_like(config, qk_norm=True)
+
+
 FAMILY: Final = Family(
     "qwen3",
     Qwen3,
@@ -67,5 +75,6 @@ FAMILY: Final = Family(
         chunked_loss=True,
         liger="llama",
         megatron_kernels=True,
+        architecture=_architecture,
     ),
 )

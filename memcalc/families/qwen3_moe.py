@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from memcalc.core.tensor import Tensor
+    from memcalc.families.base.architecture import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,13 @@ class Qwen3Moe(SparseLayers, Qwen3):
         return reshape(final_hidden_states, batch, seq, hidden)
 
 
+def _architecture(config: Any) -> Architecture:
+    """What Megatron's GPTModel is built from."""
+    from memcalc.families.base.architecture import qwen_moe
+
+    return qwen_moe(config, qk_norm=True)
+
+
 FAMILY: Final = Family(
     "qwen3_moe",
     Qwen3Moe,
@@ -123,5 +131,6 @@ FAMILY: Final = Family(
         stages=True,
         zero3_leaf=True,
         auto_ep=Preset(),
+        architecture=_architecture,
     ),
 )

@@ -4,15 +4,16 @@ modelled. Each refusal is an InputError of one line."""
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from memcalc.families import support_of, supporting
+from memcalc.families.base.architecture import architecture_of, unfit
 from memcalc.inputs.options import NOT_YET, refuse
-from memcalc.megatron.architecture import ACTIVATIONS, ARCHITECTURES, unfit
 from memcalc.megatron.schedules import bubble, layers_of_chunks
 
 if TYPE_CHECKING:
+    from memcalc.families.base.architecture import Architecture
     from memcalc.inputs.options import Options
-    from memcalc.megatron.architecture import Architecture
 
 
 def check_step(options: Options, micro_batches: int) -> None:
@@ -49,13 +50,13 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
     """The model, and whether its dims divide as the layout asks."""
     if options.padded:
         refuse("padded", "on", f"with engine megatron {NOT_YET}off")
-    if model_type not in ARCHITECTURES:
-        types = ", ".join(ARCHITECTURES)
+    if support_of(model_type).architecture is None:
+        types = ", ".join(supporting(lambda s: s.architecture))
         refuse("engine", "megatron", f"for a {model_type} is not modelled by this version, only for {types}")
     why = _unfit(name, model_type, config)
     if why is not None:
         refuse("engine", "megatron", f"{why}; allowed: another engine")
-    a = ARCHITECTURES[model_type](config)
+    a = architecture_of(model_type, config)
     _check_tensor_parallel(options, name, a)
     _check_experts(options, dp, name, a)
     _check_stages(options, name, a)
@@ -73,27 +74,24 @@ def _unfit(name: str, model_type: str, config: object) -> str | None:
     has = unfit(model_type, config)
     if has is not None:
         return f"{name} has {has}, which GPTModel has not"
-    field = "activation_function" if model_type == "gpt2" else "hidden_act"
-    activation, allowed = getattr(config, field), ACTIVATIONS[model_type]
+    support = support_of(model_type)
+    activation, allowed = getattr(config, support.activation_field), support.megatron_activations
     if activation in allowed:
         return None
     return f"its fused kernels compute {' or '.join(allowed)}, the activation of {name} is {activation}"
 
 
-LEGACY: Final = ("llama", "mistral", "gpt2")
-"""`model_type`s whose layers Megatron-DeepSpeed has: no experts of Megatron-Core, no norms of q and k, all biases or none."""
-
-
 def check_legacy_model(options: Options, name: str, model_type: str, config: object) -> None:
     """Megatron-DeepSpeed's GPTModel, and how DeepSpeed cuts it."""
     split = "tp" if options.tp > 1 else "pp"
-    if model_type not in LEGACY:
+    if not support_of(model_type).megatron_deepspeed:
+        others = ", ".join(supporting(lambda s: s.megatron_deepspeed))
         why = f"with engine deepspeed, which then has Megatron-DeepSpeed's GPTModel, for a {model_type}"
-        refuse(split, getattr(options, split), f"{why} {NOT_YET}1 (other values for {', '.join(LEGACY)})")
+        refuse(split, getattr(options, split), f"{why} {NOT_YET}1 (other values for {others})")
     why = _unfit(name, model_type, config)
     if why is not None:
         refuse(split, getattr(options, split), f"Megatron-DeepSpeed's GPTModel: {why}; allowed: 1")
-    a = ARCHITECTURES[model_type](config)
+    a = architecture_of(model_type, config)
     _check_tensor_parallel(options, name, a)
     if a.kv_heads % options.tp:
         refuse("tp", options.tp, f"{name} has {a.kv_heads} key/value heads; allowed: a divisor of {a.kv_heads}")

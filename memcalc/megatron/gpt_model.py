@@ -35,8 +35,8 @@ from memcalc.megatron.moe import MoELayer
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
+    from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run
-    from memcalc.megatron.architecture import Architecture
 
 
 class Layout(NamedTuple):

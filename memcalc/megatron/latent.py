@@ -24,7 +24,7 @@ from memcalc.megatron.layers import TensorParallel, column_parallel, row_paralle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memcalc.megatron.architecture import Latent
+    from memcalc.families.base.architecture import Latent
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from memcalc.megatron.layers import TensorParallel, column_parallel, row_paralle
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run
-    from memcalc.megatron.architecture import Architecture
     from memcalc.megatron.gpt_model import Layout
 
 SOURCE: Final = "Megatron-DeepSpeed megatron/model/transformer.py; torch tools/autograd/derivatives.yaml"

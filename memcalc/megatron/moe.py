@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memcalc.core.tensor import Memory
+    from memcalc.families.base.architecture import Experts
     from memcalc.layout.collectives import Kind
-    from memcalc.megatron.architecture import Experts
 
 
 @dataclass(frozen=True)

@@ -137,13 +137,13 @@ def _capability(options: Options) -> str:
 
 def _takes_flash(options: Options, model: Model) -> bool:
     """Transformer Engine prefers the flash-attn package on GPUs before Hopper (get_attention_backend, at its end)."""
-    from memcalc.megatron.architecture import ARCHITECTURES
+    from memcalc.families.base.architecture import architecture_of
     from memcalc.megatron.checks import unfit_for_flash
 
     capability = _capability(options)
     if options.cp > 1 or not capability.startswith("8."):
         return False
-    a = ARCHITECTURES[model.model_type](model.program.config)
+    a = architecture_of(model.model_type, model.program.config)
     return unfit_for_flash(a) is None and (a.head_dim <= 192 or capability == "8.0")
 
 

@@ -8,7 +8,7 @@ import pytest
 from megatron_moe_oracle import moe_layer
 from megatron_moe_paper import paper_layer
 
-from memcalc.megatron.architecture import Architecture, Experts
+from memcalc.families.base.architecture import Architecture, Experts
 
 MIXTRAL = Architecture(
     layers=2, hidden=64, heads=8, kv_heads=4, head_dim=16, ffn=96, vocab=300, gated=True, rms_norm=True, qkv_bias=False,

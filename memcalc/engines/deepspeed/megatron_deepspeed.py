@@ -12,10 +12,10 @@ from memcalc.core.dtypes import fp16, fp32, fp64
 from memcalc.engines.base.sent import Group, collectives_of_run
 from memcalc.engines.deepspeed.collectives import norms_of_stage_3
 from memcalc.engines.deepspeed.zero_layout import STAGE_0, STAGE_3, STAGE_12
+from memcalc.families.base.architecture import architecture_of
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels
 from memcalc.layout.collectives import Collective
-from memcalc.megatron.architecture import ARCHITECTURES
 from memcalc.megatron.gpt_model import Layout
 from memcalc.megatron.legacy import SOURCE, LegacyGPTModel
 
@@ -32,7 +32,7 @@ LAYERS_SOURCE: Final = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.
 
 def slice_of(model: Model, setup: Setup, span: Span | None = None) -> Model:
     """What one rank has of the model: its slice of every layer, or of those of a stage."""
-    a = ARCHITECTURES[model.model_type](model.program.config)
+    a = architecture_of(model.model_type, model.program.config)
     layout = Layout(
         tensor_parallel=setup.tp,
         layers=a.layers if span is None else span.layers,

@@ -17,7 +17,7 @@ from memcalc.core.dims import Dim, Shape, evaluate, numel
 from memcalc.core.dtypes import DType, boolean, fp32, int64
 from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, state_rows
-from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.megatron.between_stages import left
 from memcalc.megatron.gpt_model import GPTModel, Layout
 from memcalc.megatron.schedules import Span, spans_of
@@ -56,7 +56,7 @@ class Stage(NamedTuple):
 
 def architecture(model: Model) -> Architecture:
     """The model as GPTModel's configuration has it."""
-    return ARCHITECTURES[model.model_type](model.program.config)
+    return architecture_of(model.model_type, model.program.config)
 
 
 def stages(model: Model, setup: Setup) -> list[Stage]:

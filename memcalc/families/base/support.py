@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.plans import Plan
     from memcalc.families.base.program import Program
 
@@ -79,6 +82,12 @@ class Support:
     """The activations of its configuration that Megatron's fused kernels compute."""
     activation_field: str = "hidden_act"
     """The field of its configuration that names the activation."""
+    architecture: Callable[[Any], Architecture] | None = None
+    """What Megatron's GPTModel is built from, given a configuration; None where it is not modelled."""
+    only_qkv_biases: bool = False
+    """Whether no linear layer but those of q, k and v has the bias that its configuration's `attention_bias` speaks of."""
+    megatron_deepspeed: bool = False
+    """Whether Megatron-DeepSpeed has its layers: no experts of Megatron-Core, no norms of q and k, all biases or none."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from megatron_deepspeed_oracle import Ranked, Sent, pipeline_step, tensor_parallel_step
 
 import memcalc
-from memcalc.megatron.architecture import ARCHITECTURES, Architecture
+from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.megatron.gpt_model import padded_vocab
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -25,7 +25,7 @@ Totals = dict[tuple[str, str, int], tuple[int, int]]
 
 def architecture(config: dict[str, Any]) -> Architecture:
     model = memcalc.load_model(config)
-    return ARCHITECTURES[model.model_type](model.program.config)
+    return architecture_of(model.model_type, model.program.config)
 
 
 def real(config: dict[str, Any], tp: int, dp: int, **how: Any) -> Ranked:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from memcalc.families import support_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,14 @@ class Architecture:
         return () if experts is None else tuple(i not in experts.dense for i in range(start, start + layers))
 
 
-def _llama_like(
+def architecture_of(model_type: str, config: Any) -> Architecture:
+    """A configuration's architecture, of a type whose record has one."""
+    read = support_of(model_type).architecture
+    assert read is not None
+    return read(config)
+
+
+def llama_like(
     config: Any,
     *,
     qk_norm: bool = False,
@@ -82,6 +88,7 @@ def _llama_like(
     experts: Experts | None = None,
     latent: Latent | None = None,
 ) -> Architecture:
+    """The architecture of a model that is Llama but for what is given."""
     bias = bool(getattr(config, "attention_bias", False))
     return Architecture(
         layers=config.num_hidden_layers,
@@ -103,14 +110,8 @@ def _llama_like(
     )
 
 
-def _mixtral(config: Any) -> Architecture:
-    experts = Experts(
-        count=config.num_local_experts, per_token=config.num_experts_per_tok, ffn=config.intermediate_size
-    )
-    return _llama_like(config, experts=experts)
-
-
-def _qwen_moe(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None) -> Architecture:
+def qwen_moe(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None) -> Architecture:
+    """Experts as Qwen's configurations name them."""
     dense: list[int] = config.mlp_only_layers or []
     sparse_step = config.decoder_sparse_step
     shared = getattr(config, "shared_expert_intermediate_size", 0)
@@ -123,10 +124,11 @@ def _qwen_moe(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = Non
         normalised=config.norm_topk_prob,
         dense=frozenset(i for i in range(config.num_hidden_layers) if i in dense or (i + 1) % sparse_step),
     )
-    return _llama_like(config, experts=experts, qk_norm=qk_norm, qkv_bias=qkv_bias)
+    return llama_like(config, experts=experts, qk_norm=qk_norm, qkv_bias=qkv_bias)
 
 
-def _deepseek(config: Any, *, sigmoid: bool) -> Architecture:
+def deepseek(config: Any, *, sigmoid: bool) -> Architecture:
+    """Latents and experts as DeepSeek's configurations name them."""
     experts = Experts(
         count=config.n_routed_experts,
         per_token=config.num_experts_per_tok,
@@ -145,56 +147,13 @@ def _deepseek(config: Any, *, sigmoid: bool) -> Architecture:
         rope_dim=config.qk_rope_head_dim,
         v_dim=config.v_head_dim,
     )
-    return _llama_like(config, experts=experts, latent=latent)
-
-
-def _gpt2(config: Any) -> Architecture:
-    return Architecture(
-        layers=config.n_layer,
-        hidden=config.n_embd,
-        heads=config.n_head,
-        kv_heads=config.n_head,
-        head_dim=config.n_embd // config.n_head,
-        ffn=config.n_inner or 4 * config.n_embd,
-        vocab=config.vocab_size,
-        gated=False,
-        rms_norm=False,
-        qkv_bias=True,
-        linear_bias=True,
-        qk_norm=False,
-        positions=config.n_positions,
-        tied=config.tie_word_embeddings,
-        hidden_dropout=config.resid_pdrop,
-        attention_dropout=config.attn_pdrop,
-    )
+    return llama_like(config, experts=experts, latent=latent)
 
 
 def unfit(model_type: str, config: Any) -> str | None:
     """What a model has that no GPTModel has: biases of some linear layers and not of the others."""
     if getattr(config, "mlp_bias", False):
         return "mlp_bias"
-    if model_type not in ("qwen2", "qwen2_moe") and getattr(config, "attention_bias", False):
+    if not support_of(model_type).only_qkv_biases and getattr(config, "attention_bias", False):
         return "attention_bias (one of o_proj among them)"
     return None
-
-
-ARCHITECTURES: Final[Mapping[str, Callable[[Any], Architecture]]] = {
-    "llama": _llama_like,
-    "mistral": _llama_like,
-    "qwen2": lambda config: _llama_like(config, qkv_bias=True),
-    "qwen3": lambda config: _llama_like(config, qk_norm=True),
-    "mixtral": _mixtral,
-    "qwen2_moe": lambda config: _qwen_moe(config, qkv_bias=config.qkv_bias),
-    "qwen3_moe": lambda config: _qwen_moe(config, qk_norm=True),
-    "deepseek_v2": lambda config: _deepseek(config, sigmoid=False),
-    "deepseek_v3": lambda config: _deepseek(config, sigmoid=True),
-    "gpt2": _gpt2,
-}
-"""`model_type` -> its architecture."""
-
-_SILU: Final = ("silu", "swish")
-ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(ARCHITECTURES, _SILU),
-    "gpt2": ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
-}
-"""`model_type` -> the activations of its configuration that the fused kernels compute."""
