@@ -335,4 +335,6 @@ def check_finite(states: Tensor) -> None:
     _both = of_two(equal, finite, "finite", boolean)
 
 
-FAMILY: Final = Family("bart", Bart, Support(tensor_parallel={}))
+FAMILY: Final = Family(
+    "bart", Bart, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True)
+)

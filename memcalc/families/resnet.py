@@ -293,4 +293,6 @@ def statistics(path: str, made: Convolution, layer: int | None) -> Iterator[Buff
     yield Buffer(f"{name}.num_batches_tracked", (), int64, layer=layer)
 
 
-FAMILY: Final = Family("resnet", ResNet, Support(tensor_parallel={}))
+FAMILY: Final = Family(
+    "resnet", ResNet, Support(tensor_parallel={}, auto_class="AutoModelForImageClassification", batch="images")
+)

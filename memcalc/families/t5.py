@@ -360,4 +360,4 @@ def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool)
     return relative_buckets
 
 
-FAMILY: Final = Family("t5", T5, Support(tensor_parallel={}))
+FAMILY: Final = Family("t5", T5, Support(tensor_parallel={}, auto_class="AutoModelForSeq2SeqLM", decodes_encoded=True))

@@ -215,4 +215,8 @@ class Whisper(PreNorm):
         return attn_output, attn_weights
 
 
-FAMILY: Final = Family("whisper", Whisper, Support(tensor_parallel={}))
+FAMILY: Final = Family(
+    "whisper",
+    Whisper,
+    Support(tensor_parallel={}, auto_class="AutoModelForSpeechSeq2Seq", decodes_encoded=True, batch="speech"),
+)

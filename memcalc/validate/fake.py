@@ -81,13 +81,12 @@ def _measure_rank(report: Report, rank: int) -> Measured:
 def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
     setup = report.setup
     live = Live()
-    two_stacks = report.model.model_type in ("t5", "bart", "whisper")
     with contextlib.ExitStack() as stack:
         if setup.engine != "none":
             stack.enter_context(process_group(setup.gpus, rank))
         if not fake:
             stack.enter_context(Untouched())
-        masks = not_traced(padded=setup.padded, encoder_decoder=two_stacks)
+        masks = not_traced(padded=setup.padded, encoder_decoder=report.model.support.decodes_encoded)
         for context in (
             masks if not setup.shares_sequences else not_initialized(), cuda_kernels(fused_kernels(setup.gpu)),
             gpu_dropout(), collected_by_hand(), resizing(live), whole_shapes_uncounted(), quiet(),

@@ -17,6 +17,7 @@ from torch.nn import Module
 
 from memcalc.core.dtypes import DType, bf16, fp16, fp32
 from memcalc.core.selective import per_op
+from memcalc.families import support_of
 from memcalc.tracing.modules import TORCH, TRANSFORMERS, configuration, quiet, to_run
 from memcalc.tracing.step import recompute
 from memcalc.validate.context_parallel import whole_sequences
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 DTYPES: dict[DType, torch.dtype] = {fp32: torch.float32, bf16: torch.bfloat16, fp16: torch.float16}
-
-
-_AUTO_CLASSES: dict[str, Any] = {
-    "t5": transformers.AutoModelForSeq2SeqLM,
-    "bart": transformers.AutoModelForSeq2SeqLM,
-    "resnet": transformers.AutoModelForImageClassification,
-    "whisper": transformers.AutoModelForSpeechSeq2Seq,
-}
-"""Of the types that are not trained as a language model of one stack."""
 
 
 class Job(NamedTuple):
@@ -99,7 +91,8 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
     cast = setup.engine in ("fsdp2", "deepspeed")  # by the engine
     weights = fp32 if cast and setup.has_master_weights else setup.compute_dtype
     with quiet():
-        config, auto = configuration(model_type, fields), _AUTO_CLASSES.get(model_type)
+        config, named = configuration(model_type, fields), support_of(model_type).auto_class
+        auto = None if named is None else getattr(transformers, named)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id  # what T5 was trained with; its value changes no size
         model = to_run(config, setup.attention or "eager", weights, auto)
@@ -126,7 +119,8 @@ def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
     share what its engine is given."""
     size, dtype = setup.micro_batch_size, DTYPES[setup.compute_dtype]
     assert setup.seq_len is not None
-    if config.model_type == "resnet":
+    kind = support_of(config.model_type).batch
+    if kind == "images":
         pixels = torch.zeros((size, config.num_channels, 224, 224), dtype=dtype)
         return {"pixel_values": pixels, "labels": torch.zeros(size, dtype=torch.int64)}
     if setup.shares_sequences:
@@ -134,7 +128,7 @@ def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
     if setup.cp > 1:
         return part_of_batch(size, setup.seq_len, setup.cp, torch.distributed.get_rank() % setup.cp)
     ids = torch.zeros((size, setup.seq_len), dtype=torch.int64)
-    if config.model_type == "whisper":
+    if kind == "speech":
         features = torch.zeros((size, config.num_mel_bins, 2 * config.max_source_positions), dtype=dtype)
         batch = {"input_features": features, "labels": ids}
     else:

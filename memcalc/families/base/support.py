@@ -88,6 +88,12 @@ class Support:
     """Whether no linear layer but those of q, k and v has the bias that its configuration's `attention_bias` speaks of."""
     megatron_deepspeed: bool = False
     """Whether Megatron-DeepSpeed has its layers: no experts of Megatron-Core, no norms of q and k, all biases or none."""
+    auto_class: str | None = None
+    """transformers' auto class of a type that is not trained as a language model of one stack."""
+    decodes_encoded: bool = False
+    """Whether it has an encoder, and a decoder that attends to what that has made."""
+    batch: Literal["tokens", "images", "speech"] = "tokens"
+    """What it is trained on."""
 
 
 @dataclass(frozen=True)
