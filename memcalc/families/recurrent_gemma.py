@@ -331,4 +331,4 @@ def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tu
     return contextualized_states, recurrent_states
 
 
-FAMILY: Final = Family("recurrent_gemma", RecurrentGemma, Support(tensor_parallel={}))
+FAMILY: Final = Family("recurrent_gemma", RecurrentGemma, Support(tensor_parallel={}, layers_keep_states=True))

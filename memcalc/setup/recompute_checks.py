@@ -43,7 +43,7 @@ def check_recompute_layers(options: Options, engine: str, model: Model | None, *
     name = model.name or f"this {model.model_type}"
     if model.program.source:
         refuse("recompute_layers", layers, f"for a {model.model_type}, which is traced, {NOT_YET}leave it out")
-    if model.model_type == "recurrent_gemma":
+    if model.support.layers_keep_states:
         why = f"for a {model.model_type}, whose layers keep their states,"
         refuse("recompute_layers", layers, f"{why} {NOT_YET}leave it out")
     if not model.program.one_stack:

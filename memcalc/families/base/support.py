@@ -94,6 +94,8 @@ class Support:
     """Whether it has an encoder, and a decoder that attends to what that has made."""
     batch: Literal["tokens", "images", "speech"] = "tokens"
     """What it is trained on."""
+    layers_keep_states: bool = False
+    """Whether its layers keep their states from one forward to the next, as modules' attributes."""
 
 
 @dataclass(frozen=True)
