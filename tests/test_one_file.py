@@ -127,6 +127,7 @@ def test_an_optimizer(folder: Path) -> None:
     new = estimate(folder, NEW, "--optimizer", "new-sgd")
     assert new["setup"]["optimizer"] == "new-sgd"
     assert new["memory"]["phases"] == estimate(folder, NEW, "--optimizer", "sgd-momentum")["memory"]["phases"]
+    assert estimate(folder, NEW, "--optimizer", "new-sgd", "--engine", "fsdp2", "--gpus", "2")["setup"]["zero"] == 3
 
 
 def test_an_engine(folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from memcalc.core.dtypes import DType, fp32
 from memcalc.core.tensor import Memory, Tensor
@@ -28,6 +28,8 @@ _SOURCE: Final = "torch/optim/adam.py: Adam._init_group"
 @dataclass(frozen=True, slots=True)
 class Adam(Optimizer):
     """Two moments of every parameter."""
+
+    elementwise: ClassVar[bool] = True
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import ClassVar
 
 from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType
@@ -50,6 +51,9 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Optimizer(ABC):
     """One optimizer and the implementations of its step. The first is what CUDA tensors get by default."""
+
+    elementwise: ClassVar[bool] = False
+    """Whether its step over the shards of a parameter is that over the parameter: it looks at every element alone."""
 
     name: str
     implementations: tuple[str, ...]

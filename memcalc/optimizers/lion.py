@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import Memory
@@ -23,6 +23,8 @@ from memcalc.optimizers.base import (
 @dataclass(frozen=True, slots=True)
 class Lion(Optimizer):
     """One moment of every parameter."""
+
+    elementwise: ClassVar[bool] = True
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import Memory
@@ -17,6 +17,8 @@ from memcalc.optimizers.base import Optimizer, Parameter, State, like_parameter
 @dataclass(frozen=True, slots=True)
 class Sgd(Optimizer):
     """One buffer of every parameter if it has momentum, nothing otherwise."""
+
+    elementwise: ClassVar[bool] = True
 
     momentum: bool
 

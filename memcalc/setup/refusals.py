@@ -14,6 +14,7 @@ from memcalc.layout.expert_parallel import expert_path
 from memcalc.layout.expert_parallel_checks import check_expert_parallel, check_split_experts
 from memcalc.layout.sequence_parallel import layers_mask, masks
 from memcalc.layout.tensor_parallel import split_dims
+from memcalc.optimizers import OPTIMIZERS
 from memcalc.setup.recompute_checks import check_gathers, check_recompute, check_recompute_layers
 
 if TYPE_CHECKING:
@@ -262,9 +263,9 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
     if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
         why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and what tp leaves whole is on another"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
-    elementwise = ("adamw", "adam", "sgd", "sgd-momentum", "lion")
-    if options.optimizer not in elementwise:
-        refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{', '.join(elementwise)}")
+    if not OPTIMIZERS[options.optimizer].elementwise:
+        allowed = ", ".join(name for name, optimizer in OPTIMIZERS.items() if optimizer.elementwise)
+        refuse("optimizer", options.optimizer, f"over fsdp2's shards {NOT_YET}{allowed}")
     if options.optimizer.startswith("sgd") and options.optimizer_implementation == "fused":
         why = f"torch has no fused {options.optimizer} over FSDP2's shards (aten._fused_sgd_ has no sharding strategy)"
         refuse("optimizer_implementation", "fused", f"{why}; allowed: foreach, for-loop")
