@@ -15,12 +15,11 @@ from memcalc.core.rows import Row
 from memcalc.engines.base.holdings import Holdings, state_rows
 from memcalc.errors import InputError, quoted
 from memcalc.inputs.options import Options, refuse
-from memcalc.optimizers import Parameter
+from memcalc.optimizers import OPTIMIZERS, Parameter
 from memcalc.setup.setup import DTYPES, Setup
 from memcalc.units import parse_count
 
 _MOST: Final = 10**15
-_NEED_SHAPES: Final = ("adafactor", "muon")
 
 DECIDES: Final = frozenset(
     {
@@ -80,9 +79,10 @@ class SizeOnly:
 
     def holdings(self, setup: Setup) -> Holdings:
         """The model states of one rank."""
-        if setup.optimizer in _NEED_SHAPES:
-            refuse("optimizer", setup.optimizer, "its states depend on the shapes of the weights; allowed with --params: "
-                   "adamw, adam, sgd, sgd-momentum, lion, adamw-8bit")  # fmt: skip
+        if OPTIMIZERS[setup.optimizer].needs_shapes:
+            allowed = ", ".join(name for name, optimizer in OPTIMIZERS.items() if not optimizer.needs_shapes)
+            why = "its states depend on the shapes of the weights"
+            refuse("optimizer", setup.optimizer, f"{why}; allowed with --params: {allowed}")
         zero, ranks, total = setup.zero, setup.shards, self.num_parameters
         if setup.engine == "deepspeed":
             total = -(-total // (setup.tp * setup.pp))  # the slice that ZeRO partitions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from memcalc.core.dims import ONE_DIM, Shape
 from memcalc.core.dtypes import DType
@@ -29,6 +29,8 @@ _SOURCE: Final = "torch/optim/_adafactor.py: Adafactor._init_group"
 @dataclass(frozen=True, slots=True)
 class Adafactor(Optimizer):
     """A factored second moment. Unlike torch's other optimizers it does not take foreach unless told to."""
+
+    needs_shapes: ClassVar[bool] = True
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)

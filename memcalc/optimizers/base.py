@@ -55,6 +55,9 @@ class Optimizer(ABC):
     elementwise: ClassVar[bool] = False
     """Whether its step over the shards of a parameter is that over the parameter: it looks at every element alone."""
 
+    needs_shapes: ClassVar[bool] = False
+    """Whether its states depend on the shapes of the parameters, not on how many elements they have."""
+
     name: str
     implementations: tuple[str, ...]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Final
+from typing import ClassVar, Final
 
 from memcalc.core.dims import Shape
 from memcalc.core.dtypes import DType, bf16
@@ -33,6 +33,8 @@ _NS_STEPS: Final = 5
 @dataclass(frozen=True, slots=True)
 class Muon(Optimizer):
     """One buffer of every matrix, two moments of the rest."""
+
+    needs_shapes: ClassVar[bool] = True
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)
