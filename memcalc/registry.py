@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -43,7 +42,7 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self.found:
-            found = self._imported(_stem(name))
+            found = self._imported(_stem(name), known=name in self.known)
             if found is None or found[0] != name:
                 raise KeyError(name)
             self.found[name] = found[1]
@@ -59,10 +58,12 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         return len(self.known) + len(self._others())
 
-    def _imported(self, stem: str) -> tuple[str, T] | None:
-        """What the module of that file name holds, and its name."""
+    def _imported(self, stem: str, *, known: bool = False) -> tuple[str, T] | None:
+        """What the module of that file name holds, and its name. Nothing is looked for where it is known to be."""
         module = f"{self.package}.{stem}"
-        if not stem.isidentifier() or stem.startswith("_") or stem in self.helpers or find_spec(module) is None:
+        if not known and (not stem.isidentifier() or stem.startswith("_") or stem in self.helpers):
+            return None
+        if not known and not _is_there(module):
             return None
         loaded = import_module(module)
         if self.inside is not None and hasattr(loaded, "__path__"):
@@ -78,6 +79,12 @@ class Registry(Mapping[str, T]):
             found = map(self._imported, sorted(stems - {_stem(name) for name in self.known}))
             self._listed[folders] = tuple(one[0] for one in found if one is not None)
         return self._listed[folders]
+
+
+def _is_there(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
 
 
 def _stem(name: str) -> str:
