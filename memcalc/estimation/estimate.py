@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memcalc.core.collector import without_collections
 from memcalc.core.dims import ZERO, evaluate, numel
 from memcalc.core.dtypes import DType
 from memcalc.core.rows import COMPONENTS, Component, Item, Row, copied, dims_formula, named_sizes
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 PHASES: Final = ("forward", "backward", "step")
 
 
+@without_collections()
 def estimate(
     model: str | os.PathLike[str] | Mapping[str, Any] | Model | None = None,
     *,
@@ -263,6 +265,7 @@ class Report(OnDevice):
         return rows
 
     @cached_property
+    @without_collections()
     def items(self) -> list[Item]:
         """Every row, evaluated: with its part of its component's total and of the peak."""
         at_peak = self._by_key(self.rows_at(self.peak_phase))
@@ -326,15 +329,30 @@ class Report(OnDevice):
         return sum(item.nbytes for item in self.items if item.component == component)
 
     @cached_property
+    @without_collections()
     def verdict(self) -> Verdict | None:
         """Tell whether it runs on the GPU, for the worst of this pipeline rank, the first and the last; None without a GPU."""
         if self.gpu is None:
             return None
         from memcalc.device.verdict import verdict_of
 
+        return verdict_of(self._fullest, self.gpu.capacity)
+
+    @cached_property
+    def first_look(self) -> Verdict | None:
+        """The verdict as far as one play of each rank tells it; None without a GPU."""
+        if self.gpu is None:
+            return None
+        from memcalc.device.verdict import first_look_of
+
+        return first_look_of(self._fullest, self.gpu.capacity)
+
+    @cached_property
+    def _fullest(self) -> list[Report]:
+        """This pipeline rank, the first and the last."""
         ends = (found for found in self._found if found.rank.number in (0, self.setup.pp - 1))
         others = [Report(self.model, self.setup, found) for found in ends if found.rank is not self.rank]
-        return verdict_of([self, *others], self.gpu.capacity)
+        return [self, *others]
 
     @property
     def fits(self) -> bool | None:
@@ -396,6 +414,7 @@ class Report(OnDevice):
                 payload, wire = payload + part, wire + wire_bytes(c.collective, c.group_size, part)
         return payload, wire
 
+    @without_collections()
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of the contract."""
         from memcalc.report.document import document
