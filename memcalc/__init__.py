@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.errors import InputError
-    from memcalc.estimation.estimate import Report, estimate
+    from memcalc.estimation.estimate import estimate
+    from memcalc.estimation.report import Report
     from memcalc.inputs.model import Model, load_model
 
 __version__ = "0.1.0"
@@ -21,7 +22,7 @@ __all__ = ["InputError", "Model", "Report", "__version__", "estimate", "load_mod
 _HOMES = {
     "InputError": "memcalc.errors",
     "Model": "memcalc.inputs.model",
-    "Report": "memcalc.estimation.estimate",
+    "Report": "memcalc.estimation.report",
     "estimate": "memcalc.estimation.estimate",
     "load_model": "memcalc.inputs.model",
 }

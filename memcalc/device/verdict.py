@@ -27,7 +27,7 @@ from memcalc.device.shown import LEAST_ERROR, margin
 
 if TYPE_CHECKING:
     from memcalc.device.replay import Replay
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 Answer = Literal["fits", "tight", "expandable", "uncertain", "no", "unknown"]
 WORST_LAST: Final[tuple[Answer, ...]] = ("fits", "tight", "unknown", "expandable", "uncertain", "no")

@@ -13,7 +13,7 @@ from memcalc.report.costs_in_words import costs
 from memcalc.report.remedies import MORE_GPUS, Remedy, remedies
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.inputs.options import Options
 
 _MOST: Final = 3

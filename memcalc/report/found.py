@@ -11,7 +11,7 @@ from memcalc.pipelining.idle import idle_share
 from memcalc.report.remedies import SAME, Remedy
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
 

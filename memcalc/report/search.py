@@ -12,7 +12,7 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import PHASES, Report
+from memcalc.estimation.report import PHASES, Report
 from memcalc.report.changed import changed
 from memcalc.report.found import (
     SLICES,
