@@ -175,32 +175,34 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
     # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
-    depth, middle = _depth(program, choices, ends=1 if choices.hooks is None else 2)
-    return Profile(trace(program, choices, batch, seq, depth, middle))
+    return Profile(_cut_trace(program, choices, batch, seq, ends=1 if choices.hooks is None else 2))
 
 
-def _depth(program: Program, choices: Choices, ends: int) -> tuple[int, Middle]:
-    """How many layers to run, so many periods at each end, and which of them stand for others; all of a stack that is not
-    periodic."""
-    pattern = _pattern(program, choices.recompute_layers)
-    if pattern is None:
-        return program.layers, NO_MIDDLE
-    depth, (lead, period) = program.layers, pattern
-    if (depth - lead) // period < 2 * ends + 3:
-        return depth, NO_MIDDLE
-    first = lead + ends * period + (depth - lead) % period
+def _cut_trace(program: Program, choices: Choices, batch: int, seq: int, ends: int) -> Trace:
+    """A run without most of the layers that repeat, so many periods at each end of them; of all where too few do."""
+    start, end, period = _longest(program, choices.recompute_layers)
+    first = start + ends * period + (end - start) % period if period else 0
+    if not period or (end - start) // period < 2 * ends + 3:
+        return trace(program, choices, batch, seq, program.layers)
     early, late = range(first, first + period), range(first + period, first + 2 * period)
-    shallow = first + (2 + ends) * period
-    return shallow, Middle(early, late, (depth - shallow) // period)
+    more = (end - first) // period - 2 - ends
+    recomputed, left_out = choices.recompute_layers, more * period
+    if recomputed is not None and first < recomputed:
+        choices = choices._replace(recompute_layers=recomputed - left_out)
+    return trace(program, choices, batch, seq, program.layers - left_out, Middle(early, late, more))
 
 
-def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None:
-    """Return where the stack repeats: behind the first layers, where these alone are recomputed."""
+def _longest(program: Program, recomputed: int | None) -> tuple[int, int, int]:
+    """Return the longest part of the stack that repeats, and its period, 0 if none does. Where the first layers alone are
+    recomputed, they are a part and the others are one."""
     pattern = program.pattern()
-    if pattern is None or recomputed is None or recomputed >= program.layers:
-        return pattern
-    lead, period = max(pattern[0], recomputed), pattern[1]
-    return (lead, period) if lead + 6 * period <= program.layers else None
+    if pattern is None:
+        return 0, 0, 0
+    (lead, period), layers = pattern, program.layers
+    if recomputed is None or recomputed >= layers:
+        return lead, layers, period
+    parts = (lead, recomputed), (max(lead, recomputed), layers)
+    return (*max(parts, key=lambda part: part[1] - part[0]), period)
 
 
 def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
@@ -210,8 +212,7 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
 
 def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
     """A run of few layers where the stack is periodic, for an engine that acts around layers."""
-    depth, middle = _depth(program, choices, ends=2)
-    return trace(program, choices, batch, seq, depth, middle)
+    return _cut_trace(program, choices, batch, seq, ends=2)
 
 
 def profile_of_steps(run: Trace) -> Profile:
