@@ -65,6 +65,16 @@ class OnDevice:
 
     def played_within(self, limit: int) -> Replay | None:
         """The run where no more than so much can be reserved; None where it is out of memory."""
+        if limit not in self._within:
+            self._within[limit] = self._play_within(limit)
+        return self._within[limit]
+
+    @cached_property
+    def _within(self) -> dict[int, Replay | None]:
+        """By the limit."""
+        return {}
+
+    def _play_within(self, limit: int) -> Replay | None:
         from memcalc.device.allocator import CachingAllocator, OutOfMemory
         from memcalc.device.replay import MOST_STEPS
 
