@@ -1,0 +1,270 @@
+"""`memcalc.many`: arrays of numbers, in groups of setups that have the same polynomials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from memcalc.engines.branches import Branches, branches_of
+from memcalc.errors import InputError, one_line, quoted
+from memcalc.estimation.estimate import PHASES, estimate
+from memcalc.estimation.many.answers import AXES, Alike, Columns, answer, columns, same
+from memcalc.inputs.model import Model, load_model
+from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
+from memcalc.setup.setup import data_parallel_degree, resolve
+
+if TYPE_CHECKING:
+    import os
+
+    from memcalc.inputs.gpu import GPU
+    from memcalc.setup.setup import Setup
+
+Wholes = npt.NDArray[np.int64]
+NUMBERS: Final = ("micro_batch_size", "seq_len", "global_batch_size")
+"""The options that polynomials are in; what others decide is made for each of their values."""
+
+
+@dataclass(frozen=True)
+class Many:
+    """The estimates of many setups of one model, each number an array of the shape that the given arrays have together. A setup
+    that is refused has zeros."""
+
+    phases: Mapping[str, Wholes]
+    """Bytes at the peak of "forward", "backward" and "step", of the rank that is reported."""
+    rank: Wholes
+    """The pipeline rank that is reported: the one with the highest peak."""
+    payload: Mapping[str, Wholes]
+    """Bytes that this rank's collectives are called on in an optimizer step, by axis: "dp", "tp", "pp", "cp", "ep"."""
+    wire: Mapping[str, Wholes]
+    """Bytes that it sends for them."""
+    seconds: Mapping[str, npt.NDArray[np.float64]] | None
+    """What they take, one after the other; not a number where that is not known. None without a GPU."""
+    refused: npt.NDArray[np.bool_]
+    """Which setups there is no estimate of; `line` says why."""
+    model: Model = field(repr=False)
+    given: Mapping[str, Any] = field(repr=False)
+    """The options, arrays in their common shape."""
+
+    @property
+    def peak(self) -> Wholes:
+        """Bytes of the worst rank at the highest moment of a step."""
+        return np.maximum.reduce([self.phases[phase] for phase in PHASES])
+
+    def options(self, *place: int) -> dict[str, Any]:
+        """The options of one setup, as `memcalc.estimate` takes them."""
+        return {
+            name: int(value[place]) if isinstance(value, np.ndarray) else value for name, value in self.given.items()
+        }
+
+    def line(self, *place: int) -> str:
+        """Why a setup is refused: the line that `memcalc.estimate` gives; '' where it is not."""
+        if not self.refused[place]:
+            return ""
+        try:
+            _ = estimate(self.model, **self.options(*place)).peak
+        except InputError as error:
+            return str(error)
+        return "more bytes than 63 bits can count"
+
+
+def many(model: str | os.PathLike[str] | Mapping[str, Any] | Model, **options: Any) -> Many:
+    """Return what one training step needs, for arrays of numbers at once.
+
+    `model` and `options` as for `memcalc.estimate`. Every option that is a whole number may be an array or a list; they are
+    broadcast. Of each setup the numbers are those that `memcalc.estimate` has. A setup that is refused is marked; InputError
+    if no array could change what is wrong.
+    """
+    loaded = load_model(model)
+    loaded.check_step()
+    arrays, scalars = _apart(options)
+    fixed = check_options(scalars)
+    gpu = None
+    if fixed.gpu is not None:
+        from memcalc.inputs.gpu import load_gpu
+
+        gpu = load_gpu(fixed.gpu)
+    shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
+    whole = {name: np.broadcast_to(array, shape) for name, array in arrays.items()}
+    flat = {name: np.ascontiguousarray(array).reshape(-1) for name, array in whole.items()}
+    count = int(np.prod(shape))
+    out = columns(count, gpu)
+    allowed = np.ones(count, np.bool_)
+    for name, array in flat.items():
+        low, high = WHOLE[name]
+        allowed &= (low <= array) & (array <= high)
+    out["refused"] |= ~allowed
+    for places, own in _frames(flat, np.flatnonzero(allowed)):
+        _ask(loaded, check_options({**scalars, **own}), _Asked(flat, places), gpu, out)
+    out["refused"] |= out["too large"]
+    return _many(loaded, {**scalars, **whole}, out, shape)
+
+
+def _many(model: Model, given: Mapping[str, Any], out: Columns, shape: tuple[int, ...]) -> Many:
+    def made(name: str) -> Any:
+        return np.where(out["refused"], 0, out[name]).reshape(shape)
+
+    def by_axis(what: str) -> dict[str, Any]:
+        return {axis: made(f"{what} {axis}") for axis in AXES}
+
+    seconds = by_axis("seconds") if f"seconds {AXES[0]}" in out else None
+    phases, refused = {phase: made(phase) for phase in PHASES}, out["refused"].reshape(shape)
+    return Many(phases, made("rank"), by_axis("payload"), by_axis("wire"), seconds, refused, model, given)
+
+
+def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any]]:
+    """The arrays among the options, and the others. InputError for an array that is none of whole numbers."""
+    arrays: dict[str, Wholes] = {}
+    scalars: dict[str, Any] = {}
+    for name, value in options.items():
+        if not isinstance(value, (np.ndarray, np.integer, Sequence)) or isinstance(value, (str, bytes)):
+            scalars[name] = value
+            continue
+        if name not in WHOLE:
+            check_options({name: None})
+            refuse(name, one_line(cast(object, value)), "no array; allowed: one value (arrays are for whole numbers)")
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            raise InputError(f"{option_name(name)} {quoted(cast(object, value))}: rows of several lengths") from None
+        if array.dtype.kind not in "iu":
+            refuse(name, one_line(cast(object, value)), "allowed: an array of whole numbers")
+        arrays[name] = array.astype(np.int64)
+    shapes = {array.shape for array in arrays.values()}
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        named = ", ".join(f"{option_name(name)} {array.shape}" for name, array in arrays.items())
+        raise InputError(f"{named}: arrays of these shapes do not go together") from None
+    return arrays, scalars
+
+
+def _frames(
+    flat: Mapping[str, Wholes], places: npt.NDArray[np.intp]
+) -> Iterator[tuple[npt.NDArray[np.intp], dict[str, int]]]:
+    """The setups by what is no number of a polynomial: their places, and these options."""
+    names = [name for name in flat if name not in NUMBERS]
+    groups = [places] if len(places) else []
+    for name in names:
+        groups = [group[own] for group in groups for own in same(flat[name][group])]
+    for group in groups:
+        yield group, {name: int(flat[name][group[0]]) for name in names}
+
+
+class _Asked(NamedTuple):
+    """The numbers of some setups."""
+
+    flat: Mapping[str, Wholes]
+    places: npt.NDArray[np.intp]
+
+    def number(self, name: str, default: int) -> Wholes:
+        array = self.flat.get(name)
+        return np.full(len(self.places), default) if array is None else array[self.places]
+
+
+def _ask(model: Model, options: Options, asked: _Asked, gpu: GPU | None, out: Columns) -> None:
+    """Write the answers of setups that differ in the numbers of polynomials alone."""
+    places = asked.places
+    try:
+        dp = data_parallel_degree(options)
+    except InputError:
+        out["refused"][places] = True
+        return
+    batch = asked.number("micro_batch_size", options.micro_batch_size)
+    seq = asked.number("seq_len", options.seq_len or 0)
+    step = asked.number("global_batch_size", options.global_batch_size or 0)
+    unit = dp * batch
+    step = np.where(step == 0, unit, step)
+    divides = step % unit == 0
+    out["refused"][places[~divides]] = True
+    own = np.flatnonzero(divides)
+    if not len(own):
+        return
+    question = _Question(model, options, dp, places[own], batch[own], seq[own], step[own] // unit[own])
+    refused = question.ask(gpu, out)
+    out["refused"][question.places[refused]] = True
+
+
+class _Question(NamedTuple):
+    """Setups that differ in numbers alone; `seq` is 0 for the default."""
+
+    model: Model
+    options: Options
+    dp: int
+    places: npt.NDArray[np.intp]
+    batch: Wholes
+    seq: Wholes
+    micro_batches: Wholes
+
+    def setup(self, place: int, micro_batches: int | None = None) -> Setup | None:
+        """One of them; None where it is refused."""
+        batch, seq = int(self.batch[place]), int(self.seq[place])
+        micro = int(self.micro_batches[place]) if micro_batches is None else micro_batches
+        numbers = {"micro_batch_size": batch, "seq_len": seq or None, "global_batch_size": self.dp * batch * micro}
+        try:
+            return resolve(self.options._replace(**numbers), self.model)
+        except InputError:
+            return None
+
+    def ask(self, gpu: GPU | None, out: Columns) -> npt.NDArray[np.bool_]:
+        """Write the answers; which setups are refused."""
+        refused = np.ones(len(self.places), np.bool_)
+        probe = self._probe()
+        if probe is None:
+            return refused
+        branches = branches_of(self.model, probe)
+        steps = {int(self.micro_batches[own[0]]): own for own in same(self.micro_batches)}
+        most = np.minimum(self.micro_batches, branches.micro_batches)
+        good = probe.micro_batches
+        one = self._like(probe)
+        taken = np.zeros(len(self.places), np.bool_)
+        for micro_batches, own in steps.items():
+            taken[own] = one.setup(0, micro_batches) is not None
+        for alike, setup in self._branches(branches, good):
+            own = alike[taken[alike]]
+            for part in same(most[own]) if len(own) else []:
+                refused[own[part]] = not self._answer(own[part], setup, gpu, out)
+        return refused
+
+    def _like(self, probe: Setup) -> _Question:
+        """The one setup that is not refused."""
+        one = np.zeros(1, np.int64)
+        return self._replace(batch=one + probe.micro_batch_size, seq=one + (probe.seq_len or 0))
+
+    def _probe(self) -> Setup | None:
+        """A setup that is not refused; None if all are."""
+        numbers = [own[0] for own in same(self.micro_batches)]
+        sizes = np.unique(np.stack([self.batch, self.seq], axis=1), axis=0, return_index=True)[1]
+        for place in sizes:
+            for other in numbers:
+                found = self.setup(int(place), int(self.micro_batches[other]))
+                if found is not None:
+                    return found
+        return None
+
+    def _branches(self, branches: Branches, good: int) -> Iterator[tuple[npt.NDArray[np.intp], Setup]]:
+        """The setups that go the same way, and one of them; those that are not refused with a `good` number of micro-batches."""
+        found: dict[Any, list[npt.NDArray[np.intp]]] = {}
+        setups: dict[Any, Setup] = {}
+        keys = branches.batch(self.batch) * (int(self.seq.max()) + 1) + self.seq
+        for own in same(keys):
+            setup = self.setup(int(own[0]), good)
+            if setup is not None:
+                branch = branches.of(setup)
+                setups.setdefault(branch, setup)
+                found.setdefault(branch, []).append(own)
+        for branch, groups in found.items():
+            yield np.concatenate(groups), setups[branch]
+
+    def _answer(self, own: npt.NDArray[np.intp], setup: Setup, gpu: GPU | None, out: Columns) -> bool:
+        """Write the answers of setups that go the same way; whether they are not refused."""
+        seq = np.where(self.seq[own] == 0, setup.seq_len or 1, self.seq[own])
+        alike = Alike(setup, self.places[own], self.batch[own], seq // setup.parts, self.micro_batches[own])
+        try:
+            answer(self.model, alike, gpu, out)
+        except InputError:
+            return False
+        return True
