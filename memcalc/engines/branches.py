@@ -3,10 +3,13 @@ rank and the rows that it holds, as the keys of `memcalc.engines.ranks` have it.
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES
 from memcalc.engines.ranks import kernels_of, parts_of
+from memcalc.megatron.schedules import states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
     from memcalc.families.base.program import Program
     from memcalc.inputs.model import Model
     from memcalc.kernels import Kernels
-    from memcalc.megatron.gpt_model import GPTModel
     from memcalc.setup.setup import Setup
 
 _BLOCKS: Final = 8
@@ -23,37 +25,51 @@ _BLOCKS: Final = 8
 
 
 class Branches(NamedTuple):
-    """Of setups that differ in numbers alone."""
+    """Of setups that differ in the micro-batch, the sequence and the number of micro-batches alone."""
 
     of: Callable[[Setup], Hashable]
     """Setups of which this is equal have the same polynomials, where no kernel pads queries; then the remainder of `rows` has to
-    be equal, too (`Program.remainder`). It is equal where `batch` and the sequence are."""
+    be equal, too (`Program.remainder`)."""
+    steps: Callable[[int], Hashable]
+    """Numbers of micro-batches of which this is equal differ in how often a rank sends alone."""
     unit: int
-    """Two micro-batches of more than one sequence go the same way if they differ by a multiple of this; 0: each its own."""
-    micro_batches: int
-    """From so many micro-batches on their number decides nothing, but for schedules that say so themselves."""
-
-    def batch(self, batch: Any) -> Any:
-        """What of a micro-batch matters; of an array, elementwise."""
-        return (batch > 1) * (1 + batch % self.unit) if self.unit else batch
+    """Micro-batches that differ by a multiple of it are refused alike."""
 
 
 def branches_of(model: Model, setup: Setup) -> Branches:
-    """For all setups that differ from this one in the micro-batch, the sequence and the number of micro-batches."""
-    micro_batches = setup.pp * (setup.virtual_stages + 3) + 1
+    """For all setups that differ from this one in those numbers."""
+    unit = _unit(setup)
     if setup.engine == "megatron":
         from memcalc.engines.megatron.engine import stages
 
-        of_ranks = stages(model, setup)
-        chunks = {chunk for stage in of_ranks for chunk in stage.chunks}
-        unit = _BLOCKS if all(chunk.polynomial for chunk in chunks) else 0
-        return Branches(lambda one: _of_megatron(one, of_ranks, chunks), unit, micro_batches)
-    programs = _programs(model, setup)
+        return Branches(partial(_of_megatron, stages(model, setup), {}), partial(_states, setup), unit)
     assert setup.cross_entropy is not None
     kernels = kernels_of(model, setup, setup.cross_entropy)
-    alike = all(program.polynomial for program in programs) and kernels.chunks is None
-    unit = lcm(_BLOCKS, setup.tp) if max(setup.tp, setup.ep) > 1 or setup.kernels == "megatron" else 1
-    return Branches(lambda one: _of_programs(one, programs, kernels), unit if alike else 0, micro_batches)
+    programs = list(dict.fromkeys(_programs(model, setup)))
+    return Branches(partial(_of_programs, programs, kernels), partial(_enough, setup), unit)
+
+
+def _states(setup: Setup, micro_batches: int) -> Hashable:
+    """Of Megatron's ranks."""
+    chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
+    return tuple(_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks) for rank in range(setup.pp))
+
+
+@lru_cache(maxsize=4096)
+def _states_of(schedule: str, rank: int, stages: int, micro_batches: int, chunks: int) -> Hashable:
+    return frozenset(states(schedule, rank, stages, micro_batches, chunks))
+
+
+def _enough(setup: Setup, micro_batches: int) -> Hashable:
+    """A pipeline's runs and buffers are of all micro-batches."""
+    return micro_batches if setup.pp > 1 else min(micro_batches, ENOUGH_MICRO_BATCHES)
+
+
+def _unit(setup: Setup) -> int:
+    """Megatron's softmax takes blocks of heads. Where tokens of tensor-parallel ranks go to experts, each rank sends an equal
+    slice of them."""
+    blocks = _BLOCKS if setup.kernels == "megatron" and setup.attention in ("eager", "unfused") else 1
+    return lcm(blocks, setup.tp) if min(setup.tp, setup.ep) > 1 else blocks
 
 
 def _programs(model: Model, setup: Setup) -> list[Program]:
@@ -68,10 +84,10 @@ def _programs(model: Model, setup: Setup) -> list[Program]:
     return [part.program.stages[0].own for one in parts_of(model, setup).values() for part in staged_ranks(one, setup)]
 
 
-def _of_programs(setup: Setup, programs: Iterable[Program], kernels: Kernels) -> Hashable:
+def _of_programs(programs: Iterable[Program], kernels: Kernels, setup: Setup) -> Hashable:
     tokens = setup.micro_batch_size * (setup.seq_len or 0)
     own: list[Hashable] = []
-    for program in dict.fromkeys(programs):
+    for program in programs:
         sized: Any = program
         chunks = kernels.chunks(tokens, sized.vocab.size, sized.hidden.size) if kernels.chunks else None
         branch = program.branch(setup.micro_batch_size, setup.rows)
@@ -79,9 +95,14 @@ def _of_programs(setup: Setup, programs: Iterable[Program], kernels: Kernels) ->
     return tuple(own)
 
 
-def _of_megatron(setup: Setup, of_ranks: Iterable[Stage], chunks: Iterable[GPTModel]) -> Hashable:
+def _of_megatron(of_ranks: Iterable[Stage], held: dict[int | None, Hashable], setup: Setup) -> Hashable:
+    """Which kernel the softmax has matters to unfused attention alone. `held`: what is known by the length of a sequence."""
     from memcalc.engines.megatron.engine import decided_by_length
 
-    runs = [chunk.branch(setup.micro_batch_size, setup.rows) for chunk in chunks]
-    held = {decided_by_length(setup, stage) for stage in of_ranks}
-    return *runs, frozenset(held)
+    if setup.seq_len not in held:
+        held[setup.seq_len] = frozenset(decided_by_length(setup, stage) for stage in of_ranks)
+    branches: set[Hashable] = {(setup.micro_batch_size == 1, setup.rows == 1)}
+    for chunk in (chunk for stage in of_ranks for chunk in stage.chunks):
+        if setup.attention == "unfused" or not chunk.polynomial:
+            branches.add(chunk.branch(setup.micro_batch_size, setup.rows))
+    return frozenset(branches), held[setup.seq_len]

@@ -276,8 +276,8 @@ def _cached_positions(setup: Setup) -> int:
 
 def decided_by_length(setup: Setup, stage: Stage) -> Hashable:
     """Return what of a sequence's length decides which rows a stage holds, besides the branches of its chunks."""
-    buffers = _global_buffer(setup, stage, *sequence_dims(setup)[:2])
-    return _cached_positions(setup), *(row.name for row in buffers)
+    positions = None if stage.chunks[0].a.latent is None else _cached_positions(setup)
+    return positions, *(row.name for row in _global_buffer(setup, stage, *sequence_dims(setup)[:2]))
 
 
 def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[Row]:

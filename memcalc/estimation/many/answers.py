@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.core.unknowns import Number, Undecided
+from memcalc.core.ops.attention import ALIGNED_QUERIES
+from memcalc.core.unknowns import Undecided
+from memcalc.device.shown import kernels_of, workspaces_of
 from memcalc.engines.ranks import ranks
 from memcalc.estimation.estimate import PHASES, left_by
-from memcalc.estimation.many.polynomials import MOST, TooLarge, Values, Wholes, heights_of, total
+from memcalc.estimation.many.polynomials import MOST, Numbers, TooLarge, Values, Wholes, heights_of, total
 from memcalc.hardware.cost import Unknown, path_of, seconds_of
 from memcalc.layout.collectives import wire_bytes
 
@@ -26,13 +28,12 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 AXES: Final = ("dp", "tp", "pp", "cp", "ep")
-QUERIES: Final = 32
-Columns = dict[str, npt.NDArray[Any]]
+Columns = dict[str, Numbers]
 
 
 def columns(count: int, gpu: GPU | None) -> Columns:
     """Room for the answers of so many setups."""
-    whole = [*PHASES, "rank", *(f"{what} {axis}" for what in ("payload", "wire") for axis in AXES)]
+    whole = [*PHASES, "rank", "workspaces", *(f"{what} {axis}" for what in ("payload", "wire") for axis in AXES)]
     out: Columns = {name: np.zeros(count, np.int64) for name in whole}
     if gpu is not None:
         out |= {f"seconds {axis}": np.zeros(count) for axis in AXES}
@@ -53,8 +54,8 @@ class Alike(NamedTuple):
         """Return parts that have fewer numbers: of micro-batches, then of what a kernel pads, then of all."""
         if self.micro_batches.min() < self.micro_batches.max():
             yield from self._by(self.micro_batches)
-        elif len({*(self.rows % QUERIES).tolist()}) > 1:
-            yield from self._by(self.rows % QUERIES)
+        elif len({*(self.rows % ALIGNED_QUERIES).tolist()}) > 1:
+            yield from self._by(self.rows % ALIGNED_QUERIES)
         else:
             yield from self._by(self.batch * (int(self.rows.max()) + 1) + self.rows)
 
@@ -87,21 +88,16 @@ def answer(model: Model, alike: Alike, gpu: GPU | None, out: Columns) -> None:
 
 
 def _answer(model: Model, alike: Alike, values: Values, gpu: GPU | None, out: Columns) -> None:
-    micro_batches = values.number(2)
-    setup = _with_numbers(alike.setup, alike.setup.micro_batch_size, alike.setup.rows, micro_batches)
-    found = ranks(model, setup)
+    setup, found = alike.setup, ranks(model, alike.setup)
     pads = any(profile.pads_queries for rank in found for profile in rank.profiles)
-    if pads and len({*(alike.rows % QUERIES).tolist()}) > 1:
+    if pads and len({*(alike.rows % ALIGNED_QUERIES).tolist()}) > 1:
         raise Undecided("a kernel pads queries")
-    worst = _Worst(values.count)
-    for place, rank in enumerate(found):
-        left = total(left_by(rank))
-        worst.meet(place, rank, {phase: of.at(values) for phase, of in heights_of(rank, left).items()})
-    which, phases = worst.found()
-    results: dict[str, Any] = {**phases, "rank": np.array([rank.number for rank in found])[which]}
-    for name, result in results.items():
-        _write(out, name, alike.places, result)
-    numbers = _with_numbers(setup, values.number(0), values.number(1), micro_batches)
+    which, phases = _worst(found, values)
+    for phase, size in phases.items():
+        _write(out, phase, alike.places, size)
+    out["rank"][alike.places] = np.array([rank.number for rank in found])[which]
+    out["workspaces"][alike.places] = workspaces_of(gpu, kernels_of(setup.engine, model)).total
+    numbers = _with_numbers(setup, values.number(0), values.number(1), values.number(2))
     for place, rank in enumerate(found):
         own = np.flatnonzero(which == place)
         if len(own):
@@ -112,52 +108,52 @@ def _answer(model: Model, alike: Alike, values: Values, gpu: GPU | None, out: Co
 
 def _with_numbers(setup: Setup, batch: Whole, rows: Whole, micro_batches: Whole) -> Setup:
     """The setup with three numbers, of which any may be unknown."""
-    numbers: Any = {
-        "micro_batch_size": batch,
-        "seq_len": rows * setup.parts if isinstance(rows, Number) else setup.seq_len,
-        "global_batch_size": setup.dp * batch * micro_batches,
-    }
-    return setup._replace(**numbers)
+    numbers: dict[str, Any] = {"micro_batch_size": batch, "global_batch_size": setup.dp * batch * micro_batches}
+    return setup._replace(seq_len=rows * setup.parts, **numbers)  # type: ignore[arg-type]
 
 
 def _write(out: Columns, name: str, places: npt.NDArray[np.intp], result: Any) -> None:
     """A column's numbers; those that 64 bits have no room for are marked."""
     column = out[name]
-    if getattr(result, "dtype", None) == object and column.dtype == np.int64:
+    if np.asarray(result).dtype.hasobject and column.dtype == np.int64:
         over = result > MOST
         out["too large"][places] |= over.astype(np.bool_)
         result = np.where(over, 0, result).astype(np.int64)
     column[places] = result
 
 
-class _Worst:
-    """For each setup the rank that is reported: of the ranks of a stage that with the highest peak, and among these that with
-    most in backward; of the stages the first that has the highest peak."""
+class _Found(NamedTuple):
+    """Of each setup a rank, by its place among all, and its peaks."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._of_stages: dict[int, tuple[Any, dict[str, Any], Any]] = {}
+    which: npt.NDArray[np.intp]
+    phases: dict[str, Numbers]
 
-    def meet(self, place: int, rank: Rank, phases: dict[str, Any]) -> None:
-        peak = np.maximum(np.maximum(phases["forward"], phases["backward"]), phases["step"])
-        which = np.full(self._count, place)
-        before = self._of_stages.get(rank.number)
+    @property
+    def peak(self) -> Numbers:
+        return np.maximum(np.maximum(self.phases["forward"], self.phases["backward"]), self.phases["step"])
+
+    def or_else(self, other: _Found, better: Numbers) -> _Found:
+        """The other one where it is better."""
+        phases = {phase: np.where(better, other.phases[phase], size) for phase, size in self.phases.items()}
+        return _Found(np.where(better, other.which, self.which), phases)
+
+
+def _worst(found: list[Rank], values: Values) -> _Found:
+    """The rank that is reported: of the ranks of a stage that with the highest peak, and among these that with most in
+    backward; of the stages the first that has the highest peak."""
+    stages: dict[int, _Found] = {}
+    for place, rank in enumerate(found):
+        phases = {phase: of.at(values) for phase, of in heights_of(rank, total(left_by(rank))).items()}
+        new = _Found(np.full(values.count, place), phases)
+        before = stages.get(rank.number)
         if before is not None:
-            most, earlier, of = before
-            equal = (peak == most) & (phases["backward"] > earlier["backward"])
-            better = (peak > most) | equal
-            peak, which = np.where(better, peak, most), np.where(better, which, of)
-            phases = {phase: np.where(better, size, earlier[phase]) for phase, size in phases.items()}
-        self._of_stages[rank.number] = peak, phases, which
-
-    def found(self) -> tuple[Any, dict[str, Any]]:
-        """The places of the ranks that are reported, and their phases."""
-        [(most, phases, which), *others] = self._of_stages.values()
-        for peak, own, of in others:
-            better = peak > most
-            most, which = np.where(better, peak, most), np.where(better, of, which)
-            phases = {phase: np.where(better, own[phase], size) for phase, size in phases.items()}
-        return which, phases
+            more = (new.peak == before.peak) & (phases["backward"] > before.phases["backward"])
+            new = before.or_else(new, (new.peak > before.peak) | more)
+        stages[rank.number] = new
+    worst, *others = stages.values()
+    for other in others:
+        worst = worst.or_else(other, other.peak > worst.peak)
+    return worst
 
 
 def _sent(
@@ -172,7 +168,7 @@ def _sent(
         wire = wire_bytes(one.collective, one.group_size, size)
         found = {"payload": size, "wire": wire}
         if gpu is not None:
-            found["seconds"] = _seconds(one, setup, gpu, values.at(one.calls), wire)
+            found["seconds"] = _seconds(one, setup, gpu, values.at(one.calls, 1), wire)
         for what, result in found.items():
             sums[f"{what} {one.axis}"] = sums[f"{what} {one.axis}"] + result
     yield from sums.items()

@@ -8,16 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.core.amounts import amount_of, bytes_of, undominated
-from memcalc.core.dims import ZERO, Poly
+from memcalc.core.dims import ZERO, Poly, numel
 from memcalc.core.unknowns import Number, terms_of, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from memcalc.core.rows import Row
     from memcalc.core.unknowns import Exponents, Whole
     from memcalc.engines.ranks import Rank
 
 Wholes = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
+"""Of 64 bits, or Python's own where these have no room."""
 MOST: Final = (1 << 63) - 1
 _ROOM: Final = 1 << 62
 _BLOCK: Final = 4096
@@ -52,16 +55,15 @@ class Values:
         batch, rows, micro_batches = (one[places] for one in self.arrays)
         return Values(batch, rows, micro_batches, large=self._large)
 
-    def of_size(self, number: Whole, times: int = 1) -> None:
-        """TooLarge if `times` as much could be too much for 64 bits."""
-        x, y, z = self._most
-        most = sum(abs(c) * x**i * y**j * z**k for (i, j, k), c in terms_of(number).items())
-        if not self._large and most * times > _ROOM:
+    def _check(self, most: int) -> None:
+        """TooLarge if that is too much for 64 bits."""
+        if not self._large and most > _ROOM:
             raise TooLarge
 
-    def at(self, number: Whole, times: int = 1) -> Any:
-        """A number for all setups, of which `times` as much will be taken: an int where it is known."""
-        self.of_size(number, times)
+    def at(self, number: Whole, times: int) -> Any:
+        """A number for all setups, of which `times` as much may be taken: an int where it is known."""
+        x, y, z = self._most
+        self._check(times * sum(abs(c) * x**i * y**j * z**k for (i, j, k), c in terms_of(number).items()))
         if not isinstance(number, Number):
             return number
         return sum(c * self._power(exponents) for exponents, c in number.terms.items())
@@ -75,15 +77,11 @@ class Values:
             self._powers[exponents] = power
         return self._powers[exponents]
 
-    def evaluate(self, poly: Poly) -> Any:
-        """A polynomial in batch and rows, whose coefficients may be unknown numbers."""
-        powers = [Number({(i // 3, i % 3, 0): 1}, self.least) for i in range(6)]
-        return self.at(sum(c * power for c, power in zip(poly, powers, strict=True)))
-
-    def highest(self, polys: list[Poly]) -> Any:
-        """Of several the highest value, and at least 0."""
+    def highest(self, polys: list[Poly]) -> Numbers:
+        """Of polynomials in batch and rows the highest, and at least 0."""
+        x, y, _ = self._most
         for poly in polys:
-            self.evaluate_size(poly)
+            self._check(sum(abs(c) * x ** (i // 3) * y ** (i % 3) for i, c in enumerate(poly)))
         powers = np.stack([self._power((i // 3, i % 3, 0)) for i in range(6)])
         coefficients = np.array(polys, powers.dtype).reshape(-1, 6)
         out = np.zeros(self.count, powers.dtype)
@@ -91,11 +89,6 @@ class Values:
             block = slice(start, start + _BLOCK)
             out[block] = np.maximum(out[block], (coefficients @ powers[:, block]).max(axis=0))
         return out
-
-    def evaluate_size(self, poly: Poly) -> None:
-        """TooLarge if a polynomial could be."""
-        x, y, _ = self._most
-        self.of_size(sum(abs(c) * x ** (i // 3) * y ** (i % 3) for i, c in enumerate(poly)))
 
 
 class Heights(NamedTuple):
@@ -106,12 +99,10 @@ class Heights(NamedTuple):
     after: tuple[Poly, ...] = ()
     """What there is after the last moment, in all: the peak may be there."""
 
-    def at(self, values: Values) -> Any:
+    def at(self, values: Values) -> Numbers:
         """Bytes, for all setups."""
-        highest = values.evaluate(self.held) + values.highest(self.moments)
-        for poly in self.after:
-            highest = np.maximum(highest, values.evaluate(poly))
-        return highest
+        highest = values.highest([self.held]) + values.highest(self.moments)
+        return np.maximum(highest, values.highest([*self.after])) if self.after else highest
 
 
 def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
@@ -121,7 +112,7 @@ def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
     for state in rank.states:
         waiting = [_times(rank.profiles[i].saved.poly, count) for i, count in enumerate(state.in_flight)]
         if rank.between is not None:
-            waiting.append(_times(poly_of(rank.between), state.between))
+            waiting.append(_times(total([rank.between]), state.between))
         profile = rank.profiles[state.chunk]
         for moment in profile.forward if state.kind == "forward" else profile.backward:
             gradients = moment.gradients if held.keeps_gradients else 0
@@ -138,22 +129,15 @@ def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
     }
 
 
-def poly_of(row: Any) -> Poly:
-    """The bytes of a row."""
-    from memcalc.core.dims import numel
-
-    return _times(numel(row.shape)[1], row.copies * row.dtype.itemsize)
+def total(rows: Iterable[Row]) -> Poly:
+    """The bytes of all rows."""
+    return added(ZERO, *(_times(numel(row.shape)[1], row.copies * row.dtype.itemsize) for row in rows))
 
 
 def added(*polys: Poly) -> Poly:
     """Their sum."""
-    return tuple(sum(coefficients) for coefficients in zip(*polys, strict=True)) if polys else ZERO  # type: ignore[return-value]
+    return tuple(map(sum, zip(*polys, strict=True)))  # type: ignore[return-value]
 
 
 def _times(poly: Poly, count: int) -> Poly:
-    return tuple(count * c for c in poly)  # type: ignore[return-value]
-
-
-def total(rows: Iterable[Any]) -> Poly:
-    """The bytes of all rows."""
-    return added(ZERO, *map(poly_of, rows))
+    return tuple([count * c for c in poly])  # type: ignore[return-value]

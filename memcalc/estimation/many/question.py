@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.engines.branches import Branches, branches_of
-from memcalc.errors import InputError, one_line, quoted
+from memcalc.errors import InputError
 from memcalc.estimation.estimate import PHASES, estimate
 from memcalc.estimation.many.answers import AXES, Alike, Columns, answer, columns, same
 from memcalc.inputs.model import Model, load_model
@@ -35,6 +35,8 @@ class Many:
 
     phases: Mapping[str, Wholes]
     """Bytes at the peak of "forward", "backward" and "step", of the rank that is reported."""
+    workspaces: Wholes
+    """Bytes of the kernels' workspaces, which `allocated` has besides tensors."""
     rank: Wholes
     """The pipeline rank that is reported: the one with the highest peak."""
     payload: Mapping[str, Wholes]
@@ -53,6 +55,12 @@ class Many:
     def peak(self) -> Wholes:
         """Bytes of the worst rank at the highest moment of a step."""
         return np.maximum.reduce([self.phases[phase] for phase in PHASES])
+
+    @property
+    def least_allocated(self) -> Wholes:
+        """Bytes that `allocated` is not below: the peak and the workspaces. What it has besides, blocks that are rounded up to
+        512 bytes and such as are not split, depends on every block of the run: `memcalc.estimate` plays it."""
+        return self.peak + self.workspaces
 
     def options(self, *place: int) -> dict[str, Any]:
         """The options of one setup, as `memcalc.estimate` takes them."""
@@ -112,7 +120,9 @@ def _many(model: Model, given: Mapping[str, Any], out: Columns, shape: tuple[int
 
     seconds = by_axis("seconds") if f"seconds {AXES[0]}" in out else None
     phases, refused = {phase: made(phase) for phase in PHASES}, out["refused"].reshape(shape)
-    return Many(phases, made("rank"), by_axis("payload"), by_axis("wire"), seconds, refused, model, given)
+    return Many(
+        phases, made("workspaces"), made("rank"), by_axis("payload"), by_axis("wire"), seconds, refused, model, given
+    )
 
 
 def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any]]:
@@ -124,15 +134,9 @@ def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any
             scalars[name] = value
             continue
         if name not in WHOLE:
-            check_options({name: None})
-            refuse(name, one_line(cast(object, value)), "no array; allowed: one value (arrays are for whole numbers)")
-        try:
-            array = np.asarray(value)
-        except ValueError:
-            raise InputError(f"{option_name(name)} {quoted(cast(object, value))}: rows of several lengths") from None
-        if array.dtype.kind not in "iu":
-            refuse(name, one_line(cast(object, value)), "allowed: an array of whole numbers")
-        arrays[name] = array.astype(np.int64)
+            check_options({name: None})  # it may be unknown
+            refuse(name, cast(object, value), "allowed: one value; arrays are for options that are whole numbers")
+        arrays[name] = _array(name, cast(object, value))
     shapes = {array.shape for array in arrays.values()}
     try:
         np.broadcast_shapes(*shapes)
@@ -140,6 +144,17 @@ def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any
         named = ", ".join(f"{option_name(name)} {array.shape}" for name, array in arrays.items())
         raise InputError(f"{named}: arrays of these shapes do not go together") from None
     return arrays, scalars
+
+
+def _array(name: str, value: object) -> Wholes:
+    """The numbers of an option. InputError if they are none."""
+    try:
+        array: npt.NDArray[Any] = np.asarray(value)
+    except ValueError:
+        refuse(name, value, "rows of several lengths; allowed: an array of whole numbers")
+    if array.size and (array.dtype.kind not in "iu" or array.max() >= 1 << 63):
+        refuse(name, value, "allowed: an array of whole numbers")
+    return array.astype(np.int64)
 
 
 def _frames(
@@ -212,55 +227,57 @@ class _Question(NamedTuple):
     def ask(self, gpu: GPU | None, out: Columns) -> npt.NDArray[np.bool_]:
         """Write the answers; which setups are refused."""
         refused = np.ones(len(self.places), np.bool_)
-        probe = self._probe()
-        if probe is None:
+        found = self._probe()
+        if found is None:
             return refused
+        place, probe = found
         branches = branches_of(self.model, probe)
-        steps = {int(self.micro_batches[own[0]]): own for own in same(self.micro_batches)}
-        most = np.minimum(self.micro_batches, branches.micro_batches)
-        good = probe.micro_batches
-        one = self._like(probe)
-        taken = np.zeros(len(self.places), np.bool_)
-        for micro_batches, own in steps.items():
-            taken[own] = one.setup(0, micro_batches) is not None
-        for alike, setup in self._branches(branches, good):
-            own = alike[taken[alike]]
-            for part in same(most[own]) if len(own) else []:
-                refused[own[part]] = not self._answer(own[part], setup, gpu, out)
+        steps: dict[Any, list[npt.NDArray[np.intp]]] = {}
+        for own in same(self.micro_batches):
+            micro_batches = int(self.micro_batches[own[0]])
+            if self.setup(place, micro_batches) is not None:
+                steps.setdefault(branches.steps(micro_batches), []).append(own)
+        kind = np.full(len(self.places), -1)
+        for number, groups in enumerate(steps.values()):
+            kind[np.concatenate(groups)] = number
+        for alike in self._branches(branches, probe.micro_batches):
+            for part in same(kind[alike]):
+                own = alike[part]
+                refused[own] = kind[own[0]] < 0 or not self._answer(own, gpu, out)
         return refused
 
-    def _like(self, probe: Setup) -> _Question:
-        """The one setup that is not refused."""
-        one = np.zeros(1, np.int64)
-        return self._replace(batch=one + probe.micro_batch_size, seq=one + (probe.seq_len or 0))
-
-    def _probe(self) -> Setup | None:
-        """A setup that is not refused; None if all are."""
+    def _probe(self) -> tuple[int, Setup] | None:
+        """A setup that is not refused, and whose micro-batch and sequence it has; None if all are."""
         numbers = [own[0] for own in same(self.micro_batches)]
-        sizes = np.unique(np.stack([self.batch, self.seq], axis=1), axis=0, return_index=True)[1]
-        for place in sizes:
+        for own in same(self._sizes()):
             for other in numbers:
-                found = self.setup(int(place), int(self.micro_batches[other]))
+                found = self.setup(int(own[0]), int(self.micro_batches[other]))
                 if found is not None:
-                    return found
+                    return int(own[0]), found
         return None
 
-    def _branches(self, branches: Branches, good: int) -> Iterator[tuple[npt.NDArray[np.intp], Setup]]:
-        """The setups that go the same way, and one of them; those that are not refused with a `good` number of micro-batches."""
-        found: dict[Any, list[npt.NDArray[np.intp]]] = {}
-        setups: dict[Any, Setup] = {}
-        keys = branches.batch(self.batch) * (int(self.seq.max()) + 1) + self.seq
-        for own in same(keys):
-            setup = self.setup(int(own[0]), good)
-            if setup is not None:
-                branch = branches.of(setup)
-                setups.setdefault(branch, setup)
-                found.setdefault(branch, []).append(own)
-        for branch, groups in found.items():
-            yield np.concatenate(groups), setups[branch]
+    def _sizes(self) -> Wholes:
+        """Micro-batch and sequence in one number."""
+        return self.batch * (int(self.seq.max()) + 1) + self.seq
 
-    def _answer(self, own: npt.NDArray[np.intp], setup: Setup, gpu: GPU | None, out: Columns) -> bool:
+    def _branches(self, branches: Branches, good: int) -> Iterator[npt.NDArray[np.intp]]:
+        """The setups that go the same way, of those that are not refused with a `good` number of micro-batches."""
+        found: dict[Any, list[npt.NDArray[np.intp]]] = {}
+        resolved: dict[tuple[int, int], Setup | None] = {}
+        for own in same(self._sizes()):
+            batch, seq = int(self.batch[own[0]]), int(self.seq[own[0]])
+            key = batch % branches.unit, seq
+            if key not in resolved:
+                resolved[key] = self.setup(int(own[0]), good)
+            setup = resolved[key]
+            if setup is not None:
+                found.setdefault(branches.of(setup._replace(micro_batch_size=batch)), []).append(own)
+        yield from map(np.concatenate, found.values())
+
+    def _answer(self, own: npt.NDArray[np.intp], gpu: GPU | None, out: Columns) -> bool:
         """Write the answers of setups that go the same way; whether they are not refused."""
+        setup = self.setup(int(own[0]))
+        assert setup is not None
         seq = np.where(self.seq[own] == 0, setup.seq_len or 1, self.seq[own])
         alike = Alike(setup, self.places[own], self.batch[own], seq // setup.parts, self.micro_batches[own])
         try:
