@@ -66,6 +66,8 @@ class Number:
         return -self + other
 
     def __mul__(self, other: Whole) -> Number:
+        if not isinstance(other, (int, Number)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented  # a list, whose length is open
         out: dict[Exponents, int] = {}
         for (a, b, c), left in self.terms.items():
             for (d, e, f), right in terms_of(other).items():

@@ -28,7 +28,7 @@ from memcalc.setup.refusals import (
     check_pipeline,
     check_sequence_parallel,
 )
-from memcalc.setup.zero_checks import check_stage
+from memcalc.setup.zero_checks import check_stage, zero_sizes
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -217,7 +217,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute=options.recompute,
         cp_comm_type=cp_comm_type_of(options, engine),
         recompute_layers=options.recompute_layers,
-        **_zero_sizes(options, engine),
+        **zero_sizes(options, engine),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
@@ -252,29 +252,6 @@ def _expert_tensor_parallel(options: Options, engine: str) -> int:
     if engine == "fsdp2" and options.ep > 1:
         return 1
     return options.etp or options.tp
-
-
-ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
-    "reduce_bucket_size": (1, 500_000_000),
-    "max_live_parameters": (3, 1_000_000_000),
-    "max_reuse_distance": (3, 1_000_000_000),
-    "param_persistence_threshold": (3, 100_000),
-    "prefetch_bucket_size": (3, 50_000_000),
-    "sub_group_size": (3, 1_000_000_000),
-}
-"""The lowest stage that has it, and DeepSpeed's default (deepspeed/runtime/zero/config.py), in elements."""
-
-
-def _zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
-    out: dict[str, int | None] = {}
-    for name, (stage, default) in ZERO_SIZES.items():
-        given: int | None = getattr(options, name)
-        used = engine == "deepspeed" and options.zero >= stage and options.pp == 1
-        if given is not None and not used:
-            stages = "--zero 3" if stage == 3 else "--zero 1, 2 or 3"
-            refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
-        out[name] = (default if given is None else given) if used else None
-    return out
 
 
 def _megatrons(options: Options, name: str, engine: str) -> bool | None:
