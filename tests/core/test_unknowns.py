@@ -1,4 +1,4 @@
-"""Unknown numbers: what is computed with them holds for every value; what a value would decide is decided, or said to be open."""
+"""Unknown numbers: what is computed with them holds for every value; what a value would decide is decided or open."""
 
 from __future__ import annotations
 

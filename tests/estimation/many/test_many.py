@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from traces import BLOOM, traced
 
 import memcalc
 from memcalc.core.unknowns import Undecided
@@ -16,7 +17,7 @@ from memcalc.hardware.cost import Cost
 Options = dict[str, Any]
 
 BATCHES, STEPS = (1, 2, 3, 5, 8), (1, 2, 3, 4, 7, 24)
-LENGTHS = (1, 2, 31, 512, 1000, 2048, 4095, 4096, 4097, 8192)
+LENGTHS = (1, 2, 31, 512, 1000, 1026, 2048, 4095, 4096, 4097, 8192)
 """Two of them are on either side of a sliding window; 1 and odd ones go other ways in some kernels."""
 
 
@@ -142,6 +143,13 @@ def test_sizes_that_are_no_polynomials() -> None:
     model = memcalc.load_model("mixtral-8x7b")
     options: Options = {"gpus": 4, "engine": "megatron", "ep": 2, "expert_imbalance": 1.5}
     assert check(model, memcalc.many(model, micro_batch_size=[[1], [2], [3]], seq_len=[64, 100], **options)) == 6
+
+
+def test_a_traced_model() -> None:
+    """Its sizes are those of a batch and a sequence; an engine that sees no gradient has its bucket at some of its moments."""
+    model = traced(BLOOM)
+    options: Options = {"gpus": 4, "engine": "deepspeed", "zero": 2, "reduce_bucket_size": 3000}
+    assert check(model, memcalc.many(model, micro_batch_size=[[1], [2]], seq_len=[16, 24], **options)) == 4
 
 
 def test_a_model_without_sequences() -> None:
