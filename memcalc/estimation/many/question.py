@@ -216,18 +216,30 @@ class _Question(NamedTuple):
 
     def setup(self, place: int, micro_batches: int | None = None) -> Setup | None:
         """One of them; None where it is refused."""
-        batch, seq = int(self.batch[place]), int(self.seq[place])
         micro = int(self.micro_batches[place]) if micro_batches is None else micro_batches
-        numbers = {"micro_batch_size": batch, "seq_len": seq or None, "global_batch_size": self.dp * batch * micro}
+        found = self._resolved(int(self.batch[place]), int(self.seq[place]), micro)
+        return None if isinstance(found, str) else found
+
+    def _resolved(self, batch: int, seq: int, micro_batches: int) -> Setup | str:
+        """The setup with these numbers, or the line of its refusal."""
+        step = self.dp * batch * micro_batches
+        numbers = {"micro_batch_size": batch, "seq_len": seq or None, "global_batch_size": step}
         try:
             return resolve(self.options._replace(**numbers), self.model)
-        except InputError:
-            return None
+        except InputError as error:
+            return str(error)
+
+    def _all_refused(self) -> bool:
+        """Tell whether they are refused for something else than a number: a line that is about one names it, and so is another
+        where all numbers are."""
+        arrays = self.batch, self.seq, self.micro_batches
+        one = self._resolved(*(int(array.min()) for array in arrays))
+        return isinstance(one, str) and one == self._resolved(*(int(array.max()) for array in arrays))
 
     def ask(self, gpu: GPU | None, out: Columns) -> npt.NDArray[np.bool_]:
         """Write the answers; which setups are refused."""
         refused = np.ones(len(self.places), np.bool_)
-        found = self._probe()
+        found = None if self._all_refused() else self._probe()
         if found is None:
             return refused
         place, probe = found

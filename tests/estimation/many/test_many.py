@@ -10,7 +10,7 @@ from traces import BLOOM, traced
 
 import memcalc
 from memcalc.core.unknowns import Undecided
-from memcalc.estimation.many import answers, polynomials
+from memcalc.estimation.many import answers, polynomials, question
 from memcalc.estimation.many.answers import AXES
 from memcalc.hardware.cost import Cost
 
@@ -167,6 +167,42 @@ def test_layouts_in_arrays() -> None:
     )
     assert found.refused.shape == (2, 2, 5)
     assert check(model, found) > 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "fsdp2", "zero": 1},
+        {"engine": "megatron", "tp": 3},
+        {"engine": "megatron", "pp": 2, "schedule": "interleaved", "virtual_stages": 2},
+        {"engine": "fsdp2", "pp": 2},
+        {"engine": "megatron", "tp": 2, "attention": "eager"},
+    ],
+)
+def test_where_most_are_refused_the_others_are_found(options: Options) -> None:
+    model = memcalc.load_model("llama-7b")
+    numbers = {
+        "micro_batch_size": [[[1]], [[4]]],
+        "seq_len": [[8192], [1001], [16], [512]],
+        "global_batch_size": [20, 24, 32],
+    }
+    found = memcalc.many(model, gpus=8, **numbers, **options)
+    assert found.refused.any()
+    check(model, found)
+
+
+def test_a_layout_that_is_refused_whatever_the_numbers_costs_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = list[int]()
+    resolve = question.resolve
+
+    def counted(*given: Any) -> Any:
+        resolved.append(1)
+        return resolve(*given)
+
+    monkeypatch.setattr(question, "resolve", counted)
+    found = memcalc.many("llama-7b", engine="fsdp2", zero=1, **mixed(200, 4, (8,)))
+    assert found.refused.all()
+    assert len(resolved) == 2
 
 
 def test_a_single_setup_is_an_array_of_no_dims() -> None:
