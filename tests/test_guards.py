@@ -48,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 UPWARD = {
     ("memcalc.core.tensor", "memcalc.core.ops.elementwise"),  # a + b of two tensors is an op
-    ("memcalc.estimation.estimate", "memcalc.report.document"),  # Report.to_dict
+    ("memcalc.estimation.report", "memcalc.report.document"),  # Report.to_dict
 }
 """The imports that point up, inside functions."""
 

@@ -28,7 +28,8 @@ from memcalc.setup.refusals import (
     check_pipeline,
     check_sequence_parallel,
 )
-from memcalc.setup.zero_checks import check_stage, zero_sizes
+from memcalc.setup.zero_checks import check_stage
+from memcalc.setup.zero_sizes import zero_sizes
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model

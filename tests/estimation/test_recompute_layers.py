@@ -15,7 +15,7 @@ from validated import validate
 import memcalc
 from memcalc.core.dims import evaluate
 from memcalc.core.dtypes import bf16
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.tape.profile import Choices, full_profile, profile
 
 LLAMA: dict[str, Any] = {

@@ -16,7 +16,7 @@ from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels
 from memcalc.layout.collectives import Collective
 from memcalc.megatron.architecture import ARCHITECTURES
-from memcalc.megatron.gpt_model import Layout
+from memcalc.megatron.layout import Layout
 from memcalc.megatron.legacy import SOURCE, LegacyGPTModel
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, state_rows
 from memcalc.megatron.architecture import ARCHITECTURES, Architecture
 from memcalc.megatron.between_stages import left
-from memcalc.megatron.gpt_model import GPTModel, Layout
+from memcalc.megatron.gpt_model import GPTModel
+from memcalc.megatron.layout import Layout
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
 from memcalc.setup.setup import DTYPES

@@ -12,8 +12,8 @@ from memcalc.core.ops.attention import ALIGNED_QUERIES
 from memcalc.core.unknowns import Undecided
 from memcalc.device.shown import kernels_of, workspaces_of
 from memcalc.engines.ranks import ranks
-from memcalc.estimation.estimate import PHASES, left_by
 from memcalc.estimation.many.polynomials import MOST, Numbers, TooLarge, Values, Wholes, heights_of, total
+from memcalc.estimation.report import PHASES, left_by
 from memcalc.hardware.cost import Unknown, path_of, seconds_of
 from memcalc.layout.collectives import wire_bytes
 

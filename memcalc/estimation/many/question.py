@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from memcalc.engines.branches import Branches, branches_of
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import PHASES, estimate
+from memcalc.estimation.estimate import estimate
 from memcalc.estimation.many.answers import AXES, Alike, Columns, answer, columns, same
+from memcalc.estimation.report import PHASES
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
 from memcalc.setup.setup import data_parallel_degree, resolve
