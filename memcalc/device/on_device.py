@@ -92,8 +92,7 @@ class OnDevice:
 
     @property
     def _kernels(self) -> devices.Kernels:
-        experts = self.model.active_parameters != self.model.num_parameters
-        return devices.Kernels(self.setup.engine == "megatron", experts)
+        return devices.kernels_of(self.setup.engine, self.model)
 
     @cached_property
     def _counted(self) -> list[Item]:

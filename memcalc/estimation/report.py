@@ -337,7 +337,7 @@ class Report(OnDevice):
     @cached_property
     def collectives(self) -> list[Collective]:
         """Return what this rank sends in one optimizer step, as the engine really does it."""
-        return self.rank.collectives()
+        return self.rank.collectives(self.setup)
 
     @cached_property
     def textbook(self) -> list[Collective]:

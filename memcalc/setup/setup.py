@@ -101,11 +101,16 @@ class Setup(NamedTuple):
         return self.sync_each_micro_batch is False and self.micro_batches > 1
 
     @property
+    def parts(self) -> int:
+        """Parts of a sequence that a tensor between two layers has one of."""
+        chunks = 2 if self.shares_sequences else 1
+        return chunks * self.cp * (self.tp if self.sequence_parallel else 1)
+
+    @property
     def rows(self) -> int:
         """Tokens of a sequence that a tensor between two layers has on one rank; where fsdp2's ranks share sequences half of
         them, one of a rank's two chunks."""
-        chunks = 2 if self.shares_sequences else 1
-        return (self.seq_len or 1) // (chunks * self.cp * (self.tp if self.sequence_parallel else 1))
+        return (self.seq_len or 1) // self.parts
 
     @property
     def shares_sequences(self) -> bool:
@@ -163,7 +168,7 @@ DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, 
 
 def resolve(options: Options, model: Model | None) -> Setup:
     """The setup that `options` mean for `model` (None: for a bare number of parameters)."""
-    dp = _data_parallel_degree(options)
+    dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
     check_modelled(options, engine, model)
@@ -228,7 +233,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     )
 
 
-def _data_parallel_degree(options: Options) -> int:
+def data_parallel_degree(options: Options) -> int:
+    """Ranks that have the same part of the model. InputError where the GPUs do not divide."""
     axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
     product = options.tp * options.pp * options.cp
     named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
