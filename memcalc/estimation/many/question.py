@@ -13,6 +13,7 @@ from memcalc.engines.branches import Branches, branches_of
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.many.answers import AXES, Alike, Columns, answer, columns, same
+from memcalc.estimation.many.polynomials import MOST
 from memcalc.estimation.report import PHASES
 from memcalc.inputs.model import Model, load_model
 from memcalc.inputs.options import WHOLE, Options, check_options, option_name, refuse
@@ -31,8 +32,11 @@ NUMBERS: Final = ("micro_batch_size", "seq_len", "global_batch_size")
 
 @dataclass(frozen=True)
 class Many:
-    """The estimates of many setups of one model, each number an array of the shape that the given arrays have together. A setup
-    that is refused has zeros."""
+    """The estimates of many setups of one model, each number an array of the shape that the given arrays have together.
+
+    Of a setup that is refused nothing is known. It has bytes that no GPU has, so that no comparison takes it for one that fits:
+    the most that 63 bits can count, of collectives a fifth for each axis. Its seconds are not a number, its rank is -1.
+    """
 
     phases: Mapping[str, Wholes]
     """Bytes at the peak of "forward", "backward" and "step", of the rank that is reported."""
@@ -113,17 +117,16 @@ def many(model: str | os.PathLike[str] | Mapping[str, Any] | Model, **options: A
 
 
 def _many(model: Model, given: Mapping[str, Any], out: Columns, shape: tuple[int, ...]) -> Many:
-    def made(name: str) -> Any:
-        return np.where(out["refused"], 0, out[name]).reshape(shape)
+    def made(name: str, otherwise: float) -> Any:
+        return np.where(out["refused"], otherwise, out[name]).reshape(shape)
 
-    def by_axis(what: str) -> dict[str, Any]:
-        return {axis: made(f"{what} {axis}") for axis in AXES}
+    def by_axis(what: str, otherwise: float) -> dict[str, Any]:
+        return {axis: made(f"{what} {axis}", otherwise) for axis in AXES}
 
-    seconds = by_axis("seconds") if f"seconds {AXES[0]}" in out else None
-    phases, refused = {phase: made(phase) for phase in PHASES}, out["refused"].reshape(shape)
-    return Many(
-        phases, made("workspaces"), made("rank"), by_axis("payload"), by_axis("wire"), seconds, refused, model, given
-    )
+    phases, refused = {phase: made(phase, MOST) for phase in PHASES}, out["refused"].reshape(shape)
+    payload, wire = (by_axis(what, MOST // len(AXES)) for what in ("payload", "wire"))
+    seconds = by_axis("seconds", np.nan) if f"seconds {AXES[0]}" in out else None
+    return Many(phases, made("workspaces", 0), made("rank", -1), payload, wire, seconds, refused, model, given)
 
 
 def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any]]:

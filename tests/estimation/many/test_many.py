@@ -191,6 +191,18 @@ def test_where_most_are_refused_the_others_are_found(options: Options) -> None:
     check(model, found)
 
 
+def test_what_is_refused_fits_nowhere() -> None:
+    found = memcalc.many("llama-7b", gpus=[1, 8], zero=3, gpu="h100-80gb")
+    assert found.refused.tolist() == [True, False]
+    assert (found.peak < 10**12).tolist() == (found.least_allocated < 10**12).tolist() == [False, True]
+    assert (
+        (sum(found.wire.values()) < 10**12).tolist() == (sum(found.payload.values()) < 10**12).tolist() == [False, True]
+    )
+    assert found.seconds is not None
+    assert [bool(np.isnan(axis[0])) for axis in found.seconds.values()] == [True] * 5
+    assert found.rank.tolist() == [-1, 0]
+
+
 def test_a_layout_that_is_refused_whatever_the_numbers_costs_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = list[int]()
     resolve = question.resolve
