@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.errors import InputError
-    from memcalc.estimation.estimate import Report, estimate
+    from memcalc.estimation.estimate import estimate
+    from memcalc.estimation.many.question import Many, many
+    from memcalc.estimation.report import Report
     from memcalc.inputs.model import Model, load_model
 
 __version__ = "0.1.0"
-__all__ = ["InputError", "Model", "Report", "__version__", "estimate", "load_model"]
+__all__ = ["InputError", "Many", "Model", "Report", "__version__", "estimate", "load_model", "many"]
 
 _HOMES = {
     "InputError": "memcalc.errors",
+    "Many": "memcalc.estimation.many.question",
     "Model": "memcalc.inputs.model",
-    "Report": "memcalc.estimation.estimate",
+    "Report": "memcalc.estimation.report",
     "estimate": "memcalc.estimation.estimate",
     "load_model": "memcalc.inputs.model",
+    "many": "memcalc.estimation.many.question",
 }
 
 

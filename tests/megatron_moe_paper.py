@@ -14,7 +14,8 @@ from memcalc.core.dtypes import bf16
 from memcalc.core.tensor import Memory, new_tensor
 from memcalc.families.base.architecture import Architecture
 from memcalc.families.base.module import Module, Run
-from memcalc.megatron.gpt_model import GPTModel, Layout
+from memcalc.megatron.gpt_model import GPTModel
+from memcalc.megatron.layout import Layout
 
 
 @dataclass

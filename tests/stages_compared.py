@@ -11,7 +11,7 @@ from pipeline_oracle import RankStep, pipeline_step
 from steps_compared import flops_of
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.pipelining.programs import spans
 
 LLAMA: dict[str, Any] = {

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from memcalc.core.dims import evaluate
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 
 
 def phases(report: Report) -> list[int]:

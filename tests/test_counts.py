@@ -78,3 +78,22 @@ def test_rank_counts_of_fsdp2_share_a_run(zero: int, runs: list[int]) -> None:
     for gpus in (2, 6, 8, 24, 64):
         _ = memcalc.estimate(model, engine="fsdp2", zero=zero, gpus=gpus).peak
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "most"),
+    [({"engine": "ddp"}, 7), ({"engine": "deepspeed", "zero": 2}, 5), ({"engine": "fsdp2"}, 8)],
+)
+def test_an_array_question_costs_the_runs_of_its_branches(engine: dict[str, Any], most: int, runs: list[int]) -> None:
+    """1120 setups: a batch of one or more by a sequence of one or more, with one micro-batch and with more; rank counts share
+    them. Another question of the same branches costs none."""
+    model = memcalc.load_model("llama-7b")
+    gpus, batch = [[[[2]]], [[[8]]], [[[24]]], [[[64]]]], [[[1]], [[2]], [[3]], [[8]]]
+    seq, step = [[1], [2], [512], [1000], [2048], [4096], [8192]], [2**i * 3 * 64 for i in range(10)]
+    options: dict[str, Any] = {"gpus": gpus, "micro_batch_size": batch, **engine}
+    found = memcalc.many(model, seq_len=seq, global_batch_size=step, **options)
+    assert found.peak.shape == (4, 4, 7, 10)
+    assert 0 < len(runs) <= most
+    runs.clear()
+    memcalc.many(model, seq_len=[[1], [3], [513], [8193]], global_batch_size=[n * 7 for n in step], **options)
+    assert runs == []

@@ -10,7 +10,7 @@ import typer
 from memcalc.cli import options as o
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 EPILOG = """Examples:
 

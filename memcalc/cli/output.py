@@ -13,7 +13,7 @@ from memcalc.errors import InputError, one_line
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 FORMATS = ("table", "json", "csv", "markdown")
 

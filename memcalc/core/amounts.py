@@ -44,6 +44,11 @@ def bytes_of(given: int) -> tuple[Poly, int]:
     return _to_zero(*digits[:6]), digits[6]
 
 
+def amount_of(poly: Poly) -> int:
+    """The amount that a polynomial in batch and seq is, without gradients."""
+    return sum(c << _DIGIT * i for i, c in enumerate(_from_one(poly)) if c)
+
+
 def exceeds(left: int, right: int) -> bool:
     """Tell whether an amount is as large as another one in every coefficient. With the sign bit added, no coefficient of the
     difference borrows from the next, and that bit stays where it is not negative."""

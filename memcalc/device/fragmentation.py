@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.device.allocator import ROUNDING
 from memcalc.megatron.schedules import MOST_AT_ONCE
-from memcalc.setup.setup import ZERO_SIZES
+from memcalc.setup.zero_sizes import ZERO_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

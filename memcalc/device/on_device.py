@@ -26,6 +26,7 @@ class OnDevice:
     rank: Rank
     peak: int
     items: Any
+    _with_room: Replay | None = None
 
     def with_setup(self, setup: Setup) -> OnDevice:
         """Return the same model's step with another setup."""
@@ -50,12 +51,40 @@ class OnDevice:
         """The run's allocations through this allocator; None where their order is not known, OutOfMemory as it says."""
         return None if self._prepared is None else self._prepared.play(allocator, self.workspaces)
 
+    @property
+    def is_played(self) -> bool:
+        """Tell whether the order of the run's allocations is known."""
+        return self._prepared is not None
+
     @cached_property
     def played(self) -> Replay | None:
         """The run through the allocator of a GPU that has room for whatever it reserves; None where the order is not known."""
         from memcalc.device.allocator import CachingAllocator
 
-        return self.play(CachingAllocator())
+        return self._with_room or self.play(CachingAllocator())
+
+    def played_within(self, limit: int) -> Replay | None:
+        """The run where no more than so much can be reserved; None where it is out of memory."""
+        if limit not in self._within:
+            self._within[limit] = self._play_within(limit)
+        return self._within[limit]
+
+    @cached_property
+    def _within(self) -> dict[int, Replay | None]:
+        """By the limit."""
+        return {}
+
+    def _play_within(self, limit: int) -> Replay | None:
+        from memcalc.device.allocator import CachingAllocator, OutOfMemory
+        from memcalc.device.replay import MOST_STEPS
+
+        try:
+            run = self.play(CachingAllocator(limit))
+        except OutOfMemory:
+            return None
+        if run is not None and not run.retries and run.steps <= MOST_STEPS:
+            self._with_room = run  # with more room it does the same
+        return run
 
     @property
     def workspaces(self) -> devices.Workspaces:
@@ -63,8 +92,7 @@ class OnDevice:
 
     @property
     def _kernels(self) -> devices.Kernels:
-        experts = self.model.active_parameters != self.model.num_parameters
-        return devices.Kernels(self.setup.engine == "megatron", experts)
+        return devices.kernels_of(self.setup.engine, self.model)
 
     @cached_property
     def _counted(self) -> list[Item]:

@@ -8,7 +8,7 @@ allocator loses besides is in `played` (memcalc.device.replay), where the order 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from memcalc.core.rows import Item
 from memcalc.device.allocator import BLOCK, ROUNDING
@@ -89,11 +89,20 @@ class Kernels(NamedTuple):
 TORCH: Final = Kernels()
 
 
+def kernels_of(engine: str, model: Any) -> Kernels:
+    """Of a model's step under an engine."""
+    return Kernels(engine == "megatron", model.active_parameters != model.num_parameters)
+
+
 class Workspaces(NamedTuple):
     """Bytes of what stays allocated from the first forward and from the first backward on."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.forward) + sum(self.backward)
 
 
 def transformer_engine_workspace(compute_capability: str) -> int:

@@ -23,11 +23,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
 from memcalc.device.allocator import CachingAllocator, OutOfMemory
-from memcalc.device.shown import LEAST_ERROR
+from memcalc.device.shown import LEAST_ERROR, margin
 
 if TYPE_CHECKING:
     from memcalc.device.replay import Replay
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 Answer = Literal["fits", "tight", "expandable", "uncertain", "no", "unknown"]
 WORST_LAST: Final[tuple[Answer, ...]] = ("fits", "tight", "unknown", "expandable", "uncertain", "no")
@@ -82,32 +82,63 @@ class Verdict:
 
 def verdict_of(ranks: list[Report], capacity: int) -> Verdict:
     """The worst rank's verdict, on a GPU of so many bytes."""
-    verdicts = [_of_one(rank, capacity) for rank in ranks]
-    worst = max(WORST_LAST.index(one.answer) for one in verdicts)
-    alike = [one for one in verdicts if WORST_LAST.index(one.answer) == worst]
+    alike = _worst([_of_one(rank, capacity) for rank in ranks])
     return alike[0] if len(alike) == 1 else max(alike, key=lambda one: one.needs)
+
+
+def first_look_of(ranks: list[Report], capacity: int) -> Verdict:
+    """The worst rank's verdict as far as one play of it tells, without rows: what fits by it may be `tight`, what is `tight` may
+    fail with limits above the one that was played, and `no` may be `expandable` or `uncertain`."""
+    return max(_worst([_first_look(rank, capacity) for rank in ranks]), key=lambda one: one.gives_back)
+
+
+def _worst(verdicts: list[Verdict]) -> list[Verdict]:
+    worst = max(WORST_LAST.index(one.answer) for one in verdicts)
+    return [one for one in verdicts if WORST_LAST.index(one.answer) == worst]
 
 
 def _of_one(rank: Report, capacity: int) -> Verdict:
     besides, sure = outside(rank), _sure(capacity)
+    look = _first_look(rank, capacity)
+    if look.run is None and (look.answer != "no" or rank.peak + besides > capacity):
+        return look
+    if look.answer == "fits" and rank.device + rank.margin <= capacity:
+        return Verdict("fits", capacity, rank)
+    if look.run is not None and look.run.steady and _goes_on_up_to(rank, sure - besides, capacity - besides):
+        return Verdict("tight", capacity, rank, look.run)
     if rank.counted + besides > capacity:
         return Verdict("no", capacity, rank)
-    if rank.states_only:
-        return Verdict("unknown", capacity, rank)
-    if rank.device + rank.margin <= capacity:
-        return Verdict("fits", capacity, rank)
-    if rank.played is None:
-        return Verdict("uncertain", capacity, rank)
-    within = _within(rank, CachingAllocator(sure - besides))
-    if within is not None and within.steady and _goes_on_up_to(rank, sure - besides, capacity - besides):
-        return Verdict("tight", capacity, rank, within)
     from memcalc.device.expandable import ExpandableAllocator
 
     if _within(rank, ExpandableAllocator(sure - besides)) is not None:
         return Verdict("expandable", capacity, rank)
-    if within is not None or _within(rank, CachingAllocator(capacity - besides)) is not None:
+    if look.run is not None or _within(rank, CachingAllocator(capacity - besides)) is not None:
         return Verdict("uncertain", capacity, rank)
     return Verdict("no", capacity, rank)
+
+
+def _first_look(rank: Report, capacity: int) -> Verdict:
+    """`run` is the run within the GPU's memory less the stated error; None where it is out of memory or not played."""
+    besides = outside(rank)
+    if rank.peak + besides > capacity:
+        return Verdict("no", capacity, rank)
+    if rank.states_only or not rank.is_played:
+        return _without_a_run(rank, capacity)
+    within = rank.played_within(_sure(capacity) - besides)
+    if within is None:
+        return Verdict("no", capacity, rank)
+    device = within.reserved + besides
+    if not within.retries and device + margin(device, rank.setup.engine) <= capacity:
+        return Verdict("fits", capacity, rank, within)
+    return Verdict("tight" if within.steady else "uncertain", capacity, rank, within)
+
+
+def _without_a_run(rank: Report, capacity: int) -> Verdict:
+    if rank.counted + outside(rank) > capacity:
+        return Verdict("no", capacity, rank)
+    if rank.states_only:
+        return Verdict("unknown", capacity, rank)
+    return Verdict("fits" if rank.device + rank.margin <= capacity else "uncertain", capacity, rank)
 
 
 def outside(rank: Report) -> int:

@@ -46,8 +46,9 @@ class Rank(NamedTuple):
     """What can be the case in a step: a chunk's forward or backward, and what other micro-batches have saved."""
     layers: int
     """Transformer layers that it runs."""
-    collectives: Callable[[], list[Collective]]
-    """What it sends in one optimizer step, as the engine really does it."""
+    collectives: Callable[[Setup], list[Collective]]
+    """What it sends in one optimizer step, as the engine really does it; of a setup that differs from this rank's in the numbers
+    of its polynomials alone."""
     textbook: Callable[[], list[Collective]]
     """The same step as the papers count it; empty where the engine does just that."""
     turns: tuple[Turn, ...] = ()
@@ -82,16 +83,20 @@ def ranks(model: Any, setup: Setup) -> list[Rank]:
     """The rank that was asked for, or all."""
     if not isinstance(model, Model):
         held, sums = _held(model, setup)[0]
-        return [Rank(0, held, sums, (), (), 0, list[Collective], list[Collective])]
+        return [Rank(0, held, sums, (), (), 0, _nothing, list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
     if setup.pp > 1 and setup.engine == "deepspeed":
         return _deepspeed_stages(model, setup)
     run = _staged_ranks if setup.pp > 1 else _whole_ranks
-    return [rank._replace(cp=cp) for cp, own in _parts(model, setup).items() for rank in run(own, setup)]
+    return [rank._replace(cp=cp) for cp, own in parts_of(model, setup).items() for rank in run(own, setup)]
 
 
-def _parts(model: Model, setup: Setup) -> dict[int | None, Model]:
+def _nothing(_setup: Setup) -> list[Collective]:
+    return []
+
+
+def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
     """Return the part of the model of each rank that shares sequences, where they differ; else that of any rank."""
     if not setup.splits_layers:
         return {None: model}
@@ -111,7 +116,8 @@ def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
 def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
     held, sums = own
     engine = load_engine(setup.engine)
-    sends, textbook = partial(_sent, engine, model, setup, made), partial(engine.textbook, model, setup)
+    sends = partial(_sent, engine=engine, model=model, made=made)
+    textbook = partial(engine.textbook, model, setup)
     if held.micro_batches > 1:
         rank = Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
         return rank._replace(on_paper=held.micro_batches)
@@ -127,7 +133,7 @@ def _of_the_first(held: Holdings) -> Holdings:
     return held._replace(accumulates=False, hooks=hooks)
 
 
-def _sent(engine: Engine, model: Model, setup: Setup, made: Profile) -> list[Collective]:
+def _sent(setup: Setup, engine: Engine, model: Model, made: Profile) -> list[Collective]:
     if setup.engine == "deepspeed" and setup.zero == 3 and not made.run.source:
         from memcalc.engines.deepspeed.collectives import of_run
 
@@ -162,7 +168,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
         held = megatron.holdings_of(setup, stage)
         played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
-        sends = partial(collectives_of, setup, stage, profiles)
+        sends = partial(collectives_of, stage=stage, profiles=profiles)
         rank = Rank(
             stage.rank, held, _sums(held), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
             played,
@@ -180,7 +186,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.pipelining.orders import most_in_flight, order
 
     assert setup.attention is not None and setup.cross_entropy is not None
-    kernels = _kernels(model, setup, setup.cross_entropy)
+    kernels = kernels_of(model, setup, setup.cross_entropy)
     out: list[Rank] = []
     for staged in engine.staged_ranks(model, setup):
         if setup.pp_rank not in (None, staged.number):
@@ -200,7 +206,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
         key = ("profile", *choices, own_key, branch)
         made = _made(model, key, setup.rows, partial(engine.profile_of, held.hooks, base))
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
-        sends = partial(collectives_of, setup, staged, made)
+        sends = partial(collectives_of, rank=staged, made=made)
         rank = Rank(
             staged.number, held, _sums(held), (made,), _ONE, own.layers, sends,
             list[Collective], _WHOLE, in_flight=most_in_flight(actions),
@@ -231,7 +237,7 @@ def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
         program: Any = own.program
         key = ("profile", *choices, program.layout, engine.key_of(setup, stage), branch)
         made = _made(model, key, setup.rows, partial(engine.profile_of, setup, stage, choices))
-        sends = partial(engine.collectives_of, setup, stage, made)
+        sends = partial(engine.collectives_of, rank=stage, profile=made)
         rank = Rank(
             stage.number, held, _sums(held), (made,), _ONE, own.layers, sends,
             list[Collective], in_flight=in_flight(stage.number, setup.pp, setup.micro_batches),
@@ -299,7 +305,7 @@ def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
     return holdings._replace(always=(*holdings.always, *kept, *masks), order=order)
 
 
-def _kernels(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
+def kernels_of(model: Model, setup: Setup, cross_entropy: str) -> Kernels:
     if setup.splits_layers:
         from memcalc.engines.parts import kernels_of_part
 
@@ -320,7 +326,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     assert setup.attention is not None and setup.seq_len is not None
     program: Any = model.program
     assert setup.cross_entropy is not None
-    kernels = _kernels(model, setup, setup.cross_entropy)
+    kernels = kernels_of(model, setup, setup.cross_entropy)
     policy = per_op if setup.recompute == "op" else None
     recompute = setup.recompute == "full" or policy is not None
     choices = Choices(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from memcalc.inputs.gpu import GPU
@@ -168,22 +168,32 @@ def cost(collective: Collective, group: Group, inside: Link, between: Link | Non
     if group.size == 1:
         return Cost(0.0, "", "0")
     kind, calls, wire = collective.collective, collective.calls, collective.wire
-    near, far = steps(kind, group)
+    seconds = seconds_of(kind, calls, wire, group, inside, between)
     waits = [f"{BASE * 1e6:g} µs"]
-    wait = BASE
-    for link, count in ((inside, near), (between, far)):
+    for link, count in zip((inside, between), steps(kind, group), strict=True):
         if count and link is not None:
-            wait += count * link.step
             waits.append(f"{count}·{link.step * 1e6:g} µs")
-    parts = [(wire, inside, 1)]
-    if between is not None:
-        parts = _between_nodes(kind, wire, group, inside, between)
-    seconds = calls * wait + sum(nbytes / _bandwidth(link, lanes, inside) for nbytes, link, lanes in parts)
+    parts = _parts(kind, wire, group, inside, between)
     terms = [f"{calls}·({' + '.join(waits)})", *(_term(*part, inside) for part in parts if part[0])]
     return Cost(seconds, inside.name if between is None else between.name, " + ".join(terms))
 
 
-def _between_nodes(kind: str, wire: int, group: Group, inside: Link, between: Link) -> list[tuple[int, Link, int]]:
+def seconds_of(kind: str, calls: Any, wire: Any, group: Group, inside: Link, between: Link | None) -> Any:
+    """The same in seconds alone, of more than one rank; of many collectives at once where `calls` and `wire` are arrays."""
+    wait = BASE
+    for link, count in zip((inside, between), steps(kind, group), strict=True):
+        if count and link is not None:
+            wait += count * link.step
+    parts = _parts(kind, wire, group, inside, between)
+    return calls * wait + sum(nbytes / _bandwidth(link, lanes, inside) for nbytes, link, lanes in parts)
+
+
+def _parts(kind: str, wire: Any, group: Group, inside: Link, between: Link | None) -> list[tuple[Any, Link, int]]:
+    """Bytes, link and lanes."""
+    return [(wire, inside, 1)] if between is None else _between_nodes(kind, wire, group, inside, between)
+
+
+def _between_nodes(kind: str, wire: Any, group: Group, inside: Link, between: Link) -> list[tuple[Any, Link, int]]:
     """Bytes, link and lanes: a ring goes through all cards of a node at once, an all-to-all and a send through one's own."""
     if kind == "all_to_all":
         near = wire * (group.fewest - 1) // (group.size - 1)
@@ -206,15 +216,30 @@ def _term(nbytes: int, link: Link, lanes: int, inside: Link) -> str:
     return f"{nbytes} B / min({cards}, {inside.bytes_per_second / 1e9:g}) GB/s"
 
 
-def cost_of(collective: Collective, setup: Setup, gpu: GPU) -> Cost | Unknown:
-    """The time of a collective of this setup on this GPU, or what is not known of it."""
+class Path(NamedTuple):
+    """A collective's group and its links."""
+
+    group: Group
+    inside: Link
+    between: Link | None
+    """None where the group is in one node."""
+
+
+def path_of(collective: Collective, setup: Setup, gpu: GPU) -> Path | Unknown:
+    """The way that a collective of this setup takes on this GPU, whatever it sends, or what is not known of it."""
     apart = distance(collective, setup)
     group = group_of(collective.group_size, apart, setup.gpus, setup.gpus_per_node)
     inside = link_inside(gpu, group, apart)
-    if isinstance(inside, Unknown) or group.nodes == 1:
-        return inside if isinstance(inside, Unknown) else cost(collective, group, inside, None)
-    between = link_between(setup, gpu)
-    return between if isinstance(between, Unknown) else cost(collective, group, inside, between)
+    if isinstance(inside, Unknown):
+        return inside
+    between = link_between(setup, gpu) if group.nodes > 1 else None
+    return between if isinstance(between, Unknown) else Path(group, inside, between)
+
+
+def cost_of(collective: Collective, setup: Setup, gpu: GPU) -> Cost | Unknown:
+    """The time of a collective of this setup on this GPU, or what is not known of it."""
+    path = path_of(collective, setup, gpu)
+    return path if isinstance(path, Unknown) else cost(collective, *path)
 
 
 def step_time(collectives: Iterable[Collective], costs: Sequence[Cost | Unknown]) -> StepTime | None:

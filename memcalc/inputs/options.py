@@ -77,7 +77,7 @@ _CHOICES: Final[dict[str, Collection[str]]] = {
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
-_WHOLE: Final[dict[str, tuple[int, int]]] = {
+WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
         ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages"), _DEGREE
     ),
@@ -98,6 +98,7 @@ _WHOLE: Final[dict[str, tuple[int, int]]] = {
     "seq_len": (1, 10**8),
     "global_batch_size": (1, 10**10),
 }
+"""Whole numbers: the least and the largest that are taken."""
 _FLAGS: Final = (
     "sequence_parallel",
     "padded",
@@ -148,8 +149,8 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
             return None
         close = nearest(value, choices, most=1) if isinstance(value, str) else []
         return f"allowed: {', '.join(choices)}" + (f" (did you mean {close[0]}?)" if close else "")
-    if name in _WHOLE:
-        low, high = _WHOLE[name]
+    if name in WHOLE:
+        low, high = WHOLE[name]
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         return None if is_whole and low <= value <= high else f"allowed: a whole number from {low} to {high}"
     if name in _FLAGS:

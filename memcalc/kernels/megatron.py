@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memcalc.core.autograd import Node, checkpoint
+from memcalc.core.autograd import Node
+from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dims import Dim, merge
 from memcalc.core.dtypes import DType, boolean, fp32, int64
 from memcalc.core.ops import norm

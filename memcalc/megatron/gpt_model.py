@@ -7,11 +7,12 @@ Megatron's fused kernels (`memcalc.kernels.megatron`).
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-from memcalc.core.autograd import Node, checkpoint
-from memcalc.core.dims import ONE_DIM, Dim, Shape, merge
+from memcalc.core.autograd import Node
+from memcalc.core.checkpoint import checkpoint
+from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import bf16, boolean, fp32
 from memcalc.core.ops.elementwise import dropout, like, recording
 from memcalc.core.ops.shape import part as slice_of
@@ -30,68 +31,15 @@ from memcalc.megatron.layers import (
     row_parallel,
     vocab_parallel_embedding,
 )
+from memcalc.megatron.layout import Layout, padded_vocab, part
 from memcalc.megatron.moe import MoELayer
+from memcalc.megatron.scatter import scattered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run
-
-
-class Layout(NamedTuple):
-    """What of the model one rank has."""
-
-    tensor_parallel: int = 1
-    sequence_parallel: bool = False
-    context_parallel: int = 1
-    cp_comm_type: str | None = None
-    """One of context_parallel.ATTENTION; None where there is one rank."""
-    expert_parallel: int = 1
-    expert_tensor_parallel: int = 1
-    expert_imbalance: float = 1.0
-    layers: int = 1
-    recompute_layers: int | None = None
-    """Of those the first so many, where they are recomputed; None: all."""
-    routed: tuple[bool, ...] = ()
-    """Of each layer, whether it has experts; empty where none has."""
-    first: bool = True
-    """Whether the stage has the embedding."""
-    last: bool = True
-    """Whether it has the head and the loss."""
-    selective: bool = False
-    fused_loss: bool = False
-    fuses_accumulation: bool = True
-    """Whether the kernels that make gradients of weights add them to the main gradients."""
-    mask_in_batch: bool = True
-    """Whether a batch brings an attention mask."""
-
-    def group(self, shard: Dim) -> TensorParallel:
-        """The tensor-parallel group, where a tensor between two layers has `shard` tokens of a sequence."""
-        return _group(self, shard)
-
-
-@lru_cache(maxsize=1024)
-def _group(layout: Layout, shard: Dim) -> TensorParallel:
-    tp, poly = layout.tensor_parallel, shard.poly
-    name = "seq" if layout.context_parallel == 1 else "seq/cp"
-    if not layout.sequence_parallel:
-        whole = Dim(name, shard.size, poly)
-        return TensorParallel(tp, False, whole, whole, layout.fuses_accumulation)
-    whole = Dim(name, tp * shard.size, tuple(tp * c for c in poly))  # type: ignore[arg-type]
-    return TensorParallel(tp, True, whole, Dim(f"{name}/tp", shard.size, poly), layout.fuses_accumulation)
-
-
-def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:
-    """`--make-vocab-size-divisible-by` times tp (megatron/training/tokenizer/tokenizer.py)."""
-    unit = multiple * tensor_parallel
-    return -(-vocab // unit) * unit
-
-
-def part(name: str, size: int, ranks: int) -> Dim:
-    """An equal part of a dim."""
-    assert size % ranks == 0
-    return Dim(name if ranks == 1 else f"{name}/tp", size // ranks)
 
 
 class GPTModel(Program):
@@ -264,7 +212,7 @@ class GPTModel(Program):
             if not scatters:
                 embeddings = _copy(embeddings, "sequence first")
             if tp.sequence_parallel and learned:
-                embeddings = _scattered(tp, embeddings, m.path)
+                embeddings = scattered(tp, embeddings, m.path)
             return dropout(embeddings, self.a.hidden_dropout)
 
     def rotary(self, run: Run, tp: TensorParallel) -> Tensor | None:
@@ -433,22 +381,6 @@ def _copy(x: Tensor, name: str) -> Tensor:
 
 def _copy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [grads[0]]
-
-
-def _scattered(tp: TensorParallel, x: Tensor, name: str) -> Tensor:
-    """scatter_to_sequence_parallel_region, cloned: the whole can go."""
-    shape: Shape = (x.shape[0], tp.shard, x.shape[2])
-    out = new_tensor(x.memory, shape, x.dtype, "shard of the embeddings")
-    if recording(x):
-        out.node = Node(x.memory, _scattered_backward, (x,), (), (tp, name))
-    return out
-
-
-def _scattered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    tp, name = node.context
-    shape, dtype = node.metadata[0]
-    tp.send(node.memory, "all_gather", f"output gradient of {name}", shape, dtype)
-    return [new_tensor(node.memory, shape, dtype, "gathered gradient")]
 
 
 def _activation_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from memcalc.core.autograd import Node, checkpoint
+from memcalc.core.autograd import Node
+from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import boolean, fp32, int64
 from memcalc.core.ops.elementwise import activation, cast, dropout, like, recording
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from memcalc.families.base.architecture import Architecture
     from memcalc.families.base.module import Run
-    from memcalc.megatron.gpt_model import Layout
+    from memcalc.megatron.layout import Layout
 
 SOURCE: Final = "Megatron-DeepSpeed megatron/model/transformer.py; torch tools/autograd/derivatives.yaml"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.core.collector import without_collections
 from memcalc.errors import InputError
 from memcalc.inputs.options import check_options
 from memcalc.report.changed import changed, shown
@@ -12,7 +13,7 @@ from memcalc.report.costs_in_words import costs
 from memcalc.report.remedies import MORE_GPUS, Remedy, remedies
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.inputs.options import Options
 
 _MOST: Final = 3
@@ -47,6 +48,7 @@ class Proposal(NamedTuple):
     """True if the allocator gives segments back then."""
 
 
+@without_collections()
 def advice(report: Report) -> list[Proposal]:
     """At most three lists of changes that make a setup fit its GPU, cheap ones first; where nothing does, one that does not
     fit and comes closest. For a setup that has no GPU, or fits it narrowly, the changes that lower the peak most."""

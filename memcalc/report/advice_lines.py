@@ -15,7 +15,7 @@ from memcalc.units import show_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 
 def advice_lines(report: Report) -> list[RenderableType]:

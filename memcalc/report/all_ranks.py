@@ -13,7 +13,7 @@ from memcalc.report.fitting import Column, fitting, table_of
 from memcalc.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 _NAMES: Final = {"optimizer_states": "optimizer", "saved_activations": "saved"}
 

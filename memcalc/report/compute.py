@@ -10,7 +10,7 @@ from memcalc.estimation.compute import PHASES, seconds_at_peak
 from memcalc.units import show_flops, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 
 def compute_lines(report: Report) -> list[Text]:

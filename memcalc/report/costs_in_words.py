@@ -9,7 +9,7 @@ from memcalc.pipelining.idle import idle_share
 from memcalc.units import MIB, show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
 _NOTICED: Final = 0.02

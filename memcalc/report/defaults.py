@@ -11,7 +11,7 @@ from memcalc.inputs.options import check_options, option_name
 from memcalc.setup.setup import Setup, resolve
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 
 class Launcher(NamedTuple):

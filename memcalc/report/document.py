@@ -16,7 +16,7 @@ from memcalc.report.per_layer import Share, shares
 from memcalc.report.verdict import why
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.layout.collectives import Collective
 
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ from memcalc.core.rows import COMPONENTS
 from memcalc.report.per_layer import shares
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.layout.collectives import Collective
 
 HEADER = (

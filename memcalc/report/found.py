@@ -11,7 +11,7 @@ from memcalc.pipelining.idle import idle_share
 from memcalc.report.remedies import SAME, Remedy
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
 
@@ -45,9 +45,17 @@ def suffices(report: Report) -> bool:
     return report.fits is True or (report.fits is None and not isinstance(report.model, Model))
 
 
+def seems_to(report: Report) -> bool:
+    """Tell whether a setup fits as far as one play tells it."""
+    look = report.first_look
+    if look is None or report.peak + outside(report) > look.capacity:
+        return False
+    return look.fits is True or (look.fits is None and not isinstance(report.model, Model))
+
+
 def has_room(report: Report) -> bool:
-    """Tell whether a setup fits without the allocator giving segments back."""
-    return report.verdict is None or not report.verdict.gives_back
+    """Tell whether a setup fits without the allocator giving segments back, as far as one play tells it."""
+    return report.first_look is None or not report.first_look.gives_back
 
 
 SLICES: Final = ("ep", "cp", "tp", "pp")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 
 def input_notes(report: Report) -> list[str]:

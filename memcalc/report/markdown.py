@@ -13,7 +13,7 @@ from memcalc.report.table import setup_line, verdict_lines
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.layout.collectives import Collective
 
 

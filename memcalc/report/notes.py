@@ -12,7 +12,7 @@ from memcalc.report.input_notes import input_notes
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 _NVIDIA: Final = "a100-80gb"
 """Ampere and all later GPUs take the same kernels in fp32."""

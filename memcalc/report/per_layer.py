@@ -17,7 +17,7 @@ from memcalc.setup.setup import DTYPES
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 
 class Share(NamedTuple):

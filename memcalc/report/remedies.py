@@ -15,7 +15,7 @@ from memcalc.kernels import losses
 from memcalc.optimizers import load_optimizer
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
 Rung = Mapping[str, Any]

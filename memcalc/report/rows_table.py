@@ -12,7 +12,7 @@ from memcalc.report.fitting import left_out
 from memcalc.report.folding import Folded
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 _WIDE: Final = 130  # columns that a line for each row needs; below them its formula is on lines of its own
 _NARROW: Final = 56  # columns that two numbers of bytes and a name need

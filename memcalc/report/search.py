@@ -7,12 +7,12 @@ fit, and is not played through the allocator; changes of activations are not tri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain, combinations, islice
+from collections.abc import Callable, Iterable
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import PHASES, Report
+from memcalc.estimation.report import PHASES, Report
 from memcalc.report.changed import changed
 from memcalc.report.found import (
     SLICES,
@@ -22,6 +22,7 @@ from memcalc.report.found import (
     goes_with,
     has_room,
     likely_worst,
+    seems_to,
     slowdown,
     suffices,
     tier_of,
@@ -43,9 +44,12 @@ _WORTH: Final = 100
 class Search:
     """One search from a setup that does not fit."""
 
-    def __init__(self, report: Report, given: Options) -> None:
+    def __init__(self, report: Report, given: Options, enough: Callable[[Report], bool] = seems_to) -> None:
         assert report.gpu is not None
         self.base, self.given, self.capacity = Found((), (), report), given, report.gpu.capacity
+        self.enough = enough
+        """What tells whether a setup fits. A proposal does so by its verdict; where one that seemed to does not, all are
+        asked for theirs."""
         self.remedies = remedies(report)
         self.rank = {id(remedy): i for i, remedy in enumerate(self.remedies)}
         """Cheap remedies have low ones."""
@@ -78,7 +82,7 @@ class Search:
         if any(all(most.get(rank, -1) >= rung for rank, rung in rungs.items()) for most in self.hopeless):
             return None
         found = self.found(steps)
-        if found is None or not suffices(found.report):
+        if found is None or not self.enough(found.report):
             return None
         return None if as_well_as is not None and has_room(as_well_as) > has_room(found.report) else found
 
@@ -131,8 +135,14 @@ class Search:
             out = [*bigger, *self._fewer_gpus(min((found.report.setup.gpus for found in bigger), default=None))]
             out += self._single(OTHER_TRAINING) or self._other_training()
         distinct = {found.flags: found for found in sorted(out or self._sliced(), key=self._dearness)}
-        whole = (self._of_all_ranks(found) for found in distinct.values())
-        proposed = list(islice((found for found in whole if suffices(found.report)), MOST_LISTS))
+        proposed: list[Found] = []
+        for found in map(self._of_all_ranks, distinct.values()):
+            if len(proposed) == MOST_LISTS:
+                break
+            if suffices(found.report):
+                proposed.append(found)
+            elif self.enough is seems_to:
+                return Search(self.base.report, self.given, suffices).lists()
         return proposed or [self._of_all_ranks(self._closest())]
 
     def _single(self, tier: int) -> list[Found]:
@@ -145,7 +155,7 @@ class Search:
             if kind not in best and len(best) == MOST_LISTS:
                 break
             alone = None if kind in best or remedy.saves_less else self._alone(remedy)
-            if alone is not None and suffices(alone.report):
+            if alone is not None and self.enough(alone.report):
                 best[kind] = self._weakened(alone)
         return sorted(best.values(), key=self._dearness)
 
@@ -173,7 +183,7 @@ class Search:
         for one, other in sorted(likely, key=lambda pair: sum(self.rank[id(remedy)] for remedy in pair))[:_PAIRS]:
             steps = self._with((), one)
             pair = self._all_of([other], steps or ())
-            if suffices(pair.report):
+            if self.enough(pair.report):
                 out.append(self._finished(pair))
         return out
 
@@ -203,11 +213,11 @@ class Search:
     def _many(self) -> list[Found]:
         """The lean setup, or that with slices of one kind."""
         lean = self._lean()
-        if suffices(lean.report):
+        if self.enough(lean.report):
             return [self._finished(lean)]
         for remedy in self.remedies:
             more = self._all_of([remedy], lean.steps) if remedy.mixed else lean
-            if suffices(more.report):
+            if self.enough(more.report):
                 return [self._finished(more)]
         return []
 
@@ -217,7 +227,7 @@ class Search:
         for remedy in self.remedies:
             if remedy.tier == MORE_GPUS and than != remedy.ladder[0]["gpus"]:
                 more = self._all_of([remedy], lean.steps)
-                if suffices(more.report):
+                if self.enough(more.report):
                     out.append(self._lowest_rung(more, more.steps[-1]))
         least = min(out, key=lambda found: found.report.setup.gpus, default=None)
         if least is None or (than is not None and least.report.setup.gpus >= than):
@@ -230,7 +240,7 @@ class Search:
         for remedy in self.remedies:
             if remedy.tier == OTHER_TRAINING:
                 more = self._all_of([remedy], lean.steps)
-                if suffices(more.report):
+                if self.enough(more.report):
                     return [self._finished(more)]
         return []
 
@@ -248,7 +258,7 @@ class Search:
                 # slices first: what they leave decides which stages and buffers there can be
                 more = self._all_of([*(one for one in rest if one.tier == MORE_GPUS), *added], self._lean().steps)
                 more = self._all_of(rest, more.steps)
-                if suffices(more.report):
+                if self.enough(more.report):
                     return [self._finished(more)]
         return []
 
@@ -256,7 +266,7 @@ class Search:
         """All that helps on the most GPUs and with other training: what is missing then is missing with less, too."""
         far = [remedy for remedy in self.remedies if remedy.tier != SAME]
         found = min((self._all_of(far, self._lean().steps), self._lean(), self.base), key=lambda one: one.report.peak)
-        return self._finished(found) if suffices(found.report) else self._needed(found)
+        return self._finished(found) if self.enough(found.report) else self._needed(found)
 
     # --- a list that fits
 

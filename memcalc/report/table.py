@@ -11,7 +11,7 @@ from rich.text import Text
 
 from memcalc.core.rows import COMPONENTS, Item
 from memcalc.engines.deepspeed import stages as deepspeed
-from memcalc.estimation.estimate import PHASES
+from memcalc.estimation.report import PHASES
 from memcalc.hardware.cost import Unknown, step_time
 from memcalc.megatron.schedules import layers_of_chunks
 from memcalc.pipelining.idle import idle_share
@@ -32,7 +32,7 @@ from memcalc.report.verdict import verdict_text
 from memcalc.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
 _LABELS = {

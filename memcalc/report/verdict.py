@@ -10,7 +10,7 @@ from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.inputs.gpu import GPU
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

@@ -29,6 +29,7 @@ from memcalc.setup.refusals import (
     check_sequence_parallel,
 )
 from memcalc.setup.zero_checks import check_stage
+from memcalc.setup.zero_sizes import zero_sizes
 
 if TYPE_CHECKING:
     from memcalc.inputs.model import Model
@@ -100,11 +101,16 @@ class Setup(NamedTuple):
         return self.sync_each_micro_batch is False and self.micro_batches > 1
 
     @property
+    def parts(self) -> int:
+        """Parts of a sequence that a tensor between two layers has one of."""
+        chunks = 2 if self.shares_sequences else 1
+        return chunks * self.cp * (self.tp if self.sequence_parallel else 1)
+
+    @property
     def rows(self) -> int:
         """Tokens of a sequence that a tensor between two layers has on one rank; where fsdp2's ranks share sequences half of
         them, one of a rank's two chunks."""
-        chunks = 2 if self.shares_sequences else 1
-        return (self.seq_len or 1) // (chunks * self.cp * (self.tp if self.sequence_parallel else 1))
+        return (self.seq_len or 1) // self.parts
 
     @property
     def shares_sequences(self) -> bool:
@@ -162,7 +168,7 @@ DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, 
 
 def resolve(options: Options, model: Model | None) -> Setup:
     """The setup that `options` mean for `model` (None: for a bare number of parameters)."""
-    dp = _data_parallel_degree(options)
+    dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
     check_modelled(options, engine, model)
@@ -212,7 +218,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         recompute=options.recompute,
         cp_comm_type=cp_comm_type_of(options, engine),
         recompute_layers=options.recompute_layers,
-        **_zero_sizes(options, engine),
+        **zero_sizes(options, engine),
         gradient_accumulation_fusion=_megatrons(options, "gradient_accumulation_fusion", engine),
         attention_mask_in_dataloader=_megatrons(options, "attention_mask_in_dataloader", engine),
         sync_each_micro_batch=sync_each_micro_batch_of(options, engine),
@@ -227,7 +233,8 @@ def resolve(options: Options, model: Model | None) -> Setup:
     )
 
 
-def _data_parallel_degree(options: Options) -> int:
+def data_parallel_degree(options: Options) -> int:
+    """Ranks that have the same part of the model. InputError where the GPUs do not divide."""
     axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
     product = options.tp * options.pp * options.cp
     named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
@@ -246,29 +253,6 @@ def _expert_tensor_parallel(options: Options, engine: str) -> int:
     if engine == "fsdp2" and options.ep > 1:
         return 1
     return options.etp or options.tp
-
-
-ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
-    "reduce_bucket_size": (1, 500_000_000),
-    "max_live_parameters": (3, 1_000_000_000),
-    "max_reuse_distance": (3, 1_000_000_000),
-    "param_persistence_threshold": (3, 100_000),
-    "prefetch_bucket_size": (3, 50_000_000),
-    "sub_group_size": (3, 1_000_000_000),
-}
-"""The lowest stage that has it, and DeepSpeed's default (deepspeed/runtime/zero/config.py), in elements."""
-
-
-def _zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
-    out: dict[str, int | None] = {}
-    for name, (stage, default) in ZERO_SIZES.items():
-        given: int | None = getattr(options, name)
-        used = engine == "deepspeed" and options.zero >= stage and options.pp == 1
-        if given is not None and not used:
-            stages = "--zero 3" if stage == 3 else "--zero 1, 2 or 3"
-            refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
-        out[name] = (default if given is None else given) if used else None
-    return out
 
 
 def _megatrons(options: Options, name: str, engine: str) -> bool | None:

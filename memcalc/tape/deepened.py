@@ -8,9 +8,11 @@ depth.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from memcalc.core.noted import Event, Noted, Ready
+from memcalc.core.tensor import StorageRow
 from memcalc.tape.runs import NO_MIDDLE, Trace
 from memcalc.tape.stretches import Depth
 from memcalc.tape.unrolled import LATE, NotPeriodic, Piece, Unrolling, pieces
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memcalc.core.noted import Where
-    from memcalc.core.tensor import StorageRow, Work
+    from memcalc.core.tensor import Work
     from memcalc.tape.unrolled import Periods
 
 
@@ -45,6 +47,7 @@ class _Deepening(Unrolling):
         self.depth = Depth(run, noted, weights)
         self.blocks: list[StorageRow] = []
         self.segments: list[tuple[int, str, int | None]] = []
+        self.renames = sorted(run.renamed)
         self.renamed_at: set[int] = set()
         self.forward_end = 0
         self.events: list[Event] = []
@@ -70,44 +73,54 @@ class _Deepening(Unrolling):
         self._up_to(piece.end, place, piece, near=near)
 
     def _up_to(self, end: int, place: int, piece: Piece, *, near: bool) -> int:
+        if near:
+            self._entries(place, max(place, end), piece)
+            return max(place, end)
         while place < end:
-            following = place + 1
-            if near or not self.is_late(place):
-                self._one(place, piece)
-            else:
-                while following < piece.end and self.is_late(following):
-                    following += 1
-                if following > end:
-                    raise NotPeriodic("an event is between blocks of the late period")
+            following, late = place + 1, self.is_late(place)
+            while following < (piece.end if late else end) and self.is_late(following) == late:
+                following += 1
+            if following > end:
+                raise NotPeriodic("an event is between blocks of the late period")
+            if late:
                 for real in range(LATE, LATE + self.periods.more + 1):
-                    for one in range(place, following):
-                        self._one(one, Piece(piece.segment, place, following, LATE, real))
+                    self._entries(place, following, Piece(piece.segment, place, following, LATE, real))
+            else:
+                self._entries(place, following, piece)
             place = following
         return place
 
-    def _one(self, place: int, piece: Piece) -> None:
-        """One entry of the log."""
-        run = self.run
-        if place == run.forward_end:
-            self.forward_end = len(self.log)
-        if place in run.renamed:
-            self.renamed_at.add(len(self.log))
-        event = run.log[place]
-        block = event if event >= 0 else ~event
-        period, name = self.names[block]
-        key = (self.real_of(period, piece), name)
-        if event < 0:
-            self.log.append(~self.number_of(key))
-            return
-        if key in self.live:
-            raise NotPeriodic(f"{key} is there twice")
-        self.live[key] = len(self.blocks)
-        self.log.append(len(self.blocks))
-        row = run.rows[block]
-        if period is not None and key[0] != period:
-            assert row.layer is not None and key[0] is not None
-            row = row._replace(layer=row.layer + (key[0] - period) * self.periods.length)
-        self.blocks.append(row)
+    def _entries(self, start: int, end: int, piece: Piece) -> None:
+        """Part of the log, as one period of the real stack has it."""
+        run, names, live, log, blocks = self.run, self.names, self.live, self.log, self.blocks
+        length = self.periods.length
+        if start <= run.forward_end < end:
+            self.forward_end = len(log) + run.forward_end - start
+        renames = self.renames[bisect_left(self.renames, start) : bisect_left(self.renames, end)]
+        self.renamed_at.update(len(log) + place - start for place in renames)
+        reals: dict[int | None, int | None] = {None: None}
+        for event in run.log[start:end]:
+            block = event if event >= 0 else ~event
+            period, name = names[block]
+            if period not in reals:
+                reals[period] = self.real_of(period, piece)
+            real = reals[period]
+            key = real, name
+            if event < 0:
+                if key not in live:
+                    raise NotPeriodic(f"{key} is not there")
+                log.append(~live.pop(key))
+                continue
+            if key in live:
+                raise NotPeriodic(f"{key} is there twice")
+            live[key] = len(blocks)
+            log.append(len(blocks))
+            row = run.rows[block]
+            if real != period:
+                shape, dtype, component, scope, called, layer = row
+                assert layer is not None and real is not None and period is not None
+                row = StorageRow(shape, dtype, component, scope, called, layer + (real - period) * length)
+            blocks.append(row)
 
     def finished(self) -> Trace:
         run = self.run

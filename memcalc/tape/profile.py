@@ -19,7 +19,7 @@ from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
-from memcalc.core.amounts import amount, bytes_of, undominated
+from memcalc.core.amounts import bytes_of, undominated
 from memcalc.core.dims import Poly, Shape, fixed_size, numel, workload_size
 from memcalc.core.dtypes import DType, fp32
 from memcalc.core.passes import passes
@@ -28,6 +28,7 @@ from memcalc.core.selective import Policy
 from memcalc.core.tensor import Memory
 from memcalc.families.base.module import Hooks, Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
+from memcalc.tape.peaks import peaks
 from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Profile:
     """All moments of forward and backward that could be a peak, what is saved in between and what is left behind."""
 
     def __init__(self, run: Trace) -> None:
-        forward, backward, saved, left = _peaks(run)
+        forward, backward, saved, left = peaks(run)
         self.run = run
         self.forward = _moments(forward)
         self.backward = _moments(backward)
@@ -174,32 +175,34 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
     # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
-    depth, middle = _depth(program, choices, ends=1 if choices.hooks is None else 2)
-    return Profile(trace(program, choices, batch, seq, depth, middle))
+    return Profile(_cut_trace(program, choices, batch, seq, ends=1 if choices.hooks is None else 2))
 
 
-def _depth(program: Program, choices: Choices, ends: int) -> tuple[int, Middle]:
-    """How many layers to run, so many periods at each end, and which of them stand for others; all of a stack that is not
-    periodic."""
-    pattern = _pattern(program, choices.recompute_layers)
-    if pattern is None:
-        return program.layers, NO_MIDDLE
-    depth, (lead, period) = program.layers, pattern
-    if (depth - lead) // period < 2 * ends + 3:
-        return depth, NO_MIDDLE
-    first = lead + ends * period + (depth - lead) % period
+def _cut_trace(program: Program, choices: Choices, batch: int, seq: int, ends: int) -> Trace:
+    """A run without most of the layers that repeat, so many periods at each end of them; of all where too few do."""
+    start, end, period = _longest(program, choices.recompute_layers)
+    first = start + ends * period + (end - start) % period if period else 0
+    if not period or (end - start) // period < 2 * ends + 3:
+        return trace(program, choices, batch, seq, program.layers)
     early, late = range(first, first + period), range(first + period, first + 2 * period)
-    shallow = first + (2 + ends) * period
-    return shallow, Middle(early, late, (depth - shallow) // period)
+    more = (end - first) // period - 2 - ends
+    recomputed, left_out = choices.recompute_layers, more * period
+    if recomputed is not None and first < recomputed:
+        choices = choices._replace(recompute_layers=recomputed - left_out)
+    return trace(program, choices, batch, seq, program.layers - left_out, Middle(early, late, more))
 
 
-def _pattern(program: Program, recomputed: int | None) -> tuple[int, int] | None:
-    """Return where the stack repeats: behind the first layers, where these alone are recomputed."""
+def _longest(program: Program, recomputed: int | None) -> tuple[int, int, int]:
+    """Return the longest part of the stack that repeats, and its period, 0 if none does. Where the first layers alone are
+    recomputed, they are a part and the others are one."""
     pattern = program.pattern()
-    if pattern is None or recomputed is None or recomputed >= program.layers:
-        return pattern
-    lead, period = max(pattern[0], recomputed), pattern[1]
-    return (lead, period) if lead + 6 * period <= program.layers else None
+    if pattern is None:
+        return 0, 0, 0
+    (lead, period), layers = pattern, program.layers
+    if recomputed is None or recomputed >= layers:
+        return lead, layers, period
+    parts = (lead, recomputed), (max(lead, recomputed), layers)
+    return (*max(parts, key=lambda part: part[1] - part[0]), period)
 
 
 def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
@@ -209,8 +212,7 @@ def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Pr
 
 def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
     """A run of few layers where the stack is periodic, for an engine that acts around layers."""
-    depth, middle = _depth(program, choices, ends=2)
-    return trace(program, choices, batch, seq, depth, middle)
+    return _cut_trace(program, choices, batch, seq, ends=2)
 
 
 def profile_of_steps(run: Trace) -> Profile:
@@ -233,79 +235,6 @@ def profile_of_steps(run: Trace) -> Profile:
 def _moments(peaks: dict[int, int]) -> tuple[Moment, ...]:
     """The moments that no other one reaches, whatever batch and seq and however gradients count."""
     return tuple(Moment(*bytes_of(live), peaks[live]) for live in undominated(peaks))
-
-
-def _peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
-    """Live bytes (packed) -> place, for every local maximum of forward and of backward; and at the end of each.
-
-    A local maximum is an allocation followed by a free or by another segment. Those of middle layers lie between the ones
-    of their neighbours.
-    """
-    sizes = _sizes(run)
-    early, late, more = run.middle
-    begins = _begins(run)
-    turns = run.turns()
-    found: dict[str, dict[int, int]] = {"": {}, "forward": {}, "backward": {}}
-    here: dict[int, int] | None = found[""]
-    is_late = turns[0] is not early
-    in_early = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in early}
-    in_late = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in late}
-    saved = live = extra = extra_early = extra_late = 0
-    rising = False
-    for place, event in enumerate(run.log):
-        if place == run.forward_end:
-            saved = live + more * extra
-        if place in begins:
-            if rising and here is not None:
-                here.setdefault(live + more * extra, place)
-            rising = False
-            phase, kept = begins[place]
-            here = found[phase] if kept else None
-            if place in turns:
-                is_late = turns[place] is late
-                extra = extra_late if is_late else extra_early
-        block = event if event >= 0 else ~event
-        if event >= 0:
-            size = sizes[block]
-            rising = True
-        else:
-            if rising and here is not None:
-                here.setdefault(live + more * extra, place)
-            rising = False
-            size = -sizes[block]
-        live += size
-        if block in in_early:
-            extra_early += size
-            extra = extra if is_late else extra_early
-        elif block in in_late:
-            extra_late += size
-            extra = extra_late if is_late else extra
-    if rising and here is not None:
-        here.setdefault(live + more * extra, len(run.log))
-    return found["forward"], found["backward"], saved, live + more * extra
-
-
-def _sizes(run: Trace) -> list[int]:
-    """The bytes (packed) of each block, as often as the repeated micro-batch stands for others."""
-    sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
-    for block in run.copies():
-        sizes[block] *= 1 + run.repeated.more
-    return sizes
-
-
-def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
-    """Return where in the log another phase, layer or micro-batch begins: the phase, and whether its moments could be a peak."""
-    early, late, _ = run.middle
-    forward, backward, more = run.repeated
-    segments = {place: (phase, layer) for place, phase, layer in run.segments}
-    marks = {forward.start, forward.stop, backward.start, backward.stop} if more else set[int]()
-    out: dict[int, tuple[str, bool]] = {}
-    phase, layer = "", None
-    for place in sorted(segments.keys() | marks):
-        phase, layer = segments.get(place, (phase, layer))
-        between = layer is not None and (layer in early or layer in late)
-        out[place] = phase, not (between or (more and (place in forward or place in backward)))
-    return out
 
 
 def _alive(run: Trace, place: int) -> set[int]:

@@ -226,8 +226,9 @@ class Unrolling:
         return piece.real + period - piece.period
 
 
-def _names(run: Trace, periods: Periods) -> list[tuple[int | None, Hashable]]:
-    """Of each block of the run its period and what it is called there. Outside the layers every block has a name of its own."""
+def _names(run: Trace, periods: Periods) -> list[tuple[int | None, int]]:
+    """Of each block of the run its period and what it is called there, as a number. Outside the layers every block has a name of
+    its own."""
     phase: list[str] = [""] * len(run.rows)
     cuts = {place: name for place, name, _ in run.segments}
     now = ""
@@ -236,7 +237,8 @@ def _names(run: Trace, periods: Periods) -> list[tuple[int | None, Hashable]]:
         if event >= 0:
             phase[event] = now
     seen: Counter[Hashable] = Counter()
-    out: list[tuple[int | None, Hashable]] = []
+    numbers: dict[Hashable, int] = {}
+    out: list[tuple[int | None, int]] = []
     for i, row in enumerate(run.rows):
         period = periods.of(row.layer)
         if period is None:
@@ -246,5 +248,5 @@ def _names(run: Trace, periods: Periods) -> list[tuple[int | None, Hashable]]:
         offset = (row.layer - periods.first) % periods.length
         like = (phase[i], offset, row.component, row.scope, row.name, numel(row.shape)[1], row.dtype)
         seen[period, like] += 1
-        out.append((period, (like, seen[period, like])))
+        out.append((period, numbers.setdefault((like, seen[period, like]), len(run.rows) + len(numbers))))
     return out

@@ -9,7 +9,7 @@ from memcalc.errors import InputError
 from memcalc.inputs.options import NOT_YET, option_name, refuse
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
 

@@ -10,7 +10,7 @@ from memcalc.device.shown import HANDLES, cublas_workspace
 from memcalc.hardware.figures import CONTEXT, WORKSPACES
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 Calls = Mapping[tuple[str, int], tuple[int, int]]
 """(collective, ranks of its group) -> calls and payload of a step."""

@@ -43,7 +43,7 @@ from memcalc.validate.place import Place, place
 from memcalc.validate.reference import Job, build, make_batch, saved_by_hooks
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
 DEVICE = "cuda"

@@ -45,7 +45,7 @@ from memcalc.validate.reference import Job, build, environment, make_batch, nbyt
 from memcalc.validate.untouched import Untouched
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
 _SENT_IN_FORWARD: Final = ("tp", "cp", "ep")

@@ -7,7 +7,7 @@ from math import ceil
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.hardware.figures import CONTEXT, NCCL, WORKSPACES, Error, Figures, Fragmentation, Size, using
 from memcalc.validate.comparison import predicted_memory
 from memcalc.validate.run import on_gpu

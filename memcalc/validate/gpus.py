@@ -9,7 +9,7 @@ from memcalc.errors import InputError
 from memcalc.inputs.gpu import load_gpu
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Report
+    from memcalc.estimation.report import Report
 
 
 def known(name: str) -> str | None:

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from memcalc.device.shown import margin
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import Report, estimate
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.report import Report
 from memcalc.validate.comparison import Compared, predicted_communication, predicted_memory
 from memcalc.validate.recording import name_of
 from memcalc.validate.run import on_gpu

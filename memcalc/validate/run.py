@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from memcalc.errors import InputError, one_line
-from memcalc.estimation.estimate import Report, estimate
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.report import Report
 from memcalc.validate.checks import BACKENDS, INSTALL, check
 from memcalc.validate.comparison import Comparison, Measured, predicted_memory
 from memcalc.validate.gpus import known

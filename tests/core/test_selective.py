@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 from traces import traced
 
 import memcalc
-from memcalc.core.autograd import checkpoint
+from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dtypes import DType, bf16, fp32
 from memcalc.core.ops.elementwise import activation, neg
 from memcalc.core.ops.matmul import mm

@@ -9,7 +9,7 @@ import torch
 from ddp_oracle import Replicated, replicated_step
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 3, "vocab_size": 700,

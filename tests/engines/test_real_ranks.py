@@ -11,7 +11,7 @@ from deepspeed_oracle import OPTIONS
 from real_ranks import COUNT, WORLDS, Sent, of_all_ranks
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 
 GPT2: dict[str, Any] = {
     "model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 501,

@@ -15,7 +15,7 @@ from validated import validate
 import memcalc
 from memcalc.core.dims import evaluate
 from memcalc.core.dtypes import bf16
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.tape.profile import Choices, full_profile, profile
 
 LLAMA: dict[str, Any] = {
@@ -149,7 +149,7 @@ def test_a_cut_stack_is_the_whole_one(name: str, share: int) -> None:
                     for one in (cut, whole)
                 ]
                 assert most[0] == most[1]
-    assert share == 1 or len(cut.run.log) < len(whole.run.log)
+    assert len(cut.run.log) < len(whole.run.log)
 
 
 def test_more_layers_save_less() -> None:

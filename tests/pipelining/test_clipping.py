@@ -12,7 +12,7 @@ from stages_compared import KEPT, LLAMA, SHALLOW, ZERO_2, Case, both, check, pha
 from validated import validate
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 
 EVEN = LLAMA | {"vocab_size": 300, "num_hidden_layers": 4}
 CLIPS: dict[str, Any] = {"clip_grad_norm": True}

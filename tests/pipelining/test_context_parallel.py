@@ -14,7 +14,7 @@ from stages_compared import KEPT, LLAMA, ZERO_2, Case, both, check, phases, real
 import memcalc
 from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
 from memcalc.engines.ranks import ranks
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.families import supporting
 from memcalc.tape.runs import NO_MIDDLE
 

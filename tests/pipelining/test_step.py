@@ -14,7 +14,7 @@ from stages_compared import KEPT, LLAMA, SHALLOW, WORKLOAD, ZERO_2, Case, both, 
 
 import memcalc
 from memcalc.engines.fsdp2 import pipeline as fsdp2_pipeline
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.families import supporting
 from memcalc.pipelining.programs import divided
 from memcalc.report.table import print_report

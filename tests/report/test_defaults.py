@@ -9,7 +9,7 @@ import pytest
 from command import LLAMA, check_refused, here
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.report.defaults import ALONE, LAUNCHERS, default_lines
 from memcalc.report.table import print_report
 

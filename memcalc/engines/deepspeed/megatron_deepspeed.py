@@ -16,7 +16,7 @@ from memcalc.families.base.architecture import architecture_of
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels
 from memcalc.layout.collectives import Collective
-from memcalc.megatron.gpt_model import Layout
+from memcalc.megatron.layout import Layout
 from memcalc.megatron.legacy import SOURCE, LegacyGPTModel
 
 if TYPE_CHECKING:

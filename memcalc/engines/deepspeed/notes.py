@@ -7,7 +7,8 @@ from itertools import count
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from memcalc.core.autograd import Checkpoint, Leaf, Recomputation
+from memcalc.core.autograd import Leaf
+from memcalc.core.checkpoint import Checkpoint, Recomputation
 from memcalc.core.dims import ONE_DIM, numel
 from memcalc.core.dtypes import uint8
 from memcalc.core.noted import Begins, Ends, Event, Holds, LetsGo, Noted, Over, Ready, Selective, Where

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from memcalc.core.autograd import Leaf, Node, Recomputation
+from memcalc.core.autograd import Leaf, Node
+from memcalc.core.checkpoint import Recomputation
 from memcalc.core.noted import Visited, Where
 from memcalc.core.tensor import Tensor
 from memcalc.families.base.module import Module, Run

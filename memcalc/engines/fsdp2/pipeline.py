@@ -6,9 +6,7 @@ axes: dp, and cp where ranks share sequences.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.dims import Dim, workload_size
@@ -29,7 +27,7 @@ from memcalc.tape.profile import Choices, profile_of_steps
 from memcalc.tape.runs import NO_MIDDLE, ONCE, Middle, Repeated, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable
+    from collections.abc import Hashable
 
     from memcalc.core.dims import Shape
     from memcalc.core.tensor import Tensor
@@ -149,23 +147,6 @@ def profile_of(hooks: object, run: Trace) -> Profile:
 
 def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     """The run of a step of this rank, all micro-batches through its schedule."""
-    with _without_collections():
-        return _trace(setup, rank, choices)
-
-
-@contextmanager
-def _without_collections() -> Generator[None]:
-    """Without the collector of cycles: no tensor is in one, and with so many objects alive it takes half the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _trace(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     memory = Memory(dict(choices.kernels.replaced))
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
     size = workload_size(setup.micro_batch_size, setup.rows)

@@ -22,7 +22,8 @@ from memcalc.engines.megatron.engine import (
 )
 from memcalc.layout.collectives import Collective, Overlap
 from memcalc.layout.layer_kinds import Shares, elements_of, shares_of
-from memcalc.megatron.gpt_model import GPTModel, padded_vocab
+from memcalc.megatron.gpt_model import GPTModel
+from memcalc.megatron.layout import padded_vocab
 from memcalc.setup.setup import DTYPES
 
 if TYPE_CHECKING:

@@ -19,12 +19,15 @@ from memcalc.core.rows import Component, Row
 from memcalc.engines.base.holdings import Holdings, state_rows
 from memcalc.families.base.architecture import Architecture, architecture_of
 from memcalc.megatron.between_stages import left
-from memcalc.megatron.gpt_model import GPTModel, Layout
+from memcalc.megatron.gpt_model import GPTModel
+from memcalc.megatron.layout import Layout
 from memcalc.megatron.schedules import Span, spans_of
 from memcalc.optimizers import Parameter
 from memcalc.setup.setup import DTYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from memcalc.families.base.module import Weight
     from memcalc.inputs.model import Model
     from memcalc.setup.setup import Setup
@@ -262,11 +265,20 @@ def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
             Row("buffers", "bias and counts of experts", (TWO, stage.chunks[0].moe.count), fp32, routed, source=source)
         )
     if a.latent is not None and stage.layers:
-        positions = Dim("positions", max(_CACHED_POSITIONS, setup.seq_len or 0))
-        shape = (TWO, positions, Dim("qk_rope_head_dim", a.latent.rope_dim))
+        shape = (TWO, Dim("positions", _cached_positions(setup)), Dim("qk_rope_head_dim", a.latent.rope_dim))
         source = "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py"
         rows.append(Row("buffers", "cached cos and sin", shape, setup.compute_dtype, stage.layers, source=source))
     return rows
+
+
+def _cached_positions(setup: Setup) -> int:
+    return max(_CACHED_POSITIONS, setup.seq_len or 0)
+
+
+def decided_by_length(setup: Setup, stage: Stage) -> Hashable:
+    """Return what of a sequence's length decides which rows a stage holds, besides the branches of its chunks."""
+    positions = None if stage.chunks[0].a.latent is None else _cached_positions(setup)
+    return positions, *(row.name for row in _global_buffer(setup, stage, *sequence_dims(setup)[:2]))
 
 
 def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[Row]:

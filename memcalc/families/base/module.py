@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
-from memcalc.core.autograd import Leaf, checkpoint
+from memcalc.core.autograd import Leaf
+from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dtypes import fp32, int64
 from memcalc.core.ops.embedding import embedding
 from memcalc.core.ops.matmul import conv1d, linear

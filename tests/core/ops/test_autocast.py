@@ -8,7 +8,8 @@ import pytest
 import torch
 from cuda_autocast import cuda_lists
 
-from memcalc.core.autograd import Leaf, backward, checkpoint
+from memcalc.core.autograd import Leaf, backward
+from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dims import ONE_DIM, Dim
 from memcalc.core.dtypes import bf16, fp16, fp32, fp64, int64
 from memcalc.core.ops.autocast import POLICIES, autocast

@@ -15,7 +15,7 @@ from records import on_record
 import memcalc
 from memcalc.engines import load_engine
 from memcalc.engines.deepspeed import zero_layout as deepspeed
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 
 CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
           "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "head_dim": 16}  # fmt: skip

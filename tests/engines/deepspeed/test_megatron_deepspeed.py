@@ -10,7 +10,7 @@ from megatron_deepspeed_oracle import Ranked, Sent, pipeline_step, tensor_parall
 
 import memcalc
 from memcalc.families.base.architecture import Architecture, architecture_of
-from memcalc.megatron.gpt_model import padded_vocab
+from memcalc.megatron.layout import padded_vocab
 
 LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3,
          "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "head_dim": 16}  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.engines.deepspeed.zero_layout import sizes_of, straddling_elements
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.report.advice import advice
 
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -17,7 +17,7 @@ from steps_compared import flops_of, over_axis, over_dp, phases
 import memcalc
 from memcalc.core.dims import evaluate
 from memcalc.engines.ranks import Rank, ranks
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.families import FAMILIES, supporting
 from memcalc.report.table import print_report
 from memcalc.tape.profile import Choices, full_profile

@@ -17,7 +17,7 @@ from validated import validate
 import memcalc
 from memcalc.core.dtypes import bf16, fp32
 from memcalc.engines.fsdp2.step import Sharding
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.families import FAMILIES
 from memcalc.tape.profile import Choices, trace
 

@@ -15,7 +15,7 @@ from steps_compared import check_step, check_step_and_forward, of_the_plan, over
 from transformers import CONFIG_MAPPING
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.families import FAMILIES
 from memcalc.layout.expert_parallel import expert_path, runs_dispatched, share_experts
 from memcalc.validate import experts

@@ -15,7 +15,7 @@ from steps_compared import check_step
 
 import memcalc
 from memcalc.core.dims import evaluate
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.tape.profile import Choices, full_profile
 
 LLAMA: dict[str, Any] = {

@@ -13,7 +13,7 @@ from fsdp2_oracle import sharded_step
 from steps_compared import check_step_and_forward, of_the_plan, phases
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.families import support_of, supporting
 
 PLAIN = supporting(lambda s: s.sequence_parallel)

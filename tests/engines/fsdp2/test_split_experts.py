@@ -13,7 +13,7 @@ from steps_compared import check_step, check_step_and_forward, of_the_plan
 from tensor_parallel_cases import config_of
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.layout.expert_parallel import expert_path
 
 MIXTRAL: dict[str, Any] = {

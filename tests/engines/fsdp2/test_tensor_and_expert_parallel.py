@@ -13,7 +13,7 @@ from steps_compared import check_step, check_step_and_forward, of_the_plan, over
 from tensor_parallel_cases import config_of
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 
 MIXTRAL: dict[str, Any] = {
     "model_type": "mixtral", "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -17,7 +17,7 @@ from tensor_parallel_cases import config_of
 from torch.distributed.device_mesh import init_device_mesh
 
 import memcalc
-from memcalc.estimation.estimate import Report
+from memcalc.estimation.report import Report
 from memcalc.families import FAMILIES, support_of, supporting
 from memcalc.layout import tensor_parallel
 

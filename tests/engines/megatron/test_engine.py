@@ -16,7 +16,8 @@ from memcalc.core.dims import numel
 from memcalc.core.dtypes import bf16, fp32
 from memcalc.core.rows import Item
 from memcalc.families.base.architecture import Architecture
-from memcalc.megatron.gpt_model import GPTModel, Layout, padded_vocab
+from memcalc.megatron.gpt_model import GPTModel
+from memcalc.megatron.layout import Layout, padded_vocab
 from memcalc.report.per_layer import shares
 from memcalc.tape.profile import Choices, full_profile, profile, trace
 from memcalc.tape.runs import Trace

@@ -1,0 +1,30 @@
+"""DeepSpeed's sizes of ZeRO's buckets and thresholds, in elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from memcalc.inputs.options import Options, refuse
+
+ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
+    "reduce_bucket_size": (1, 500_000_000),
+    "max_live_parameters": (3, 1_000_000_000),
+    "max_reuse_distance": (3, 1_000_000_000),
+    "param_persistence_threshold": (3, 100_000),
+    "prefetch_bucket_size": (3, 50_000_000),
+    "sub_group_size": (3, 1_000_000_000),
+}
+"""The lowest stage that has it, and DeepSpeed's default (deepspeed/runtime/zero/config.py), in elements."""
+
+
+def zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
+    out: dict[str, int | None] = {}
+    for name, (stage, default) in ZERO_SIZES.items():
+        given: int | None = getattr(options, name)
+        used = engine == "deepspeed" and options.zero >= stage and options.pp == 1
+        if given is not None and not used:
+            stages = "--zero 3" if stage == 3 else "--zero 1, 2 or 3"
+            refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
+        out[name] = (default if given is None else given) if used else None
+    return out

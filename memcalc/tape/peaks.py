@@ -1,0 +1,79 @@
+"""Local maxima of what is alive in a run, by phase."""
+
+from __future__ import annotations
+
+from memcalc.core.amounts import amount
+from memcalc.tape.runs import Trace
+
+
+def peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
+    """Live bytes (packed) -> place, for every local maximum of forward and of backward; and at the end of each.
+
+    A local maximum is an allocation followed by a free or by another segment. Those of middle layers lie between the ones
+    of their neighbours.
+    """
+    sizes = _sizes(run)
+    early, late, more = run.middle
+    begins = _begins(run)
+    turns = run.turns()
+    found: dict[str, dict[int, int]] = {"": {}, "forward": {}, "backward": {}}
+    here: dict[int, int] | None = found[""]
+    is_late = turns[0] is not early
+    in_early = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in early}
+    in_late = {i for i, row in enumerate(run.rows) if row.layer is not None and row.layer in late}
+    saved = live = extra = extra_early = extra_late = 0
+    rising = False
+    for place, event in enumerate(run.log):
+        if place == run.forward_end:
+            saved = live + more * extra
+        if place in begins:
+            if rising and here is not None:
+                here.setdefault(live + more * extra, place)
+            rising = False
+            phase, kept = begins[place]
+            here = found[phase] if kept else None
+            if place in turns:
+                is_late = turns[place] is late
+                extra = extra_late if is_late else extra_early
+        block = event if event >= 0 else ~event
+        if event >= 0:
+            size = sizes[block]
+            rising = True
+        else:
+            if rising and here is not None:
+                here.setdefault(live + more * extra, place)
+            rising = False
+            size = -sizes[block]
+        live += size
+        if block in in_early:
+            extra_early += size
+            extra = extra if is_late else extra_early
+        elif block in in_late:
+            extra_late += size
+            extra = extra_late if is_late else extra
+    if rising and here is not None:
+        here.setdefault(live + more * extra, len(run.log))
+    return found["forward"], found["backward"], saved, live + more * extra
+
+
+def _sizes(run: Trace) -> list[int]:
+    """The bytes (packed) of each block, as often as the repeated micro-batch stands for others."""
+    sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
+    for block in run.copies():
+        sizes[block] *= 1 + run.repeated.more
+    return sizes
+
+
+def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
+    """Return where in the log another phase, layer or micro-batch begins: the phase, and whether its moments could be a peak."""
+    early, late, _ = run.middle
+    forward, backward, more = run.repeated
+    segments = {place: (phase, layer) for place, phase, layer in run.segments}
+    marks = {forward.start, forward.stop, backward.start, backward.stop} if more else set[int]()
+    out: dict[int, tuple[str, bool]] = {}
+    phase, layer = "", None
+    for place in sorted(segments.keys() | marks):
+        phase, layer = segments.get(place, (phase, layer))
+        between = layer is not None and (layer in early or layer in late)
+        out[place] = phase, not (between or (more and (place in forward or place in backward)))
+    return out
