@@ -13,16 +13,9 @@ from memcalc.core.ops.elementwise import cast, scale, sigmoid, sum_last
 from memcalc.core.ops.routing import div, gather, topk
 from memcalc.core.ops.shape import transpose, view
 from memcalc.families.base.blocks import Attended, rms_norm_in_fp32
-from memcalc.families.base.config import (
-    Activation,
-    Count,
-    CountOrNone,
-    Layers,
-    LayerTypesConfig,
-    Probability,
-    check_divides,
-)
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
 from memcalc.families.base.experts import REFUSED, Experts, check_experts
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.normed_heads import NormedHeads

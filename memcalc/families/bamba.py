@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
 from memcalc.families.base.config import (
     Activation,
     Count,
@@ -20,6 +19,7 @@ from memcalc.families.base.config import (
     check_divides,
 )
 from memcalc.families.base.hybrid import Hybrid
+from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.support import Family, Support
 from memcalc.families.mamba2 import StateSpace, check_groups
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast, mean, power, rsqrt, scale, sub
 from memcalc.core.ops.shape import transpose, unsqueeze, view
-from memcalc.families.base.blocks import QKV, Rotary, rotate_pairs
+from memcalc.families.base.blocks import QKV, Rotary
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.rotary import rotate_pairs
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama
 

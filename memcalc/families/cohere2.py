@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType, WindowedConfig
+from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers, LayerType
+from memcalc.families.base.layer_types import WindowedConfig
 from memcalc.families.base.plans import LLAMA
 from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import Windowed

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from memcalc.families.base.config import (
-    Activation,
-    Count,
-    CountOrNone,
-    Layers,
-    LayerTypesConfig,
-    Probability,
-    check_divides,
-)
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
 from memcalc.families.base.experts import REFUSED, check_experts, check_given, check_groups
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.plans import EXPERTS, LLAMA, NORMED_HEADS, SHARED_EXPERTS
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers

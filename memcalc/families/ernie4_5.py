@@ -9,9 +9,9 @@ from memcalc.core.dims import merge
 from memcalc.core.dtypes import fp32
 from memcalc.core.ops.elementwise import cast
 from memcalc.core.ops.shape import unsqueeze
-from memcalc.families.base.blocks import repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, Layers, RotaryConfig, check_divides
 from memcalc.families.base.plans import LLAMA
+from memcalc.families.base.rotary import repeat_pairs, rotate_pairs
 from memcalc.families.base.support import Family, Support
 from memcalc.families.llama import Llama, linear_weights
 

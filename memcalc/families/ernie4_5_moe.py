@@ -17,10 +17,11 @@ from memcalc.core.ops.routing import div, gather, topk
 from memcalc.core.ops.selection import clamp
 from memcalc.core.ops.shape import reshape, unsqueeze, view
 from memcalc.core.tensor import Autocast
-from memcalc.families.base.blocks import repeat_pairs, rotary_embedding, rotate_pairs
+from memcalc.families.base.blocks import rotary_embedding
 from memcalc.families.base.config import Activation, Bounds, Count, Layers, RotaryConfig, check_divides
 from memcalc.families.base.experts import REFUSED, Experts, check_experts
 from memcalc.families.base.module import Module, Weight, module
+from memcalc.families.base.rotary import repeat_pairs, rotate_pairs
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import SparseLayers, gated_mlp_weights
 from memcalc.families.base.support import Family, Support

@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import reshape
 from memcalc.families.base.blocks import Attended
-from memcalc.families.base.config import (
-    Activation,
-    Count,
-    CountOrNone,
-    Layers,
-    LayerTypesConfig,
-    Probability,
-    check_divides,
-)
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
 from memcalc.families.base.experts import REFUSED, check_experts, check_groups
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, module
 from memcalc.families.base.normed_heads import NormedHeads

@@ -9,16 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.families.base.blocks import Attended, Rotary, eager_attention, softcap
-from memcalc.families.base.config import (
-    Activation,
-    Count,
-    Decimal,
-    DecoderConfig,
-    Layers,
-    LayerType,
-    WindowedConfig,
-    check_divides,
-)
+from memcalc.families.base.config import Activation, Count, Decimal, DecoderConfig, Layers, LayerType, check_divides
+from memcalc.families.base.layer_types import WindowedConfig
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.plans import LLAMA
 from memcalc.families.base.support import Family, Support

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.families.base.blocks import Attended
-from memcalc.families.base.config import Count, Decimal, LayerType, RotaryByKindConfig
+from memcalc.families.base.config import Count, Decimal, LayerType
+from memcalc.families.base.layer_types import RotaryByKindConfig
 from memcalc.families.base.module import Module
 from memcalc.families.base.plans import LLAMA, NORMED_HEADS
 from memcalc.families.base.support import Family, Support

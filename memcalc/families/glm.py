@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from memcalc.core.dims import merge
-from memcalc.families.base.blocks import apply_partial_rotary_pos_emb, repeat_pairs, rotate_pairs
 from memcalc.families.base.config import Activation, Count, DecoderConfig, Layers
 from memcalc.families.base.plans import GLM
+from memcalc.families.base.rotary import apply_partial_rotary_pos_emb, repeat_pairs, rotate_pairs
 from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import JoinedMLP
 from memcalc.families.llama import linear_weights

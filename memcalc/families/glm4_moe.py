@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
 from memcalc.families.base.config import (
     Activation,
     Count,
@@ -21,6 +20,7 @@ from memcalc.families.base.experts import REFUSED, check_experts, check_groups
 from memcalc.families.base.module import Module, Weight
 from memcalc.families.base.normed_heads import NormedHeads
 from memcalc.families.base.plans import EXPERTS, LLAMA, SHARED_EXPERTS
+from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GroupedSparseLayers
 from memcalc.families.base.support import Family, Support

@@ -12,7 +12,6 @@ from memcalc.core.ops.shape import chunk, reshape, transpose, view
 from memcalc.families.base.blocks import (
     Attended,
     act,
-    apply_partial_rotary_pos_emb,
     attention,
     lm_head_loss,
     position_ids,
@@ -30,6 +29,7 @@ from memcalc.families.base.config import (
 )
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import norm_weights
 from memcalc.families.llama import Llama, linear_weights

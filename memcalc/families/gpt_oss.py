@@ -16,8 +16,9 @@ from memcalc.core.ops.routing import maximum, topk
 from memcalc.core.ops.selection import clamp
 from memcalc.core.ops.shape import cat, chunk, contiguous, every_second, expand, part, reshape, transpose, unsqueeze
 from memcalc.families.base.blocks import Attended, repeat_kv, rms_norm_in_fp32, rotary_angles
-from memcalc.families.base.config import Activation, Count, Layers, LayerTypesConfig, Probability, check_divides
+from memcalc.families.base.config import Activation, Count, Layers, Probability, check_divides
 from memcalc.families.base.experts import REFUSED, Experts, check_experts
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig

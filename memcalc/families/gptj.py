@@ -12,10 +12,10 @@ from memcalc.core.ops.matmul import matmul
 from memcalc.core.ops.shape import cat, contiguous, part, transpose, view
 from memcalc.core.tensor import Tensor, new_tensor
 from memcalc.families.base.blocks import Attended, act, position_ids
-from memcalc.families.base.blocks import rotate_pairs as rotate_every_two
 from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers, Probability, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
+from memcalc.families.base.rotary import rotate_pairs as rotate_every_two
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gpt2 import GPT2, norm_weights
 from memcalc.families.llama import linear_weights

@@ -13,8 +13,9 @@ from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.ops.axes import chunk_dim
 from memcalc.core.ops.shape import contiguous, reshape, transpose, view
 from memcalc.families.base.blocks import QKV, Attended, Rotary, act, apply_mask_to_padding_states
-from memcalc.families.base.config import Bounds, Count, Layers, LayerTypesConfig, check_divides
+from memcalc.families.base.config import Bounds, Count, Layers, check_divides
 from memcalc.families.base.hybrid import LinearOrFullLayers
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.support import Family
 from memcalc.families.llama import linear_weights

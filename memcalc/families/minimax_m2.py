@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
 from memcalc.core.ops.shape import reshape, view
-from memcalc.families.base.blocks import apply_partial_rotary_pos_emb
 from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.experts import REFUSED, SigmoidRouter, check_experts
 from memcalc.families.base.module import Buffer, Module, module
 from memcalc.families.base.normed_projections import NormedProjections
 from memcalc.families.base.plans import ENDS, EXPERTS, GATHERED_ATTENTION
+from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.support import Family, Support
 from memcalc.families.mixtral import Mixtral

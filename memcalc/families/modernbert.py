@@ -20,16 +20,8 @@ from memcalc.families.base.blocks import (
     eager_attention,
     masked_lm_loss,
 )
-from memcalc.families.base.config import (
-    LAYER_TYPES,
-    Activation,
-    Count,
-    Layers,
-    LayerType,
-    Probability,
-    RotaryByKindConfig,
-    check_divides,
-)
+from memcalc.families.base.config import LAYER_TYPES, Activation, Count, Layers, LayerType, Probability, check_divides
+from memcalc.families.base.layer_types import RotaryByKindConfig
 from memcalc.families.base.masks import bidirectional_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.base.support import Family, Support

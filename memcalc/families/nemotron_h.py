@@ -15,15 +15,9 @@ from memcalc.core.ops import elementwise
 from memcalc.core.ops.elementwise import mean, power, rsqrt
 from memcalc.core.ops.shape import view
 from memcalc.families.base.blocks import QKV, act, position_ids
-from memcalc.families.base.config import (
-    LEGACY_LAYER_TYPES,
-    Activation,
-    Count,
-    Probability,
-    Several,
-    check_divides,
-)
+from memcalc.families.base.config import Activation, Count, Probability, Several, check_divides
 from memcalc.families.base.experts import REFUSED, PlainExperts, check_experts, check_groups, grouped_router
+from memcalc.families.base.layer_types import LEGACY_LAYER_TYPES
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.router_outputs import RouterOutputs, RouterOutputsConfig

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from memcalc.families.base.config import LayerType, RotaryByKindConfig, WindowedConfig
+from memcalc.families.base.config import LayerType
+from memcalc.families.base.layer_types import RotaryByKindConfig, WindowedConfig
 from memcalc.families.base.plans import OLMO2
 from memcalc.families.base.support import Family, Support
 from memcalc.families.base.variations import RotaryByKind

@@ -6,14 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
-from memcalc.families.base.config import (
-    Activation,
-    Count,
-    Layers,
-    LayerTypesConfig,
-    Probability,
-    check_divides,
-)
+from memcalc.families.base.config import Activation, Count, Layers, Probability, check_divides
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.plans import LLAMA
 from memcalc.families.base.support import Family, Support

@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from memcalc.core.dims import merge
-from memcalc.families.base.config import (
-    Activation,
-    Count,
-    CountOrNone,
-    Layers,
-    LayerTypesConfig,
-    Probability,
-    check_divides,
-)
+from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
 from memcalc.families.base.experts import REFUSED, check_experts
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Run, Weight
 from memcalc.families.base.plans import EXPERTS, LLAMA

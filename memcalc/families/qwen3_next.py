@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.elementwise import sigmoid
 from memcalc.core.ops.shape import chunk, contiguous, reshape, transpose, view
-from memcalc.families.base.blocks import Attended, Rotary, apply_partial_rotary_pos_emb
+from memcalc.families.base.blocks import Attended, Rotary
 from memcalc.families.base.config import Activation, Count, CountOrNone, Layers, Probability, check_divides
 from memcalc.families.base.delta import GatedDeltaNet
 from memcalc.families.base.experts import REFUSED, check_experts
 from memcalc.families.base.hybrid import LinearOrFull, LinearOrFullConfig, LinearOrFullLayers
 from memcalc.families.base.module import Module, Weight, module
 from memcalc.families.base.plans import GATED_MLP, QWEN3_HYBRID
+from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.router_outputs import RouterOutputsConfig
 from memcalc.families.base.sparse import GatedSharedExpert
 from memcalc.families.base.support import Family, Support

@@ -22,17 +22,11 @@ from memcalc.core.ops.matmul import biased_baddbmm
 from memcalc.core.ops.scan import Block, earlier_steps
 from memcalc.core.ops.shape import reshape, transpose, unsqueeze
 from memcalc.core.tensor import Autocast, Tensor, new_tensor
-from memcalc.families.base.blocks import (
-    Attended,
-    act,
-    apply_partial_rotary_pos_emb,
-    position_ids,
-    rotary_buffers,
-    rotary_embedding,
-)
+from memcalc.families.base.blocks import Attended, act, position_ids, rotary_buffers, rotary_embedding
 from memcalc.families.base.config import Activation, Count, Decimal, Layers, Probability, RotaryConfig, check_divides
 from memcalc.families.base.masks import causal_mask
 from memcalc.families.base.module import Buffer, Module, Run, Weight, module
+from memcalc.families.base.rotary import apply_partial_rotary_pos_emb
 from memcalc.families.base.support import Family, Support
 from memcalc.families.gemma import gemma_rms_norm
 from memcalc.families.llama import Llama, linear_weights

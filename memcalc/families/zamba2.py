@@ -15,15 +15,8 @@ from memcalc.core.dims import Dim, merge
 from memcalc.core.ops.axes import chunk_dim
 from memcalc.core.ops.shape import cat, clone, transpose, view
 from memcalc.families.base.blocks import QKV, Rotary, act, position_ids
-from memcalc.families.base.config import (
-    LEGACY_LAYER_TYPES,
-    Activation,
-    Count,
-    Layers,
-    Probability,
-    RotaryConfig,
-    Several,
-)
+from memcalc.families.base.config import Activation, Count, Layers, Probability, RotaryConfig, Several
+from memcalc.families.base.layer_types import LEGACY_LAYER_TYPES
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Buffer, Module, Weight, module
 from memcalc.families.base.support import Family, Support

@@ -28,11 +28,7 @@ from memcalc.core.ops.replaceable import replaceable
 from memcalc.core.ops.shape import (
     cat,
     contiguous,
-    every_second,
     expand,
-    interleave,
-    part,
-    repeat_interleave,
     reshape,
     rotate_half,
     transpose,
@@ -247,40 +243,11 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     return q_embed, k_embed
 
 
-def apply_partial_rotary_pos_emb(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Callable[[Tensor], Tensor] = rotate_half
-) -> tuple[Tensor, Tensor]:
-    """The same for the first dims of each head; the others pass. Both are rotated before they are joined with what is not
-    (models/gpt_neox/modeling_gpt_neox.py)."""
-    cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
-    head_dim, rotary_dim = q.shape[3], cos.shape[3]
-    rest = Dim("head_dim-rotary_dim", head_dim.size - rotary_dim.size)
-    q_rot, q_pass = part(q, rotary_dim), part(q, rest)
-    k_rot, k_pass = part(k, rotary_dim), part(k, rest)
-    q_embed = (q_rot * cos) + (turned(q_rot) * sin)
-    k_embed = (k_rot * cos) + (turned(k_rot) * sin)
-    q_embed = cat((q_embed, q_pass), head_dim)
-    k_embed = cat((k_embed, k_pass), head_dim)
-    return q_embed, k_embed
-
-
-def rotate_pairs(x: Tensor) -> Tensor:
-    """rotate_half of GLM and others: stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)."""
-    x1 = every_second(x)
-    x2 = every_second(x)
-    return interleave((-x2, x1), x.shape[-1])
-
-
 def apply_mask_to_padding_states(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
     """Zeros for tokens of padding, whose mask is (batch, seq) (models/mamba/modeling_mamba.py)."""
     if mask is None:
         return hidden_states
     return cast(hidden_states * unsqueeze(mask, 2), hidden_states.dtype)
-
-
-def repeat_pairs(x: Tensor) -> Tensor:
-    """x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1)"""
-    return repeat_interleave(part(x, divided(x.shape[-1], 2)), x.shape[-1])
 
 
 def repeat_kv(x: Tensor, heads: Dim) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.families.base.blocks import position_ids
-from memcalc.families.base.config import LayerTypesConfig
+from memcalc.families.base.layer_types import LayerTypesConfig
 from memcalc.families.base.masks import recurrent_mask
 from memcalc.families.base.module import Module, Run, Weight, module
 from memcalc.families.llama import Llama, linear_weights
