@@ -200,6 +200,7 @@ def backward(
     inbox: dict[Node, list[Tensor | None]] = {root: [root_gradient]}
     del root
     run_graph(memory, inbox, queued, part)
+    memory.scope = ""  # what comes next is in no module
     del root_gradient
 
 

@@ -335,3 +335,15 @@ def test_no_rate_is_no_time() -> None:
 
 def test_a_bare_number_of_parameters_has_no_compute() -> None:
     assert memcalc.estimate(params="7.5B", gpus=8).to_dict()["compute"] is None
+
+
+def test_every_micro_batch_of_a_step_has_the_same_products() -> None:
+    """Electra's logits are made outside its modules, by the embedding's weight: no backward before leaves its own name on them."""
+    electra = {
+        "model_type": "electra", "vocab_size": 100, "hidden_size": 60, "intermediate_size": 70, "num_hidden_layers": 3,
+        "num_attention_heads": 5, "max_position_embeddings": 40, "embedding_size": 24,
+    }  # fmt: skip
+    how: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "gpus": 4, "micro_batch_size": 1, "seq_len": 16}
+    one, eight = (memcalc.estimate(electra, **how, global_batch_size=4 * n) for n in (1, 8))
+    assert {phase: 8 * n for phase, n in one.flops.items()} == eight.flops
+    assert [item.name for item in one.computed] == [item.name for item in eight.computed]
