@@ -338,7 +338,7 @@ def test_a_bare_number_of_parameters_has_no_compute() -> None:
 
 
 def test_every_micro_batch_of_a_step_has_the_same_products() -> None:
-    """Electra's logits are made outside its modules, by the embedding's weight: no backward before leaves its own name on them."""
+    """Electra makes its logits outside its modules: no backward before leaves the name of a weight on them."""
     electra = {
         "model_type": "electra", "vocab_size": 100, "hidden_size": 60, "intermediate_size": 70, "num_hidden_layers": 3,
         "num_attention_heads": 5, "max_position_embeddings": 40, "embedding_size": 24,
