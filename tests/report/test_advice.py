@@ -11,7 +11,7 @@ from advised import parsed
 from command import here
 
 import memcalc
-from memcalc.estimation import estimate as estimation
+from memcalc.estimation import report as reports
 from memcalc.report.advice import Proposal, advice
 from memcalc.report.advice_lines import advice_lines
 from memcalc.report.consoles import console_for
@@ -188,8 +188,8 @@ def test_the_printed_command_can_be_followed(capsys: pytest.CaptureFixture[str])
 def test_a_search_is_short(model: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     report = memcalc.estimate(model, **A100 | options)
     made: list[Any] = []
-    ranks = estimation.ranks
-    monkeypatch.setattr(estimation, "ranks", lambda model, setup: made.append(setup) or ranks(model, setup))
+    ranks = reports.ranks
+    monkeypatch.setattr(reports, "ranks", lambda model, setup: made.append(setup) or ranks(model, setup))
     assert advice(report)
     assert len(made) == len(set(made)) <= MOST_ESTIMATES
 
