@@ -38,7 +38,7 @@ from memcalc.core.ops import (
 )
 from memcalc.core.tensor import Autocast, Memory, Tensor, new_tensor
 from memcalc.families import bloom, mamba
-from memcalc.families.base import blocks
+from memcalc.families.base import blocks, rotary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -348,12 +348,12 @@ OPS: dict[str, Op] = {
     "chunk": Op(lambda a: shape.chunk(a, 2)[0], lambda a: a.chunk(2, -1)[0], [dense(FOUR, SIX)]),
     "slice": Op(lambda a: shape.part(a, FOUR), lambda a: a[..., :4], [dense(FOUR, SIX)]),
     "every_second-interleave": Op(
-        lambda a: blocks.rotate_pairs(a) * a,
+        lambda a: rotary.rotate_pairs(a) * a,
         lambda a: torch.stack((-a[..., 1::2], a[..., 0::2]), -1).flatten(-2) * a,
         [dense(FOUR, SIX)],
     ),
     "repeat_pairs": Op(
-        lambda a, b: a * blocks.repeat_pairs(b),
+        lambda a, b: a * rotary.repeat_pairs(b),
         lambda a, b: a * b[..., :3].repeat_interleave(2, dim=-1),
         [dense(FOUR, SIX), dense(FOUR, SIX, grad=False)],
     ),
