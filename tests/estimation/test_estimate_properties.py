@@ -241,7 +241,7 @@ def test_shards_of_a_bare_count_sum_to_the_whole(count: int, gpus: int, zero: in
 def test_a_padded_batch_needs_its_mask_and_never_less_than_another(
     config: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """Without a GPU, whose kernels take no mask and pad what they save; which buffers are there together is the peak's matter."""
+    """Without a GPU, whose kernels pad what they save and take no mask."""
     plain, padded = (memcalc.estimate(config, **{**options, "padded": on, "gpu": None}) for on in (False, True))
     mask = 8 * options["micro_batch_size"] * options["seq_len"]
     assert [item.nbytes for item in padded.items if item.name == "attention_mask"] == [mask]
