@@ -142,8 +142,14 @@ class Search:
             if suffices(found.report):
                 proposed.append(found)
             elif self.enough is seems_to:
-                return Search(self.base.report, self.given, suffices).lists()
+                return self._by_verdicts().lists()
         return proposed or [self._of_all_ranks(self._closest())]
+
+    def _by_verdicts(self) -> Search:
+        """Return the same search by full verdicts, with the estimates that are there."""
+        other = Search(self.base.report, self.given, suffices)
+        other.estimated, other.hopeless = self.estimated, self.hopeless
+        return other
 
     def _single(self, tier: int) -> list[Found]:
         """Single changes that fit, the first three from cheap to dear."""
