@@ -31,13 +31,13 @@ class Registry(Mapping[str, T]):
         self.known = dict.fromkeys(known)
         """The order in which names are listed; those that are not among them follow, sorted."""
         self.read = read
-        """What a module holds and its name, given the file's and the module; None where it holds nothing."""
+        """Returns what a module holds and its name, given the file's and the module; None where it holds nothing."""
         self.inside = inside
         """The module to read of a name that has a package to itself."""
         self.helpers = ("base", *helpers)
         """Modules that hold nothing, so that listing does not import them."""
         self.found: dict[str, T] = {}
-        """What has been asked for."""
+        """The names that have been asked for, with what their modules hold."""
         self._listed: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def __getitem__(self, name: str) -> T:
@@ -59,7 +59,7 @@ class Registry(Mapping[str, T]):
         return len(self.known) + len(self._others())
 
     def _imported(self, stem: str, *, known: bool = False) -> tuple[str, T] | None:
-        """What the module of that file name holds, and its name. Nothing is looked for where it is known to be."""
+        """Return what the module of that file name holds, and its name. Nothing is looked for where it is known to be."""
         module = f"{self.package}.{stem}"
         if not known and (not stem.isidentifier() or stem.startswith("_") or stem in self.helpers):
             return None
@@ -92,7 +92,7 @@ def _stem(name: str) -> str:
 
 
 def constant(name: str, attribute: str, stem: str, module: Any) -> tuple[str, Any] | None:
-    """What a module has by the name `name`, which knows its own name as `attribute`."""
+    """Return what a module has by the name `name`, which knows its own name as `attribute`."""
     held = getattr(module, name, None)
     return None if held is None else (getattr(held, attribute), held)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn, Union
 
 Exponents = tuple[int, int, int]
-"""Of the three unknowns of a setup: sequences in a micro-batch, tokens of a rank's part of one, micro-batches."""
+"""A setup has three unknowns: sequences in a micro-batch, tokens of a rank's part of one, micro-batches."""
 Whole = Union[int, "Number"]
 
 _ONE: Final[Exponents] = (0, 0, 0)

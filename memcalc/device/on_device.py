@@ -71,7 +71,7 @@ class OnDevice:
 
     @cached_property
     def _within(self) -> dict[int, Replay | None]:
-        """By the limit."""
+        """The runs that were played, by their limits."""
         return {}
 
     def _play_within(self, limit: int) -> Replay | None:

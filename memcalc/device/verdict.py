@@ -112,7 +112,7 @@ def _of_one(rank: Report, capacity: int) -> Verdict:
 
     if _within(rank, ExpandableAllocator(sure - besides)) is not None:
         return Verdict("expandable", capacity, rank)
-    if look.run is not None or _within(rank, CachingAllocator(capacity - besides)) is not None:
+    if look.run is not None or rank.played_within(capacity - besides) is not None:
         return Verdict("uncertain", capacity, rank)
     return Verdict("no", capacity, rank)
 
@@ -154,7 +154,7 @@ def _sure(capacity: int) -> int:
 def _goes_on_up_to(rank: Report, low: int, high: int) -> bool:
     """Whether the run settles with limits above `low`, too. With another limit segments go back at other times, and what is left
     may fit worse; and what the context and NCCL really leave is between the two."""
-    runs = (_within(rank, CachingAllocator(limit)) for limit in ((low + high) // 2, high))
+    runs = (rank.played_within(limit) for limit in ((low + high) // 2, high))
     return all(run is not None and run.steady for run in runs)
 
 

@@ -25,7 +25,7 @@ _BLOCKS: Final = 8
 
 
 class Branches(NamedTuple):
-    """Of setups that differ in the micro-batch, the sequence and the number of micro-batches alone."""
+    """Tells apart setups that differ in the micro-batch, the sequence and the number of micro-batches alone."""
 
     of: Callable[[Setup], Hashable]
     """Setups of which this is equal have the same polynomials, where no kernel pads queries; then the remainder of `rows` has to
@@ -50,7 +50,7 @@ def branches_of(model: Model, setup: Setup) -> Branches:
 
 
 def _states(setup: Setup, micro_batches: int) -> Hashable:
-    """Of Megatron's ranks."""
+    """Return the states of Megatron's ranks."""
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
     return tuple(_states_of(setup.schedule, rank, setup.pp, micro_batches, chunks) for rank in range(setup.pp))
 

@@ -1,4 +1,4 @@
-"""What of GPTModel one rank has."""
+"""The part of GPTModel that one rank has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memcalc.megatron.layers import (
 
 
 class Layout(NamedTuple):
-    """What of the model one rank has."""
+    """One rank has this part of the model."""
 
     tensor_parallel: int = 1
     sequence_parallel: bool = False

@@ -123,7 +123,7 @@ def _write(out: Columns, name: str, places: npt.NDArray[np.intp], result: Any) -
 
 
 class _Found(NamedTuple):
-    """Of each setup a rank, by its place among all, and its peaks."""
+    """Return for each setup a rank, by its place among all, and its peaks."""
 
     which: npt.NDArray[np.intp]
     phases: dict[str, Numbers]
@@ -175,7 +175,7 @@ def _sent(
 
 
 def _seconds(one: Collective, setup: Setup, gpu: GPU, calls: Any, wire: Any) -> Any:
-    """Of all its calls; not a number where the time is not known."""
+    """Return the time of all its calls; not a number where the time is not known."""
     path = path_of(one, setup, gpu)
     if isinstance(path, Unknown):
         return np.nan

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Wholes = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
-"""Of 64 bits, or Python's own where these have no room."""
+"""Whole numbers have 64 bits, or are Python's own where these have no room."""
 MOST: Final = (1 << 63) - 1
 _ROOM: Final = 1 << 62
 _BLOCK: Final = 4096
@@ -51,7 +51,7 @@ class Values:
         return self.least[which] if self.least[which] == self._most[which] else unknown(which, self.least)
 
     def of(self, places: npt.NDArray[np.intp]) -> Values:
-        """Those of some of the setups."""
+        """Return the values of some of the setups."""
         batch, rows, micro_batches = (one[places] for one in self.arrays)
         return Values(batch, rows, micro_batches, large=self._large)
 
@@ -78,7 +78,7 @@ class Values:
         return self._powers[exponents]
 
     def highest(self, polys: list[Poly]) -> Numbers:
-        """Of polynomials in batch and rows the highest, and at least 0."""
+        """Return the highest of polynomials in batch and rows, and at least 0."""
         x, y, _ = self._most
         for poly in polys:
             self._check(sum(abs(c) * x ** (i // 3) * y ** (i % 3) for i, c in enumerate(poly)))
@@ -97,7 +97,7 @@ class Heights(NamedTuple):
     held: Poly
     moments: list[Poly]
     after: tuple[Poly, ...] = ()
-    """What there is after the last moment, in all: the peak may be there."""
+    """Return what there is after the last moment, in all: the peak may be there."""
 
     def at(self, values: Values) -> Numbers:
         """Bytes, for all setups."""
@@ -106,7 +106,7 @@ class Heights(NamedTuple):
 
 
 def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
-    """Of each phase, as `Report` has it for one setup. `left`: what is there after backward that no engine knows of."""
+    """Return the peak of each phase, as `Report` has it for one setup. `left`: rows after backward that no engine knows of."""
     sums, held = rank.sums, rank.held
     moments: dict[str, set[int]] = {"forward": set(), "backward": set()}
     for state in rank.states:

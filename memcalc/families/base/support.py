@@ -1,4 +1,4 @@
-"""What a family's module says of it: the program, and what of memcalc's mechanisms it goes with."""
+"""A family's module tells what it is: the program, and what of memcalc's mechanisms it goes with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Preset(NamedTuple):
-    """What DeepSpeed knows of a model type (module_inject/auto_ep_presets)."""
+    """DeepSpeed knows this of a model type (module_inject/auto_ep_presets)."""
 
     sigmoid: bool = False
     """Whether scores are sigmoids, not a softmax."""
@@ -32,7 +32,7 @@ class Preset(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """What a family can do. Without a record it can do what every program can."""
+    """A record of what a family can do. Without a record it can do what every program can."""
 
     tensor_parallel: Plan | None = None
     """Its plan, as transformers' `model.tp_plan` has it, empty where transformers splits nothing; None: not modelled."""
