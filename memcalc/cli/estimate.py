@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memcalc.cli import options as o
+from memcalc.cli.setup_options import takes_setup
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -26,55 +27,11 @@ memcalc estimate --params 7.5B --zero 2 --gpus 64 --json
 """
 
 
+@takes_setup
 def estimate(
-    ctx: typer.Context,
     name: o.Name = None,
     model: o.Model = None,
     params: o.Params = None,
-    precision: o.Precision = None,
-    grad_dtype: o.GradDtype = None,
-    gpus: o.Gpus = None,
-    gpus_per_node: o.GpusPerNode = None,
-    zero: o.Zero = None,
-    engine: o.Engine = None,
-    dp: o.Dp = None,
-    tp: o.Tp = None,
-    pp: o.Pp = None,
-    cp: o.Cp = None,
-    cp_comm_type: o.CpCommType = None,
-    ep: o.Ep = None,
-    etp: o.Etp = None,
-    pp_rank: o.PpRank = None,
-    shard_group: o.ShardGroup = None,
-    sequence_parallel: o.SequenceParallel = None,
-    schedule: o.Schedule = None,
-    virtual_stages: o.VirtualStages = None,
-    reduce_bucket_size: o.ReduceBucketSize = None,
-    max_live_parameters: o.MaxLiveParameters = None,
-    max_reuse_distance: o.MaxReuseDistance = None,
-    param_persistence_threshold: o.ParamPersistenceThreshold = None,
-    prefetch_bucket_size: o.PrefetchBucketSize = None,
-    sub_group_size: o.SubGroupSize = None,
-    gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
-    attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
-    sync_each_micro_batch: o.SyncEachMicroBatch = None,
-    first_stage_layers: o.FirstStageLayers = None,
-    last_stage_layers: o.LastStageLayers = None,
-    micro_batch_size: o.MicroBatchSize = None,
-    seq_len: o.SeqLen = None,
-    global_batch_size: o.GlobalBatchSize = None,
-    padded: o.Padded = False,
-    expert_imbalance: o.ExpertImbalance = None,
-    optimizer: o.Optimizer = None,
-    optimizer_implementation: o.OptimizerImplementation = None,
-    clip_grad_norm: o.ClipGradNorm = False,
-    recompute: o.Recompute = None,
-    recompute_layers: o.RecomputeLayers = None,
-    attention: o.Attention = None,
-    cross_entropy: o.CrossEntropy = None,
-    kernels: o.Kernels = None,
-    gpu: o.Gpu = None,
-    network_gbps: o.NetworkGbps = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -110,6 +67,7 @@ def estimate(
             rich_help_panel="Output",
         ),
     ] = None,
+    **setup: Any,
 ) -> None:
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
     from memcalc.cli.output import Tables, answering, choose_format, write
@@ -118,11 +76,11 @@ def estimate(
 
     kind = choose_format(json, format, output)
     model = o.model_of(name, model)
-    given = o.setup_of({option: value for option, value in ctx.params.items() if option not in NOT_SETUP})
-    if check and gpu is None:
+    given = o.setup_of(setup)
+    if check and "gpu" not in given:
         raise InputError("--check: needs --gpu, the GPU that it has to fit")
-    if all_ranks and pp_rank is not None:
-        raise InputError(f"--all-ranks: contradicts --pp-rank {pp_rank}; give one of them")
+    if all_ranks and "pp_rank" in given:
+        raise InputError(f"--all-ranks: contradicts --pp-rank {given['pp_rank']}; give one of them")
     if params is not None and model is None:
         _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
     report = run(model, params=params, **given)
@@ -153,6 +111,3 @@ def _check_known(report: Report) -> None:
         from memcalc.report.verdict import states_words
 
         raise InputError(f"--check: {states_words(report, report.gpu)}; allowed: with --model in the place of --params")
-
-
-NOT_SETUP = ("name", "model", "params", "check", "rows", "per_layer", "all_ranks", "json", "format", "output")

@@ -22,7 +22,7 @@ COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
     ("estimate", "validate", "models", "gpus"),
     _command_of,
-    helpers=("group", "main", "options", "output", "streams"),
+    helpers=("group", "main", "options", "output", "setup_options", "streams"),
 )
 """Command -> module; only the called one is imported."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from memcalc.cli import options as o
-from memcalc.cli.estimate import NOT_SETUP, estimate
+from memcalc.cli.setup_options import takes_setup
 
 EPILOG = """Examples:
 
@@ -29,8 +28,8 @@ memcalc validate --suite gpu --backend cuda --record measured.json
 _PANEL = "Measurement"
 
 
+@takes_setup
 def validate(
-    ctx: typer.Context,
     name: o.Name = None,
     model: o.Model = None,
     backend: Annotated[
@@ -97,14 +96,3 @@ def validate(
         import json as library
 
         print(library.dumps(document, indent=1, ensure_ascii=False))
-
-
-def _with_setup_options(command: Any) -> None:
-    """Give a command that takes `**setup` every setup option of `memcalc estimate`."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
-    theirs = inspect.signature(estimate, eval_str=True).parameters.values()
-    setup = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in theirs if p.name not in ("ctx", *NOT_SETUP)]
-    command.__signature__ = inspect.Signature([*own, *setup])
-
-
-_with_setup_options(validate)

@@ -1,0 +1,68 @@
+"""The setup options, given to every command that takes them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from memcalc.cli import options as o
+
+
+def _setup(
+    precision: o.Precision = None,
+    grad_dtype: o.GradDtype = None,
+    gpus: o.Gpus = None,
+    gpus_per_node: o.GpusPerNode = None,
+    zero: o.Zero = None,
+    engine: o.Engine = None,
+    dp: o.Dp = None,
+    tp: o.Tp = None,
+    pp: o.Pp = None,
+    cp: o.Cp = None,
+    cp_comm_type: o.CpCommType = None,
+    ep: o.Ep = None,
+    etp: o.Etp = None,
+    pp_rank: o.PpRank = None,
+    shard_group: o.ShardGroup = None,
+    sequence_parallel: o.SequenceParallel = None,
+    schedule: o.Schedule = None,
+    virtual_stages: o.VirtualStages = None,
+    reduce_bucket_size: o.ReduceBucketSize = None,
+    max_live_parameters: o.MaxLiveParameters = None,
+    max_reuse_distance: o.MaxReuseDistance = None,
+    param_persistence_threshold: o.ParamPersistenceThreshold = None,
+    prefetch_bucket_size: o.PrefetchBucketSize = None,
+    sub_group_size: o.SubGroupSize = None,
+    gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
+    attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
+    sync_each_micro_batch: o.SyncEachMicroBatch = None,
+    first_stage_layers: o.FirstStageLayers = None,
+    last_stage_layers: o.LastStageLayers = None,
+    micro_batch_size: o.MicroBatchSize = None,
+    seq_len: o.SeqLen = None,
+    global_batch_size: o.GlobalBatchSize = None,
+    padded: o.Padded = False,
+    expert_imbalance: o.ExpertImbalance = None,
+    optimizer: o.Optimizer = None,
+    optimizer_implementation: o.OptimizerImplementation = None,
+    clip_grad_norm: o.ClipGradNorm = False,
+    recompute: o.Recompute = None,
+    recompute_layers: o.RecomputeLayers = None,
+    attention: o.Attention = None,
+    cross_entropy: o.CrossEntropy = None,
+    kernels: o.Kernels = None,
+    gpu: o.Gpu = None,
+    network_gbps: o.NetworkGbps = None,
+) -> None:
+    """The setup options in the order in which help lists them."""
+
+
+def takes_setup(command: Any) -> Any:
+    """Return the command, whose `**setup` typer sees as every setup option."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    setup = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in inspect.signature(_setup, eval_str=True).parameters.values()
+    ]
+    command.__signature__ = inspect.Signature([*own[:-1], *setup])
+    return command
