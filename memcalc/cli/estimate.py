@@ -40,6 +40,12 @@ def estimate(
             rich_help_panel="Output",
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also the phases, every collective, FLOPs and times.", rich_help_panel="Output"
+        ),
+    ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel="Output")] = False,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="What one layer sends, by collective.", rich_help_panel="Output")
@@ -88,7 +94,7 @@ def estimate(
         _check_known(report)
     status = 1 if check and report.fits is False else 0
     with answering(status):
-        write(report, kind, tables=Tables(rows, per_layer, all_ranks), output=output)
+        write(report, kind, tables=Tables(rows, per_layer, all_ranks, verbose), output=output)
     if status:
         raise typer.Exit(status)
 

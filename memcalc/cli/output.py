@@ -19,11 +19,12 @@ FORMATS = ("table", "json", "csv", "markdown")
 
 
 class Tables(NamedTuple):
-    """The tables that are printed only when they are asked for."""
+    """What is printed only when it is asked for."""
 
     rows: bool
     per_layer: bool
     all_ranks: bool
+    verbose: bool = False
 
 
 _BY_SUFFIX: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}

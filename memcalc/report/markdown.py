@@ -9,7 +9,8 @@ from memcalc.report.all_ranks import rank_columns
 from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import shares
-from memcalc.report.table import setup_line, verdict_lines
+from memcalc.report.title import setup_line
+from memcalc.report.verdict import verdict_lines
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:

@@ -28,6 +28,12 @@ def verdict_text(report: Report) -> Text | None:
     return text
 
 
+def verdict_lines(report: Report) -> list[str]:
+    """Return the verdict's words, for other formats; none without a GPU."""
+    verdict = verdict_text(report)
+    return [] if verdict is None else verdict.plain.splitlines()
+
+
 def headline(report: Report, verdict: Verdict) -> str:
     """The answer and its bytes in one line."""
     assert report.gpu is not None

@@ -44,11 +44,21 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "parameters",
         "optimizer states",
         "saved activations",
-        "peak by phase",
         "all_gather",
         "fits NVIDIA A100",
     ):
         assert text in ran.stdout
+
+
+def test_verbose_has_phases_every_collective_and_flops(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, more = (
+        estimate(capsys, "-m", "llama-7b", "-g", "8", "--zero", "3", *flags).stdout for flags in ([], ["--verbose"])
+    )
+    for text in ("peak by phase", "gradient buckets", "matrix products", "textbook", "blocks as they are split"):
+        assert text in more
+        assert text not in plain
+    assert "--verbose" in plain
+    assert "--verbose" not in more
 
 
 def test_rows_show_every_row_with_its_formula(capsys: pytest.CaptureFixture[str]) -> None:

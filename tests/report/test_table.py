@@ -60,9 +60,9 @@ def bundled(name: str) -> memcalc.Model:
     return memcalc.load_model(name)
 
 
-def table(model: Any, options: dict[str, Any], file: io.StringIO, rows: bool = False) -> str:
+def table(model: Any, options: dict[str, Any], file: io.StringIO, *, rows: bool = False, verbose: bool = False) -> str:
     params = {"model": bundled(model) if isinstance(model, str) else model} if model is not None else {}
-    print_report(memcalc.estimate(**params, **options), rows=rows, file=file)
+    print_report(memcalc.estimate(**params, **options), rows=rows, verbose=verbose, file=file)
     return file.getvalue()
 
 
@@ -70,7 +70,7 @@ def table(model: Any, options: dict[str, Any], file: io.StringIO, rows: bool = F
 @pytest.mark.parametrize(("model", "options"), [*SETUPS, (None, {"params": "7.5B", "gpus": 64, "zero": 2})])
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_terminal_of_any_width(model: Any, options: dict[str, Any], rows: bool, width: int) -> None:
-    shown = table(model, options, Terminal(), rows)
+    shown = table(model, options, Terminal(), rows=rows, verbose=rows)
     assert "\x1b[" in shown
     check_width(shown, width)
 
@@ -79,7 +79,7 @@ def test_a_terminal_of_any_width(model: Any, options: dict[str, Any], rows: bool
 @pytest.mark.parametrize(("model", "options"), SETUPS)
 def test_the_numbers_are_there_at_any_width(model: Any, options: dict[str, Any], width: int) -> None:
     """A narrow terminal may cut names, never numbers."""
-    shown = " ".join(without_colours(table(model, options, Terminal())).split())
+    shown = " ".join(without_colours(table(model, options, Terminal(), verbose=True)).split())
     report = memcalc.estimate(bundled(model) if isinstance(model, str) else model, **options)
     sizes = [report.peak, report.allocated, report.reserved, report.device, *report.phases.values()]
     sizes += [report.total(component) for component in ("parameters", "optimizer_states", "saved_activations")]
@@ -128,7 +128,7 @@ def test_what_names_a_collective_is_there_at_any_width(columns: int, monkeypatch
     monkeypatch.setenv("COLUMNS", str(columns))
     report = memcalc.estimate("llama-7b", gpus=8, tp=2, zero=3, engine="fsdp2")
     file = io.StringIO()
-    print_report(report, rows=False, per_layer=True, file=file)
+    print_report(report, rows=False, per_layer=True, verbose=True, file=file)
     shown = file.getvalue().split("Communication per step")[1]
     step, layer = (" ".join(part.split()) for part in shown.split("Communication of one layer"))
     of_layers = shares(report)
@@ -239,15 +239,15 @@ def test_models_and_gpus_at_any_width(width: int) -> None:
 def test_communication_has_times_with_a_gpu_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """What can hide is in brackets; the line under the table adds up what cannot."""
     options = {"gpus": 8, "zero": 3, "gpu": "a100-80gb"}
-    shown = table("llama-7b", options, io.StringIO())
+    shown = table("llama-7b", options, io.StringIO(), verbose=True)
     assert "(46.1 ms)" in shown
     assert (
         "time: 2.15 ms exposed; in brackets what can hide, 46.1 ms behind forward and 79.2 ms behind backward" in shown
     )
-    assert "46.1 ms" not in table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO())
+    assert "46.1 ms" not in table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO(), verbose=True)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm-256color")
-    narrow = " ".join(without_colours(table("llama-7b", options, Terminal())).split())
+    narrow = " ".join(without_colours(table("llama-7b", options, Terminal(), verbose=True)).split())
     assert "(46.1 ms)" not in narrow
     assert "left out for the width: wire, time; --json has it" in narrow
     assert "2.15 ms exposed" in narrow

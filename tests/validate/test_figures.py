@@ -130,7 +130,7 @@ def test_estimates_use_them() -> None:
     assert 1.25 * report.allocated <= report.reserved < 1.25 * report.allocated + 2 * MIB
     text = io.StringIO()
     with using(made):
-        print_report(report, rows=False, per_layer=False, all_ranks=False, file=text)
+        print_report(report, rows=False, verbose=True, file=text)
     assert "+ fragmentation (measured)" in text.getvalue()
     assert "+ CUDA context, NCCL (measured)" in text.getvalue()
     measured = {item.name for item in report.overheads if item.basis == "measured"}

@@ -1,0 +1,36 @@
+"""The answer to what was asked, in the first lines: does it fit, or what does a GPU need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from memcalc.report.folding import Folded
+from memcalc.report.verdict import verdict_text
+from memcalc.units import show_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from memcalc.estimation.report import Report
+
+
+def answer(report: Report) -> list[RenderableType]:
+    """Return the verdict and what it rests on; without a GPU what one needs, as nvidia-smi would show it."""
+    verdict = verdict_text(report)
+    return [Folded(verdict if verdict is not None else _need(report))]
+
+
+def _need(report: Report) -> Text:
+    """Return the sentence of a report that no GPU was named for."""
+    who = "one GPU" if report.setup.gpus == 1 else "each GPU" if report.setup.pp == 1 else "the fullest GPU"
+    if report.states_only:
+        words = f"model states take {show_bytes(report.peak)} of {who}; activations are not known without a model"
+        return Text(words, style="bold")
+    text = Text(f"{who} needs {show_bytes(report.device)}", style="bold")
+    text.append(
+        f": {show_bytes(report.peak)} of tensors at the peak, in {report.peak_phase}; --gpu tells whether it fits",
+        "not bold",
+    )
+    return text

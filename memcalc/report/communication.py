@@ -1,0 +1,73 @@
+"""The table of communication: every collective of a step, and what of it the step waits for."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from memcalc.estimation.report import PHASES
+from memcalc.hardware.cost import Unknown, step_time
+from memcalc.report.collectives import Numbers, add_words
+from memcalc.report.memory_table import titled
+from memcalc.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+
+_WIDE: Final = 90  # columns that the table needs, with its times; below them a collective is on two lines
+
+
+def communication_table(report: Report, width: int) -> list[RenderableType]:
+    """With a line of what the width leaves out."""
+    table, timed = titled("Communication per step and GPU"), report.gpu is not None
+    numbers, left_out = Numbers(("ranks", "calls", "payload", "wire", *(["time"] if timed else []))), ""
+    if width < _WIDE:
+        numbers, left_out = numbers.that_fit(width)
+    words_of = add_words(table, ("phase", "collective", "what"), on_one_line=width >= _WIDE)
+    for name in numbers.names:
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(words: tuple[str, str, str], counts: tuple[str, str], sizes: tuple[int, int], time: str) -> None:
+        cells = [*counts, *(show_bytes(size) for size in sizes), time]
+        table.add_row(*words_of(words), *cells[: len(numbers.names)], style="" if words[1] else "bold")
+
+    both = zip_longest(report.collectives, report.costs)
+    for c, cost in sorted(both, key=lambda pair: PHASES.index(pair[0].phase)):
+        time = "?" if cost is None or isinstance(cost, Unknown) else show_seconds(cost.seconds)
+        time = time if c.overlap == "exposed" else f"({time})"
+        add((c.phase, c.collective, c.name), (str(c.group_size), str(c.calls)), (c.payload, c.wire), time)
+    total = step_time(report.collectives, report.costs) if timed else None
+    sizes = sum(c.payload for c in report.collectives), sum(c.wire for c in report.collectives)
+    add(("all", "", ""), ("", ""), sizes, show_seconds(total.total) if total else "")
+    return [table, *([Text(left_out)] if left_out else [])]
+
+
+def communication_lines(report: Report) -> list[Text]:
+    payload, wire = report.per_layer()
+    lines = [Text(f"per layer: payload {show_bytes(payload)}, wire {show_bytes(wire)}"), *time_lines(report)]
+    if report.textbook:
+        wire = sum(c.wire for c in report.textbook)
+        kinds = " + ".join(f"{c.collective} {show_bytes(c.payload)}" for c in report.textbook)
+        lines.append(
+            Text(f"textbook: {kinds}; wire {show_bytes(wire)} (what is printed above is what the engine does)")
+        )
+    return lines
+
+
+def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
+    """Return what of the communication the step waits for, at the speed of data sheets; empty without a GPU. `bracketed`:
+    whether the table has in brackets what can hide."""
+    if report.gpu is None:
+        return []
+    unknown = [cost.missing for cost in report.costs if isinstance(cost, Unknown)]
+    if unknown:
+        return [Text(f"no time for some of it: {unknown[0]}")]
+    time = step_time(report.collectives, report.costs)
+    assert time is not None
+    hides = [("forward", time.forward), ("backward", time.backward)]
+    behind = " and ".join(f"{show_seconds(seconds)} behind {phase}" for phase, seconds in hides if seconds)
+    hidden = f"; {'in brackets what' if bracketed else 'the rest'} can hide, {behind}" if behind else ""
+    return [Text(f"time: {show_seconds(time.exposed)} exposed{hidden} (NCCL's latencies, data-sheet bandwidths)")]

@@ -1,0 +1,31 @@
+"""The peak of each phase, and why the highest one is where it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from memcalc.units import show_bytes
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+
+
+def phase_lines(report: Report) -> list[Text]:
+    line = Text("peak by phase: ")
+    for i, (phase, size) in enumerate(report.phases.items()):
+        line.append(" · " if i else "")
+        line.append(f"{phase} {show_bytes(size)}", style="bold" if phase == report.peak_phase else "")
+    return [line, Text(f"{report.peak_phase} peaks because {_why(report)}")]
+
+
+def _why(report: Report) -> str:
+    """Return what the peak holds that the other phases' peaks hold less of."""
+    components = ("temporaries", "gradients", "saved_activations", "buffers")
+    moving = [i for i in report.items if i.at_peak and i.component in components and i.life != "always"]
+    moving.sort(key=lambda i: -i.at_peak)
+    named = [f"{i.name} ({show_bytes(i.at_peak)})" for i in moving[:3]]
+    if not named:
+        return "the model states are all there is"
+    return "on top of the states it holds " + ", ".join(named)

@@ -1,0 +1,62 @@
+"""The lines of a pipeline: the peak of every rank, the bubble, and how the layers are spread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from memcalc.engines.deepspeed import stages as deepspeed
+from memcalc.megatron.schedules import layers_of_chunks
+from memcalc.pipelining.idle import idle_share
+from memcalc.pipelining.programs import divided
+from memcalc.report.title import part
+from memcalc.units import show_bytes
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+
+_MOST_RANKS: Final = 8
+
+
+def pipeline_lines(report: Report) -> list[Text]:
+    """The peak of every pipeline rank, and what the pipeline wastes."""
+    s = report.setup
+    if s.pp == 1 or len(report.rank_peaks) == 1:
+        return []
+    shown = report.rank_peaks
+    if len(shown) > _MOST_RANKS:
+        least = min(shown, key=lambda rank: shown[rank])
+        shown = {rank: shown[rank] for rank in sorted({0, report.rank.number, least, s.pp - 1})}
+    peaks = " · ".join(f"{rank}: {show_bytes(peak)}" for rank, peak in shown.items())
+    chunks = f", {s.virtual_stages} chunks a rank" if s.virtual_stages > 1 else ""
+    batches = f"{s.micro_batches} micro-batch{'es' if s.micro_batches > 1 else ''}"
+    division = s.pp * s.virtual_stages, s.first_stage_layers, s.last_stage_layers
+    if s.engine == "fsdp2":
+        counts = divided(report.model.layers, *division)
+        spread = f"layers of each stage: {', '.join(map(str, counts))}"
+    elif s.engine == "deepspeed":
+        counts = [span.layers for span in deepspeed.spans(report.model.layers, s.pp)]
+        spread = f"layers of each stage: {', '.join(map(str, counts))}"
+    else:
+        counts = layers_of_chunks(report.model.layers, *division)
+        spread = _uneven_line(counts, division[1:] != (None, None), part(s))
+    alike = ", were all stages equal" if len(set(counts)) > 1 else ""
+    return [
+        Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
+        Text(f"{s.schedule}{chunks}, {batches}: the bubble is {idle_share(s):.1%} of the ideal time{alike}"),
+        *([Text(spread)] if len(set(counts)) > 1 else []),
+    ]
+
+
+def _uneven_line(counts: list[int], given: bool, what: str) -> str:
+    """How the layers are spread, and Megatron's options that spread them so."""
+    usual = max(counts[1:-1], default=max(counts))
+    flags = [
+        f"--account-for-{end}-in-pipeline-split"
+        for end, count in (("embedding", counts[0]), ("loss", counts[-1]))
+        if count != usual
+    ]
+    why = "" if given else f" ({', '.join(flags)})"
+    others = f", {usual} in the others" if len(counts) > 2 else ""
+    return f"layers: {counts[0]} in the first {what}, {counts[-1]} in the last{others}{why}"

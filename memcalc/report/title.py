@@ -1,0 +1,91 @@
+"""What was estimated, in one line: the model, the GPUs and the options that decide the bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from memcalc.units import show_count
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+    from memcalc.setup.setup import Setup
+
+
+def setup_line(report: Report) -> str:
+    """The title's words, for other formats."""
+    return " ".join(title(report).plain.split())
+
+
+def title(report: Report) -> Text:
+    model, s = report.model, report.setup
+    count = f"{show_count(model.num_parameters)} parameters"
+    parts = [count] if model.name else []
+    parts.append(f"{s.gpus} GPU{'s' if s.gpus > 1 else ''}")
+    engine = s.engine if s.engine != "none" else "plain PyTorch"
+    parts.append(f"{engine}, ZeRO {s.zero}" if s.zero or s.engine == "deepspeed" else engine)
+    parts += _layout(report)
+    parts += [s.precision, f"{s.optimizer} ({s.optimizer_implementation})"]
+    if s.clip_grad_norm:
+        parts.append("gradients clipped")
+    if s.micro_batches > 1:
+        parts.append(f"{s.micro_batches} micro-batches{_reduced(s)}")
+    if s.seq_len is not None:
+        if model.program.has_sequence:
+            parts.append(f"micro-batch {s.micro_batch_size} × {s.seq_len} tokens{', padded' if s.padded else ''}")
+            parts.append(f"{s.attention} attention")
+        else:
+            parts.append(f"micro-batch {s.micro_batch_size}")
+        if s.recompute != "none":
+            parts.append(f"recompute {s.recompute}{_first_layers(s)}")
+        if s.kernels != "hf":
+            parts.append(f"{s.kernels} kernels")
+        if s.cross_entropy != "eager":
+            parts.append(f"{s.cross_entropy} cross-entropy")
+    else:
+        parts.append("model states only")
+    text = Text(model.name or count, style="bold")
+    text.append("  " + " · ".join(parts), style="not bold")
+    return text
+
+
+def _reduced(s: Setup) -> str:
+    """When gradients of several micro-batches are reduced, where there is a choice."""
+    if s.sync_each_micro_batch is None:
+        return ""
+    return (
+        ", gradients reduced after each" if s.sync_each_micro_batch else ", gradients reduced after the last (no_sync)"
+    )
+
+
+def _layout(report: Report) -> list[str]:
+    """The parallel degrees, where there is more than one GPU."""
+    s = report.setup
+    if s.gpus == 1:
+        return []
+    axes = [("tp", s.tp), ("pp", s.pp), ("cp", s.cp), ("ep", s.ep)]
+    shown = [(name, degree) for name, degree in axes if degree > 1] + ([("etp", s.etp)] if s.etp != s.tp else [])
+    degrees = " · ".join(f"{name} {degree}" for name, degree in [*shown, ("dp", s.dp)])
+    heads: Any = getattr(report.model.program, "kv_heads", None) if s.seq_len is not None else None
+    each = s.tp if heads is None else heads.size
+    return [
+        degrees,
+        *([f"shard group {s.shards}"] if s.zero and s.replicas > 1 else []),
+        *(["sequence parallel"] if s.sequence_parallel else []),
+        *([f"cp rank {report.rank.cp}, which has most"] if report.rank.cp is not None else []),
+        *([f"{s.cp_comm_type} of keys and values"] if s.cp_comm_type not in (None, "p2p") else []),
+        *([f"{s.tp // each} ranks share a key/value head"] if s.engine == "megatron" and each < s.tp else []),
+    ]
+
+
+def part(setup: Setup) -> str:
+    """Return what of a model a pipeline rank has one or several of."""
+    return "chunk" if setup.virtual_stages > 1 else "stage"
+
+
+def _first_layers(setup: Setup) -> str:
+    if setup.recompute_layers is None:
+        return ""
+    layers = f"{setup.recompute_layers} layer{'s' if setup.recompute_layers > 1 else ''}"
+    return f" of {layers}{f' a {part(setup)}' if setup.pp > 1 else ''}"
