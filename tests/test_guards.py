@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memcalc.inputs.options",
         "memcalc.inputs.hub",
         "memcalc.inputs.gpu",
+        "memcalc.inputs.local_gpu",
     ),
     ("memcalc.optimizers", "memcalc.families", "memcalc.tracing", "memcalc.hardware"),
     ("memcalc.layout",),

@@ -14,15 +14,10 @@ if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
 EPILOG = """Examples:
-
 memcalc estimate llama-7b --zero 3 --gpus 8 --gpu a100-80gb
-
 memcalc estimate llama-3-8b -s 32k --recompute full --gpu 80GB
-
 memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --recompute full --rows
-
 memcalc estimate -m llama-7b --gpus 16 --tp 4 --pp 2 --global-batch-size 32 --per-layer
-
 memcalc estimate --params 7.5B --zero 2 --gpus 64 --json
 """
 
@@ -42,9 +37,7 @@ def estimate(
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", "-v", help="Also the phases, every collective, FLOPs and times.", rich_help_panel="Output"
-        ),
+        typer.Option("--verbose", "-v", help="Phases, every collective, FLOPs, times.", rich_help_panel="Output"),
     ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every row with its formula.", rich_help_panel="Output")] = False,
     per_layer: Annotated[

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 EPILOG = """Examples:
-
 memcalc gpus
-
 memcalc gpus h100-80gb --json
 """
 

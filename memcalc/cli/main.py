@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from memcalc.cli.completion import is_asked
+from memcalc.cli.help import FLAG, as_help, name_off_forms, shorten
 from memcalc.cli.streams import INTERRUPTED, drop, end_at_interrupt, open_closed
 from memcalc.registry import Registry
 
@@ -22,7 +24,7 @@ COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
     ("estimate", "validate", "models", "gpus"),
     _command_of,
-    helpers=("group", "main", "options", "output", "setup_options", "streams"),
+    helpers=("completion", "group", "help", "main", "options", "output", "setup_options", "streams"),
 )
 """Command -> module; only the called one is imported."""
 
@@ -38,7 +40,7 @@ def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
 
     app = typer.Typer(
         name="memcalc",
-        add_completion=False,
+        add_completion=len(names) > 1,
         pretty_exceptions_enable=False,
         context_settings=_HELP,
     )
@@ -72,7 +74,8 @@ def _without_adapters(command: Any) -> None:
     """Give every option of a typer command the plain coercion, where this version of typer would build adapters."""
     from typer import Context
 
-    for parameter in [*command.params, command.get_help_option(Context(command, **command.context_settings))]:
+    help_option = command.get_help_option(Context(command, **command.context_settings))
+    for parameter in [*command.params, help_option]:
         if getattr(parameter, "_runtime_param", parameter) is None:
             parameter._runtime_param = _PlainCoercion(parameter.type_descriptor.annotation)
 
@@ -82,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a bar that a terminal's encoding has not is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if is_asked():
+        _complete()
     try:
         status = _command(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
         sys.stdout.flush()
@@ -106,6 +111,14 @@ def _command(args: list[str]) -> int:
     return _run([named] if named else list(COMMANDS), args)
 
 
+def _complete() -> NoReturn:
+    """Print what the shell that runs this process may offer, and end it."""
+    from typer.main import get_command
+
+    get_command(build(list(COMMANDS)))(prog_name="memcalc")
+    sys.exit(0)
+
+
 def _run(names: list[str], args: list[str]) -> int:
     from typer import Abort, BadParameter, Exit
     from typer.main import get_command
@@ -117,7 +130,9 @@ def _run(names: list[str], args: list[str]) -> int:
         command: Any = get_command(build(names))
         for each in (command, *command.commands.values()):
             _without_adapters(each)
-        status = command(args=args, standalone_mode=False, prog_name="memcalc")
+        if {"-h", "--help", FLAG} & set(args):
+            _for_help(command.commands.values(), short=FLAG not in args)
+        status = command(args=as_help(args), standalone_mode=False, prog_name="memcalc")
         return status if isinstance(status, int) else 0
     except Exit as error:
         return error.exit_code
@@ -129,6 +144,15 @@ def _run(names: list[str], args: list[str]) -> int:
         return INTERRUPTED
     except SystemExit:  # what typer and rich make of a broken pipe
         return _reader_gone()
+
+
+def _for_help(commands: Iterable[Any], *, short: bool) -> None:
+    from memcalc.cli.setup_options import SETUP
+
+    for each in commands:
+        name_off_forms(each)
+        if short:
+            shorten(each, SETUP)
 
 
 def _reader_gone() -> int:

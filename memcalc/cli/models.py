@@ -8,11 +8,8 @@ from typing import Annotated
 import typer
 
 EPILOG = """Examples:
-
 memcalc models
-
 memcalc models qwen --type qwen3
-
 memcalc models llama-7b --json
 """
 

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from memcalc.cli.completion import values_of
 from memcalc.registry import ENGINES, OPTIMIZERS
 
 _MODEL = "Model and precision"
-_BATCH = "Batch"
 _PARALLEL = "GPUs and parallelism"
-_METHOD = "Method"
+_METHOD = "Batch and method"
+_BATCH = _METHOD
+KNOBS = "Knobs of one engine"
 SWITCHES = (
     "sequence_parallel",
     "gradient_accumulation_fusion",
@@ -22,54 +24,60 @@ SWITCHES = (
 """Options that may be on by default, so that off is something said."""
 
 
-def _option(help: str, panel: str, *names: str) -> object:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+def option(help: str, panel: str, *names: str) -> object:
+    """Return an option of a help panel; its help tells the default."""
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, show_default=False, autocompletion=values_of(names[0])
+    )
 
 
 Model = Annotated[
-    str | None, _option("Bundled name or alias, Hub id, path to a config.json or its folder.", _MODEL, "--model", "-m")
+    str | None, option("Bundled name or alias, Hub id, path to a config.json or its folder.", _MODEL, "--model", "-m")
 ]
-Name = Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False, autocompletion=values_of("model")),
+]
 Params = Annotated[
     str | None,
-    _option(
+    option(
         "A size alone (7.5B): model states only, which can be too large for --gpu and never fit it.", _MODEL, "--params"
     ),
 ]
 Precision = Annotated[
     str | None,
-    _option(
+    option(
         "fp32, bf16, fp16, bf16-mixed (default), fp16-mixed, bf16-autocast, fp16-autocast, fp8-mixed.",
         _MODEL,
         "--precision",
     ),
 ]
 GradDtype = Annotated[
-    str | None, _option("fp32, bf16, fp16. (default: as the precision and engine say)", _MODEL, "--grad-dtype")
+    str | None, option("fp32, bf16, fp16. (default: as the precision and engine say)", _MODEL, "--grad-dtype")
 ]
-Gpus = Annotated[int | None, _option("Total GPUs. (default: 1)", _PARALLEL, "--gpus", "-g")]
+Gpus = Annotated[int | None, option("Total GPUs. (default: 1)", _PARALLEL, "--gpus", "-g")]
 GpusPerNode = Annotated[
-    int | None, _option("GPUs of one node, for the time of communication. (default: 8)", _PARALLEL, "--gpus-per-node")
+    int | None, option("GPUs of one node, for the time of communication. (default: 8)", _PARALLEL, "--gpus-per-node")
 ]
-Dp = Annotated[int | None, _option("Data parallel degree: what remains; given, it is checked.", _PARALLEL, "--dp")]
-Tp = Annotated[int | None, _option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
-Pp = Annotated[int | None, _option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
-Cp = Annotated[int | None, _option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
+Dp = Annotated[int | None, option("Data parallel degree: what remains; given, it is checked.", _PARALLEL, "--dp")]
+Tp = Annotated[int | None, option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
+Pp = Annotated[int | None, option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
+Cp = Annotated[int | None, option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
 CpCommType = Annotated[
     str | None,
-    _option(
+    option(
         "Of --cp: p2p (a ring), all_gather, a2a (Ulysses). (default: megatron p2p, fsdp2 all_gather, deepspeed a2a)",
         _PARALLEL,
         "--cp-comm-type",
     ),
 ]
-Ep = Annotated[int | None, _option("Expert parallel degree. (default: 1)", _PARALLEL, "--ep")]
-Etp = Annotated[int | None, _option("Tensor parallel degree of the experts. (default: tp)", _PARALLEL, "--etp")]
-PpRank = Annotated[int | None, _option("Report this pipeline rank. (default: the worst)", _PARALLEL, "--pp-rank")]
-Zero = Annotated[int | None, _option("ZeRO stage 0, 1, 2 or 3. (default: 0; engine fsdp2: 3)", _PARALLEL, "--zero")]
+Ep = Annotated[int | None, option("Expert parallel degree. (default: 1)", _PARALLEL, "--ep")]
+Etp = Annotated[int | None, option("Tensor parallel degree of the experts. (default: tp)", _PARALLEL, "--etp")]
+PpRank = Annotated[int | None, option("Report this pipeline rank. (default: the worst)", _PARALLEL, "--pp-rank")]
+Zero = Annotated[int | None, option("ZeRO stage 0, 1, 2 or 3. (default: 0; engine fsdp2: 3)", _PARALLEL, "--zero")]
 ShardGroup = Annotated[
     int | None,
-    _option(
+    option(
         "GPUs that one shard spans (fsdp2's hybrid sharding, megatron's optimizer instances). (default: all of dp·cp)",
         _PARALLEL,
         "--shard-group",
@@ -77,7 +85,7 @@ ShardGroup = Annotated[
 ]
 SequenceParallel = Annotated[
     bool | None,
-    _option(
+    option(
         "Shard activations along the sequence between layers. (default: with engine megatron and tp > 1)",
         _PARALLEL,
         "--sequence-parallel/--no-sequence-parallel",
@@ -85,77 +93,75 @@ SequenceParallel = Annotated[
 ]
 GradientAccumulationFusion = Annotated[
     bool | None,
-    _option(
+    option(
         "Megatron adds weight gradients to the main gradients in the kernel that makes them. (default: on)",
-        _METHOD,
+        KNOBS,
         "--gradient-accumulation-fusion/--no-gradient-accumulation-fusion",
     ),
 ]
 AttentionMaskInDataloader = Annotated[
     bool | None,
-    _option(
+    option(
         "Megatron's batches bring a mask of seq by seq tokens, which fused attention ignores. (default: on)",
-        _METHOD,
+        KNOBS,
         "--attention-mask-in-dataloader/--no-attention-mask-in-dataloader",
     ),
 ]
 SyncEachMicroBatch = Annotated[
     bool | None,
-    _option(
+    option(
         "ddp, fsdp2: gradients are reduced after every micro-batch, or stay whole until the last. (default: no, as no_sync of "
         "accelerate and Lightning)",
-        _METHOD,
+        KNOBS,
         "--sync-each-micro-batch/--no-sync-each-micro-batch",
     ),
 ]
 Schedule = Annotated[
     str | None,
-    _option("gpipe, 1f1b, interleaved; with fsdp2 zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule"),
+    option("gpipe, 1f1b, interleaved; with fsdp2 zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule"),
 ]
 VirtualStages = Annotated[
-    int | None, _option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
+    int | None, option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
 ]
 ReduceBucketSize = Annotated[
     int | None,
-    _option("Elements of DeepSpeed's reduce bucket. (default: 500000000)", _PARALLEL, "--reduce-bucket-size"),
+    option("Elements of DeepSpeed's reduce bucket. (default: 500000000)", KNOBS, "--reduce-bucket-size"),
 ]
 MaxLiveParameters = Annotated[
     int | None,
-    _option(
-        "Elements that ZeRO-3 keeps gathered. (DeepSpeed's default: 1000000000)", _PARALLEL, "--max-live-parameters"
-    ),
+    option("Elements that ZeRO-3 keeps gathered. (DeepSpeed's default: 1000000000)", KNOBS, "--max-live-parameters"),
 ]
 MaxReuseDistance = Annotated[
     int | None,
-    _option(
+    option(
         "Elements until its next use within which ZeRO-3 keeps a parameter gathered. (DeepSpeed's default: 1000000000)",
-        _PARALLEL,
+        KNOBS,
         "--max-reuse-distance",
     ),
 ]
 ParamPersistenceThreshold = Annotated[
     int | None,
-    _option(
+    option(
         "Elements up to which ZeRO-3 leaves a parameter gathered. (DeepSpeed's default: 100000)",
-        _PARALLEL,
+        KNOBS,
         "--param-persistence-threshold",
     ),
 ]
 PrefetchBucketSize = Annotated[
     int | None,
-    _option(
+    option(
         "Elements that ZeRO-3 gathers ahead at a time. (DeepSpeed's default: 50000000)",
-        _PARALLEL,
+        KNOBS,
         "--prefetch-bucket-size",
     ),
 ]
 SubGroupSize = Annotated[
     int | None,
-    _option("Elements that ZeRO-3 updates at a time. (DeepSpeed's default: 1000000000)", _PARALLEL, "--sub-group-size"),
+    option("Elements that ZeRO-3 updates at a time. (DeepSpeed's default: 1000000000)", KNOBS, "--sub-group-size"),
 ]
 FirstStageLayers = Annotated[
     int | None,
-    _option(
+    option(
         "Layers of the first pipeline rank. (default: equal, or less for the embedding)",
         _PARALLEL,
         "--first-stage-layers",
@@ -163,32 +169,32 @@ FirstStageLayers = Annotated[
 ]
 LastStageLayers = Annotated[
     int | None,
-    _option(
+    option(
         "Layers of the last pipeline rank. (default: equal, or less for the head)", _PARALLEL, "--last-stage-layers"
     ),
 ]
-Engine = Annotated[str | None, _option(f"{', '.join(ENGINES)}. (default: by gpus and zero)", _PARALLEL, "--engine")]
+Engine = Annotated[str | None, option(f"{', '.join(ENGINES)}. (default: by gpus and zero)", _PARALLEL, "--engine")]
 MicroBatchSize = Annotated[
-    int | None, _option("Sequences per rank and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
+    int | None, option("Sequences per GPU and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
 ]
 SeqLen = Annotated[
     str | None,
-    _option(
-        "Tokens of every sequence, also as 4k (4096) or 1M. (default: the smaller of 2048 and the model's maximum)",
+    option(
+        "Tokens of a sequence, also as 4k (4096) or 1M. (default: the smaller of 2048 and the model's maximum)",
         _BATCH,
         "--seq-len",
         "-s",
     ),
 ]
 GlobalBatchSize = Annotated[
-    int | None, _option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")
+    int | None, option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")
 ]
 Padded = Annotated[
-    bool, _option("Batches with a padding mask: every attention has a mask, sdpa repeats k and v.", _BATCH, "--padded")
+    bool, option("Batches with a padding mask: every attention has a mask, sdpa repeats k and v.", _BATCH, "--padded")
 ]
 ExpertImbalance = Annotated[
     float | None,
-    _option(
+    option(
         "Tokens of the busiest expert over the average. (default: 1.0; no effect with all experts on every GPU)",
         _BATCH,
         "--expert-imbalance",
@@ -196,22 +202,22 @@ ExpertImbalance = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    _option(f"{', '.join(OPTIMIZERS)}. (default: adamw)", _METHOD, "--optimizer"),
+    option(f"{', '.join(OPTIMIZERS)}. (default: adamw)", _METHOD, "--optimizer"),
 ]
 OptimizerImplementation = Annotated[
     str | None,
-    _option(
+    option(
         "foreach, fused, for-loop. (default: foreach; deepspeed, megatron: fused)",
         _METHOD,
         "--optimizer-implementation",
     ),
 ]
 ClipGradNorm = Annotated[
-    bool, _option("Gradients are clipped by their norm before the step.", _METHOD, "--clip-grad-norm")
+    bool, option("Gradients are clipped by their norm before the step.", _METHOD, "--clip-grad-norm")
 ]
 Recompute = Annotated[
     str | None,
-    _option(
+    option(
         "none, full; op (torchtitan's: fused attention and every second product are kept); selective (megatron's core "
         "attention). (default: none)",
         _METHOD,
@@ -220,7 +226,7 @@ Recompute = Annotated[
 ]
 RecomputeLayers = Annotated[
     int | None,
-    _option(
+    option(
         "With recompute full: only the first so many layers, with Megatron of a stage or chunk. (default: all)",
         _METHOD,
         "--recompute-layers",
@@ -228,7 +234,7 @@ RecomputeLayers = Annotated[
 ]
 Attention = Annotated[
     str | None,
-    _option(
+    option(
         "eager, sdpa; flash, unfused: Megatron's, its defaults on Ampere and Ada and in fp32. (default: sdpa if there is one)",
         _METHOD,
         "--attention",
@@ -236,11 +242,11 @@ Attention = Annotated[
 ]
 CrossEntropy = Annotated[
     str | None,
-    _option("eager, vocab-parallel, fused, chunked. (default: as the kernels say)", _METHOD, "--cross-entropy"),
+    option("eager, vocab-parallel, fused, chunked. (default: as the kernels say)", _METHOD, "--cross-entropy"),
 ]
 Kernels = Annotated[
     str | None,
-    _option(
+    option(
         "hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf; megatron with its engine)",
         _METHOD,
         "--kernels",
@@ -248,15 +254,16 @@ Kernels = Annotated[
 ]
 Gpu = Annotated[
     str | None,
-    _option(
-        "A name of `memcalc gpus`, or the memory of another one (80GB): gives a verdict; with a name, times too.",
+    option(
+        "A name of `memcalc gpus`, the memory of another one (80GB), or auto (the one in this machine): gives a verdict; with a "
+        "name, times too.",
         "Output",
         "--gpu",
     ),
 ]
 NetworkGbps = Annotated[
     float | None,
-    _option(
+    option(
         "Gbit/s of network per GPU, each direction. (default: as NVIDIA's DGX with --gpu)", "Output", "--network-gbps"
     ),
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Annotated, Any, Final
 
 from memcalc.cli import options as o
+from memcalc.cli.help import HELP_ALL
 
 
 def _setup(
@@ -27,15 +28,6 @@ def _setup(
     sequence_parallel: o.SequenceParallel = None,
     schedule: o.Schedule = None,
     virtual_stages: o.VirtualStages = None,
-    reduce_bucket_size: o.ReduceBucketSize = None,
-    max_live_parameters: o.MaxLiveParameters = None,
-    max_reuse_distance: o.MaxReuseDistance = None,
-    param_persistence_threshold: o.ParamPersistenceThreshold = None,
-    prefetch_bucket_size: o.PrefetchBucketSize = None,
-    sub_group_size: o.SubGroupSize = None,
-    gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
-    attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
-    sync_each_micro_batch: o.SyncEachMicroBatch = None,
     first_stage_layers: o.FirstStageLayers = None,
     last_stage_layers: o.LastStageLayers = None,
     micro_batch_size: o.MicroBatchSize = None,
@@ -53,16 +45,44 @@ def _setup(
     kernels: o.Kernels = None,
     gpu: o.Gpu = None,
     network_gbps: o.NetworkGbps = None,
+    reduce_bucket_size: o.ReduceBucketSize = None,
+    max_live_parameters: o.MaxLiveParameters = None,
+    max_reuse_distance: o.MaxReuseDistance = None,
+    param_persistence_threshold: o.ParamPersistenceThreshold = None,
+    prefetch_bucket_size: o.PrefetchBucketSize = None,
+    sub_group_size: o.SubGroupSize = None,
+    gradient_accumulation_fusion: o.GradientAccumulationFusion = None,
+    attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
+    sync_each_micro_batch: o.SyncEachMicroBatch = None,
 ) -> None:
     """The setup options in the order in which help lists them."""
 
 
+SETUP: Final = frozenset(inspect.signature(_setup).parameters)
+FIRST: Final = ("topic", "name", "model", "params")
+"""The parameters of a command that say what it is about."""
+
+
 def takes_setup(command: Any) -> Any:
-    """Return the command, whose `**setup` typer sees as every setup option."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())
-    setup = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for p in inspect.signature(_setup, eval_str=True).parameters.values()
-    ]
-    command.__signature__ = inspect.Signature([*own[:-1], *setup])
+    """Return the command, whose `**setup` typer sees as every setup option: after what the command is about, and the knobs of
+    one engine at the end. `--help-all` is among them."""
+    own = [*inspect.signature(command, eval_str=True).parameters.values()][:-1]
+    setup = [*inspect.signature(_setup, eval_str=True).parameters.values()]
+    knobs = [p for p in setup if _panel(p) == o.KNOBS]
+    about = [p for p in own if p.name in FIRST]
+    rest = [p for p in own if p.name not in FIRST]
+    everything = [*about, *(p for p in setup if p not in knobs), *rest, _HELP_ALL, *knobs]
+    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in everything])
     return command
+
+
+def _panel(parameter: inspect.Parameter) -> str | None:
+    return parameter.annotation.__metadata__[0].rich_help_panel
+
+
+_HELP_ALL: Final = inspect.Parameter(
+    HELP_ALL,
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, o.option("Every option, with the knobs of each engine.", "Output", "--help-all")],
+)

@@ -13,15 +13,10 @@ from memcalc.cli import options as o
 from memcalc.cli.setup_options import takes_setup
 
 EPILOG = """Examples:
-
 memcalc validate --model gpt2 --precision bf16 -b 2 -s 512
-
 memcalc validate --model llama-7b --engine fsdp2 --zero 3 --gpus 8
-
 memcalc validate --model llama-7b --backend cuda --precision bf16 --recompute full
-
 memcalc validate --suite quick
-
 memcalc validate --suite gpu --backend cuda --record measured.json
 """
 

@@ -13,6 +13,8 @@ from memcalc.units import to_bytes
 
 FOLDERS: Final = [hardware_folder()]
 """Where the files of GPUs are."""
+AUTO: Final = "auto"
+"""The GPU of this machine, whichever that is."""
 _MOST_SHOWN: Final = 12
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})?", re.ASCII)
 _SIZE: Final = re.compile(r"[-+]?(?:[0-9][0-9.,_]*|\.[0-9]+)(?:e[-+]?[0-9]+)?\s*(?:[kmgtp]i?b|[kmgtp])", re.ASCII)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 from memcalc.errors import InputError, nearest, one_line
+from memcalc.inputs.gpu import AUTO
 from memcalc.registry import ENGINES, OPTIMIZERS
 
 
@@ -62,7 +63,7 @@ class Options(NamedTuple):
 
 
 _DEGREE: Final = (1, 10**6)
-_CHOICES: Final[dict[str, Collection[str]]] = {
+CHOICES: Final[dict[str, Collection[str]]] = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble"),
     "cp_comm_type": ("p2p", "all_gather", "a2a"),
     "precision": (
@@ -77,6 +78,7 @@ _CHOICES: Final[dict[str, Collection[str]]] = {
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
+"""Options that are one of some names."""
 WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
         ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages"), _DEGREE
@@ -138,13 +140,17 @@ def check_options(given: Mapping[str, Any]) -> Options:
     named = {name: value for name, value in given.items() if value is not None}
     if named.get("engine") == "fsdp2":
         named.setdefault("zero", 3)  # the least that fully_shard does by itself is to shard all three
+    if named.get("gpu") == AUTO:
+        from memcalc.inputs.local_gpu import local_gpu
+
+        named["gpu"] = local_gpu()
     return Options(**named)
 
 
 def _what_is_allowed(name: str, value: Any) -> str | None:
     """What the option allows, if `value` is not among it."""
-    if name in _CHOICES:
-        choices = _CHOICES[name]
+    if name in CHOICES:
+        choices = CHOICES[name]
         if value in choices:
             return None
         close = nearest(value, choices, most=1) if isinstance(value, str) else []
@@ -161,4 +167,4 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name == "network_gbps":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, at most 1000000"
-    return None if isinstance(value, str) else "allowed: a name of `memcalc gpus`"
+    return None if isinstance(value, str) else "allowed: a name of `memcalc gpus`, a memory (80GB), auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from command import LONG, PROGRAM, check_refused, environment, here, program
 
 import memcalc
+from memcalc.cli.help import SHORT
 from memcalc.cli.main import COMMANDS
+from memcalc.inputs.options import Options, option_name
 
 
 def test_version() -> None:
@@ -40,6 +43,22 @@ def test_every_command_has_help_with_examples(command: str, capsys: pytest.Captu
     assert ran.stderr == ""
     assert "Examples" in ran.stdout
     assert f"memcalc {command}" in ran.stdout
+
+
+def test_help_has_what_everyone_needs_on_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    short = here(capsys, "estimate", "--help").stdout
+    monkeypatch.setenv("COLUMNS", "200")
+    long = here(capsys, "estimate", "--help-all").stdout
+    assert len(short.splitlines()) <= 56
+    options = {option_name(field) for field in Options._fields}
+    needed = {option_name(name) for name in SHORT if name in Options._fields}
+    words = set(re.findall(r"--[a-z-]+", long))
+    assert options <= words
+    assert set(re.findall(r"--[a-z-]+", short)) & options == needed | {"--gpu"}
+    assert long.index("Knobs of one engine") > max(long.index(panel) for panel in ("Batch and method", "Output"))
 
 
 def test_json_is_one_document_and_nothing_else() -> None:
