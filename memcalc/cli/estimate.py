@@ -70,6 +70,7 @@ def estimate(
 ) -> None:
     """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
     from memcalc.cli.output import Tables, answering, choose_format, write
+    from memcalc.cli.waiting import waiting
     from memcalc.errors import InputError
     from memcalc.estimation.estimate import estimate as run
 
@@ -82,7 +83,8 @@ def estimate(
         raise InputError(f"--all-ranks: contradicts --pp-rank {given['pp_rank']}; give one of them")
     if params is not None and model is None:
         _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
-    report = run(model, params=params, **given)
+    with waiting("the step, on paper"):
+        report = run(model, params=params, **given)
     if check:
         _check_known(report)
     status = 1 if check and report.fits is False else 0

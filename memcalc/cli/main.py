@@ -24,7 +24,7 @@ COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
     ("estimate", "validate", "models", "gpus"),
     _command_of,
-    helpers=("completion", "group", "help", "main", "options", "output", "setup_options", "streams"),
+    helpers=("completion", "group", "help", "main", "options", "output", "setup_options", "streams", "waiting"),
 )
 """Command -> module; only the called one is imported."""
 

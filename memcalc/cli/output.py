@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.cli.streams import drop
+from memcalc.cli.waiting import waiting
 from memcalc.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -81,9 +82,11 @@ def _write_to(report: Report, kind: str, tables: Tables, file: IO[str]) -> None:
     if kind == "table":
         from memcalc.report.table import print_report
 
-        print_report(report, **tables._asdict(), file=file)
+        print_report(report, **tables._asdict(), file=file, waiting=waiting)
     else:
-        file.write(_render(report, kind, tables))
+        with waiting("the step, played through the allocator"):
+            text = _render(report, kind, tables)
+        file.write(text)
 
 
 def _render(report: Report, kind: str, tables: Tables) -> str:

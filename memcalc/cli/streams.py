@@ -8,6 +8,8 @@ import signal
 import sys
 from typing import IO, Any, Final
 
+at_interrupt = b""
+"""What puts the terminal right if Ctrl-C comes now."""
 INTERRUPTED: Final = 130
 """The exit status that shells have for a process that SIGINT has ended."""
 
@@ -21,7 +23,7 @@ def end_at_interrupt() -> None:
 
 def _end(*_: Any) -> None:
     try:
-        os.write(2, b"memcalc: interrupted\n")
+        os.write(2, at_interrupt + b"memcalc: interrupted\n")
     finally:
         os._exit(INTERRUPTED)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import IO, TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
@@ -40,11 +42,31 @@ def print_report(
     per_layer: bool = False,
     all_ranks: bool = False,
     verbose: bool = False,
+    waiting: Callable[[str], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220, ranks 120) unless
-    COLUMNS says otherwise."""
+    COLUMNS says otherwise. `waiting` gives the context in which what takes time is done, by what that is."""
     console = console_for(file, 220 if rows else 120 if all_ranks else 100)
-    width = console.width
+    with waiting("the step, played through the allocator"):
+        parts = _first(report, console.width, verbose=verbose)
+        if all_ranks:
+            parts += ["", *all_ranks_table(report, console.width)]
+        if per_layer:
+            parts += ["", *per_layer_table(report, console.width)]
+        if rows:
+            parts += ["", *rows_table(report, console.width)]
+    console.print(Group(*parts))  # before the search for advice, which may take longer than all else
+    file.flush()
+    with waiting("looking for what helps most"):
+        lines = advice_lines(report)
+    if not verbose:
+        lines += ["", Folded(MORE)]
+    if lines:
+        console.print(Group(*lines))
+
+
+def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]:
+    """Return the answer, the memory, and what is sent."""
     parts: list[RenderableType] = [title(report), *answer(report), *_said(report), ""]
     parts += memory_table(report, width, verbose=verbose)
     parts += [*(["", *phase_lines(report)] if verbose else []), *pipeline_lines(report)]
@@ -53,19 +75,7 @@ def print_report(
         parts += ["", *communication_table(report, width), *communication_lines(report)]
     elif report.collectives:
         parts += ["", *communication_summary(report, width)]
-    if all_ranks:
-        parts += ["", *all_ranks_table(report, width)]
-    if per_layer:
-        parts += ["", *per_layer_table(report, width)]
-    if rows:
-        parts += ["", *rows_table(report, width)]
-    console.print(Group(*parts))  # before the search for advice, which may take longer than all else
-    file.flush()
-    lines = advice_lines(report)
-    if not verbose:
-        lines += ["", Folded(MORE)]
-    if lines:
-        console.print(Group(*lines))
+    return parts
 
 
 def _said(report: Report) -> list[RenderableType]:

@@ -1,0 +1,56 @@
+"""A bar on the terminal while something takes longer than a second."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from memcalc.cli import streams
+
+_AFTER_SECONDS: Final = 1.0
+_LEAVE: Final = b"\r\x1b[K\x1b[?25h"
+"""Clears the line of the bar and shows the cursor."""
+
+
+@contextmanager
+def waiting(words: str) -> Generator[None]:
+    """Show the words, a bar and the seconds on stderr once the block has run for a second; nothing where stderr is no
+    terminal."""
+    if not _is_terminal():
+        yield
+        return
+    from threading import Event, Thread
+
+    done = Event()
+    thread = Thread(target=_show, args=(words, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _show(words: str, done: object) -> None:
+    """Wait for a second; then draw until `done`, a threading.Event, is set."""
+    from threading import Event
+
+    assert isinstance(done, Event)
+    if done.wait(_AFTER_SECONDS):
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    streams.at_interrupt = _LEAVE
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
+        progress.add_task(words, total=None)
+        done.wait()
+    streams.at_interrupt = b""
