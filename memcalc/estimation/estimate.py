@@ -30,7 +30,7 @@ def estimate(
     """
     checked = check_options(options)
     if (model is None) == (params is None):
-        raise InputError("--model or --params: exactly one of them is needed")
+        raise InputError("--model or --params: exactly one of them is needed; as in: memcalc estimate --model llama-7b")
     if model is None:
         from memcalc.estimation.sizing import SizeOnly, check_decides, parse_params
 

@@ -16,7 +16,7 @@ def check_stage(options: Options, engine: str, *, states_only: bool) -> None:
     engines = ("deepspeed", "fsdp2") if stage > 1 else ("deepspeed",)
     if options.engine is None and engine == "none":
         named = " or ".join(f"--engine {name} --zero {stage}" for name in engines)
-        why = "1 GPU has none to shard with, and which engine's buffers it has all the same is not said"
+        why = "1 GPU has no other to shard with, and an engine's buffers need --engine"
         refuse("zero", stage, f"{why}; allowed: 0, more --gpus, or {named}")
     if engine in ("none", "ddp"):
         refuse("zero", stage, f"engine {engine} shards nothing; allowed: 0, or --engine {' or '.join(engines)}")
