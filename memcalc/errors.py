@@ -1,4 +1,4 @@
-"""The one exception of the public API, and the wording that all its messages share."""
+"""The one exception of the public API, and the wording that its messages share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input. Its text is one line: the option or field, the value, and what is allowed."""
+    """Raised for invalid input. The message is one line: the option or field, the value, and what is allowed."""
 
 
 def nearest(name: str, known: Iterable[str], most: int = 5, cutoff: float = 0.5) -> list[str]:
-    """The known names most like `name`, best first; `cutoff`: how alike they are at least, from 0 to 1 (difflib's ratio)."""
+    """Return up to `most` known names that resemble `name`, the best first. `cutoff` is the least similarity from 0 to
+    1 (difflib's ratio).
+    """
     import difflib
 
     by_lower = {candidate.lower(): candidate for candidate in known}
@@ -19,7 +21,7 @@ def nearest(name: str, known: Iterable[str], most: int = 5, cutoff: float = 0.5)
 
 
 def one_line(text: object, limit: int = 120) -> str:
-    """`text` without line breaks or control characters, cut to `limit` characters; '' for nothing."""
+    """Return `text` on one line, without control characters, cut to `limit` characters; "''" if it is empty."""
     try:
         words = str(text)
     except ValueError:  # Python does not print integers of more than 4300 digits
@@ -29,7 +31,7 @@ def one_line(text: object, limit: int = 120) -> str:
 
 
 def quoted(value: object, limit: int = 120) -> str:
-    """`value` as Python writes it, on one line: '4096' in quotes, 4096 without."""
+    """Return `value` as Python writes it, on one line: '4096' with quotes for a string, 4096 without for a number."""
     try:
         return one_line(repr(value), limit)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Registries: what a package's modules hold, each found by its file's name and imported when it is asked for.
+"""Registries: the objects in a package's modules, found by file name and imported when they are asked for.
 
-A package's `__path__` says in which folders its modules are. A folder that is appended to it adds what its files hold, and
-nothing else is told of them.
+A package's `__path__` lists the folders of its modules. A folder that is appended to `__path__` adds its files to the
+registry; nothing else has to be registered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Names, and what the module of each holds. `-` in a name is `_` in the file's."""
+    """Maps names to the objects in their modules. `-` in a name is `_` in the file name."""
 
     def __init__(
         self,
@@ -29,15 +29,17 @@ class Registry(Mapping[str, T]):
     ) -> None:
         self.package = package
         self.known = dict.fromkeys(known)
-        """The order in which names are listed; those that are not among them follow, sorted."""
+        """The names that are listed first, in this order. Other names follow, sorted."""
         self.read = read
-        """Returns what a module holds and its name, given the file's and the module; None where it holds nothing."""
+        """Called with a file name and its module. Returns the object's name and the object; None if the module has
+        none.
+        """
         self.inside = inside
-        """The module to read of a name that has a package to itself."""
+        """The module to read if a name has a package to itself."""
         self.helpers = ("base", *helpers)
-        """Modules that hold nothing, so that listing does not import them."""
+        """Modules without an object; listing does not import them."""
         self.found: dict[str, T] = {}
-        """The names that have been asked for, with what their modules hold."""
+        """The objects that have been asked for, by name."""
         self._listed: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def __getitem__(self, name: str) -> T:
@@ -59,7 +61,9 @@ class Registry(Mapping[str, T]):
         return len(self.known) + len(self._others())
 
     def _imported(self, stem: str, *, known: bool = False) -> tuple[str, T] | None:
-        """Return what the module of that file name holds, and its name. Nothing is looked for where it is known to be."""
+        """Return the name and the object in the module of this file name; None if there is none. A known name is
+        imported without looking for the file.
+        """
         module = f"{self.package}.{stem}"
         if not known and (not stem.isidentifier() or stem.startswith("_") or stem in self.helpers):
             return None
@@ -71,7 +75,7 @@ class Registry(Mapping[str, T]):
         return self.read(stem, loaded)
 
     def _others(self) -> tuple[str, ...]:
-        """The names that are not known beforehand."""
+        """Return the names that are not known beforehand."""
         folders = tuple(import_module(self.package).__path__)
         if folders not in self._listed:
             files = (path for folder in map(Path, folders) if folder.is_dir() for path in folder.iterdir())
@@ -92,13 +96,15 @@ def _stem(name: str) -> str:
 
 
 def constant(name: str, attribute: str, stem: str, module: Any) -> tuple[str, Any] | None:
-    """Return what a module has by the name `name`, which knows its own name as `attribute`."""
+    """Return the object `name` of a module with its own name, which the object has as `attribute`; None if there is no
+    such object.
+    """
     held = getattr(module, name, None)
     return None if held is None else (getattr(held, attribute), held)
 
 
 def _engine(stem: str, module: Any) -> tuple[str, Any] | None:
-    """An engine is a module with its three functions."""
+    """Return the name and the module of an engine. A module is an engine if it has the function `holdings`."""
     return (stem.replace("_", "-"), module) if hasattr(module, "holdings") else None
 
 

@@ -1,4 +1,4 @@
-"""The only place where bytes become GiB or GB, and counts become words.
+"""Conversion of bytes to GiB or GB, and of counts to words. No other module converts them.
 
 1 GiB is 2**30 bytes, 1 GB is 10**9 bytes. Everything inside memcalc is an integer number of bytes.
 """
@@ -20,12 +20,14 @@ _COUNTS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def to_bytes(value: float, unit: str) -> int:
-    """`value` of `unit` ("GB", "MiB", ...; a trailing "/s" is allowed) in bytes. KeyError for an unknown unit."""
+    """Return `value` of `unit` ("GB", "MiB", ...) in bytes. A trailing "/s" is allowed. Raises KeyError for an unknown
+    unit.
+    """
     return round(value * _BYTES[unit.removesuffix("/s")])
 
 
 def parse_count(text: str) -> int | None:
-    """ "7.5B", "350M", "7_500_000_000" or "7500000000" as an integer; None for anything else."""
+    """Return "7.5B", "350M", "7_500_000_000" or "7500000000" as an integer; None for anything else."""
     match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
         return None
@@ -36,7 +38,7 @@ def parse_count(text: str) -> int | None:
 
 
 def show_bytes(nbytes: int) -> str:
-    """A size for people, in binary units: "13.48 GiB", "512 B"."""
+    """Return a size for people, in binary units: "13.48 GiB", "512 B"."""
     sign, size = ("-" if nbytes < 0 else ""), abs(nbytes)
     for unit, factor in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= factor:
@@ -45,16 +47,16 @@ def show_bytes(nbytes: int) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """A time for people, three digits of it: "1.23 s", "24.4 ms", "8.4 µs"."""
+    """Return a time for people with three digits: "1.23 s", "24.4 ms", "8.4 µs"."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= 0.9995 * factor:  # rounded up to it
+        if seconds >= 0.9995 * factor:  # rounding reaches this unit
             value = seconds / factor
             return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
     return f"{seconds / 1e-6:.3g} µs"
 
 
 def show_flops(flops: int) -> str:
-    """A number of floating-point operations for people, three digits of it: "29.3 TFLOP"."""
+    """Return a number of floating-point operations for people with three digits: "29.3 TFLOP"."""
     for unit, factor in (("EFLOP", 10**18), ("PFLOP", 10**15), ("TFLOP", 10**12), ("GFLOP", 10**9), ("MFLOP", 10**6)):
         if flops >= 0.9995 * factor:
             value = flops / factor
@@ -63,7 +65,7 @@ def show_flops(flops: int) -> str:
 
 
 def show_count(number: int) -> str:
-    """A parameter count for people: "6.74 B", "124.4 M"."""
+    """Return a parameter count for people: "6.74 B", "124.4 M"."""
     for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if number >= factor:
             return f"{number / factor:.2f} {unit}"

@@ -1,9 +1,13 @@
-"""Guards of the architecture: what an estimate imports, and which way imports point. Each guard is shown to fail."""
+"""Guards of the architecture: what an estimate imports, which way imports point, how docstrings begin.
+
+Each guard is shown to fail.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -63,6 +67,12 @@ ONLY: dict[str, tuple[str, ...]] = {
     "numpy": ("memcalc.estimation.many",),
 }
 """Who may import what, anywhere in its source."""
+
+IN_PLAIN_WORDS = ("memcalc.core", "memcalc.errors", "memcalc.registry", "memcalc.units")
+"""The rooms and modules whose docstrings begin with a verb or a noun phrase."""
+
+NO_BEGINNINGS = ("What", "Of", "The same", "Its", "Whose", "Which", "That")
+"""Words that leave a docstring without a subject and a verb of its own."""
 
 HEAVY = ("torch", "transformers", "numpy", "huggingface_hub")
 
@@ -134,6 +144,21 @@ def not_allowed(given: dict[str, str]) -> list[str]:
     ]
 
 
+def badly_begun(given: dict[str, str]) -> list[str]:
+    """Return the docstrings, those of attributes included, that begin with one of NO_BEGINNINGS, with their modules."""
+    return [
+        f"{module}:{statement.lineno} {statement.value.value}"
+        for module, source in given.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in node.body
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+        and any(re.match(rf"{words}\b", statement.value.value.strip()) for words in NO_BEGINNINGS)
+    ]
+
+
 def loaded_after(statement: str) -> set[str]:
     """Which of the heavy libraries a fresh interpreter has imported after a statement."""
     code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(set({HEAVY!r}) & set(sys.modules))))"
@@ -180,6 +205,13 @@ def test_the_exceptions_are_needed() -> None:
 
 def test_libraries_stay_where_they_belong() -> None:
     assert not_allowed(sources()) == []
+
+
+@pytest.mark.parametrize("room", IN_PLAIN_WORDS)
+def test_docstrings_have_a_subject_or_a_verb(room: str) -> None:
+    inside = {m: source for m, source in sources().items() if m == room or m.startswith(room + ".")}
+    assert inside, "no such room"
+    assert badly_begun(inside) == []
 
 
 # --- that they can fail
@@ -246,6 +278,16 @@ def test_the_library_guard_can_fail(module: str, source: str, target: str) -> No
 
 def test_the_library_guard_lets_the_right_ones_through() -> None:
     assert not_allowed({"memcalc.cli.main": "import typer, rich", "memcalc.report.table": "import rich.table"}) == []
+
+
+@pytest.mark.parametrize("words", NO_BEGINNINGS)
+@pytest.mark.parametrize(
+    "source",
+    ["{} it is.", "def f():\n    {} it is.", "class A:\n    x: int\n    {} it is.", "async def f():\n    {} it is."],
+)
+def test_the_docstring_guard_can_fail(source: str, words: str) -> None:
+    assert len(badly_begun({"memcalc.core.dims": source.replace("{} it is.", f'"""{words} it is."""')})) == 1
+    assert badly_begun({"memcalc.core.dims": source.replace("{} it is.", '"""Return whose offset it is."""')}) == []
 
 
 def test_the_package_is_where_it_is_read() -> None:

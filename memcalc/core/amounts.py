@@ -1,7 +1,8 @@
-"""Live bytes as one integer: the coefficients of a polynomial in (batch - 1) and (seq - 1), and the bytes of gradients.
+"""Amounts: live bytes as one integer. It holds the coefficients of a polynomial in (batch - 1) and (seq - 1), and the
+bytes of gradients.
 
-Adding two amounts is one addition, and an amount exceeds another one for every batch and sequence (from 1 up) where it does so
-in all coefficients: none of these can be made up for by another one's size.
+Adding two amounts is one addition. An amount exceeds another one for every batch and sequence (from 1 up) if it is as
+large in every coefficient: a larger coefficient cannot make up for a smaller one at every size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _GRADIENTS: Final = _DIGIT * 6
 
 @lru_cache(maxsize=16384)
 def amount(shape: Shape, dtype: DType, component: str) -> int:
-    """The amount that a block is. What is neither an activation nor a gradient nor gathered is counted elsewhere."""
+    """Return the amount of a block: zero unless the block is an activation, a gradient or gathered. Other blocks are
+    counted elsewhere.
+    """
     size, poly = numel(shape)
     if component == "gradients":
         return size * dtype.itemsize << _GRADIENTS
@@ -33,11 +36,11 @@ def amount(shape: Shape, dtype: DType, component: str) -> int:
 
 
 def bytes_of(given: int) -> tuple[Poly, int]:
-    """The polynomial in batch and seq, and the bytes of gradients."""
+    """Return an amount's polynomial in batch and seq, and its bytes of gradients."""
     digits: list[int] = []
     for _ in range(_LENGTH):
         digit = given & _MASK
-        if digit >= _SIGN:  # a negative one has borrowed from the next
+        if digit >= _SIGN:  # a negative digit has borrowed from the next
             digit -= 1 << _DIGIT
         digits.append(digit)
         given = (given - digit) >> _DIGIT
@@ -45,24 +48,27 @@ def bytes_of(given: int) -> tuple[Poly, int]:
 
 
 def amount_of(poly: Poly) -> int:
-    """The amount that a polynomial in batch and seq is, without gradients."""
+    """Return the amount of a polynomial in batch and seq, without gradients."""
     return sum(c << _DIGIT * i for i, c in enumerate(_from_one(poly)) if c)
 
 
 def exceeds(left: int, right: int) -> bool:
-    """Tell whether an amount is as large as another one in every coefficient. With the sign bit added, no coefficient of the
-    difference borrows from the next, and that bit stays where it is not negative."""
+    """Tell whether `left` is as large as `right` in every coefficient.
+
+    With the sign bit added, no coefficient of the difference borrows from the next. The sign bit stays set where the
+    coefficient is not negative.
+    """
     return (left - right + _SIGNS) & _SIGNS == _SIGNS
 
 
 def undominated(amounts: Iterable[int]) -> list[int]:
-    """Those that no other one exceeds, the largest first."""
+    """Return the amounts that no other one exceeds, the largest first."""
     kept: list[int] = []
-    for new in sorted(amounts, reverse=True):  # what exceeds an amount is the larger integer
+    for new in sorted(amounts, reverse=True):  # an amount that exceeds another one is the larger integer
         for i, other in enumerate(kept):
             if (other - new + _SIGNS) & _SIGNS == _SIGNS:
                 if i:
-                    kept.insert(0, kept.pop(i))  # what exceeds one is likely to exceed the next
+                    kept.insert(0, kept.pop(i))  # an amount that exceeds one is likely to exceed the next
                 break
         else:
             kept.append(new)
@@ -70,13 +76,13 @@ def undominated(amounts: Iterable[int]) -> list[int]:
 
 
 def _from_one(poly: Poly) -> Poly:
-    """A polynomial in batch and seq as one in (batch - 1) and (seq - 1)."""
+    """Return a polynomial in batch and seq as a polynomial in (batch - 1) and (seq - 1)."""
     c0, c1, c2, b0, b1, b2 = poly
     return (c0 + c1 + c2 + b0 + b1 + b2, c1 + 2 * c2 + b1 + 2 * b2, c2 + b2, b0 + b1 + b2, b1 + 2 * b2, b2)
 
 
 def _to_zero(k0: int, k1: int, k2: int, k3: int, k4: int, k5: int) -> Poly:
-    """The reverse."""
+    """Return a polynomial in (batch - 1) and (seq - 1) as a polynomial in batch and seq."""
     b2, c2 = k5, k2 - k5
     b1 = k4 - 2 * b2
     b0 = k3 - b1 - b2

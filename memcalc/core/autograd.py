@@ -32,7 +32,7 @@ _LEAF_SEQUENCE = 1 << 60
 
 
 class Node:
-    """A grad_fn: where its gradients go, what it saved, and how it runs."""
+    """A grad_fn. It knows where its gradients go, which tensors it saved, and how it runs."""
 
     __slots__ = (
         "backward",
@@ -72,10 +72,12 @@ class Node:
         frame = memory.checkpoint
         self.saved: list[Saved] = list(saved) if frame is None else [frame.pack(tensor) for tensor in saved]
         self.held = _gathered(memory, saved) if frame is None and memory.visitor is not None else ()
-        """What an engine has gathered of weights that it has saved views of: a view keeps it, whatever the engine frees."""
+        """The blocks that an engine has gathered weights into, where the node saved views of these weights. A view
+        keeps its block alive, whatever the engine frees.
+        """
 
     def unpack(self) -> list[Tensor]:
-        """The saved tensors; recomputes a checkpointed block on the first call."""
+        """Return the saved tensors. The first call inside a checkpoint recomputes the checkpointed function."""
         return [tensor.unpack() for tensor in self.saved]
 
     def needs(self, i: int) -> bool:
@@ -96,7 +98,7 @@ class Node:
                 if out.dtype is not dtype:
                     from memcalc.core.ops.strides import elementwise_strides
 
-                    strides = elementwise_strides(out.shape, (out,))  # out may be expanded; a copy of it is dense
+                    strides = elementwise_strides(out.shape, (out,))  # out may be expanded; the copy is dense
                     outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", strides)
         return outs
 
@@ -109,7 +111,9 @@ def _gathered(memory: Memory, saved: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 class Leaf(Node):
-    """A weight's gradient accumulator (AccumulateGrad). `shape` is the weight's: a shard can have a whole gradient."""
+    """The gradient accumulator of a weight (AccumulateGrad). `shape` is the weight's; the gradient of a shard may have
+    the shape of the whole weight.
+    """
 
     __slots__ = ("accumulating", "grad", "ready", "shape", "weight_layer")
 
@@ -124,10 +128,10 @@ class Leaf(Node):
         self.grad: Tensor | None = None
         self.accumulating = accumulating
         self.ready: Callable[[Tensor], None] | None = None
-        """What is done with a gradient that has been accumulated (register_post_accumulate_grad_hook)."""
+        """Called with each gradient after it has been accumulated (register_post_accumulate_grad_hook)."""
 
     def run(self, grads: list[Tensor]) -> Gradients:
-        """Take the gradient as it is, or add it to the one that an earlier micro-batch left."""
+        """Keep the gradient as it is, or add it to the gradient of an earlier micro-batch."""
         if not self.accumulating and self.grad is None:
             whole = grads[0].shape if numel(grads[0].shape)[0] != numel(self.shape)[0] else self.shape
             self.memory.relabel(grads[0].storage, whole, "gradients", self.scope, self.weight_layer)
@@ -138,10 +142,10 @@ class Leaf(Node):
 
 
 class Constant(Node):
-    """The gradient accumulator of a leaf that a forward makes and nobody trains: the graph keeps both it and its gradient,
-    a copy where that is not laid out as the leaf, which is contiguous.
+    """The gradient accumulator of a leaf that forward makes and nobody trains. The graph keeps both the accumulator and
+    its gradient. The gradient is copied if it is not laid out as the leaf, which is contiguous.
 
-    `tensor` refers to the leaf's storage, not to the leaf, which refers to this.
+    `leaf` is the leaf's storage, not the leaf itself: the leaf refers to this accumulator.
     """
 
     __slots__ = ("grad", "leaf")
@@ -161,7 +165,7 @@ class Constant(Node):
 
 
 def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
-    """`tensor.sum_to_size(shape)`: one reduction, then a view."""
+    """Return `tensor.sum_to_size(shape)`: one reduction, then a view."""
     lead = len(tensor.shape) - len(shape)
     kept = tuple(
         dim if i >= lead and shape[i - lead].size == dim.size else ONE_DIM for i, dim in enumerate(tensor.shape)
@@ -171,36 +175,38 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
 
 
 class Part(NamedTuple):
-    """A part of a graph that is run alone, as `torch.autograd.grad` does with `inputs`."""
+    """A part of a graph that runs alone, as in `torch.autograd.grad` with `inputs`."""
 
     nodes: AbstractSet[Node]
-    """Those that run, the captured ones among them."""
+    """The nodes that run, including the captured ones."""
     captured: dict[Node, Tensor | None]
-    """Leaves whose gradient is handed out instead of accumulated."""
+    """The leaves whose gradient is returned instead of accumulated."""
     watched: dict[Node, Gradients]
-    """Nodes of which it is noted what comes to them (Node.register_prehook)."""
+    """The nodes whose incoming gradients are recorded (Node.register_prehook)."""
     retains: bool
-    """retain_graph"""
+    """True keeps the saved tensors after the run (`retain_graph`)."""
 
 
 def backward(
     loss: Tensor, queued: Callable[[], None] | None = None, gradient: Tensor | None = None, part: Part | None = None
 ) -> None:
-    """`loss.backward()`: every leaf that was used gets its gradient; the graph's saved tensors go as it runs.
+    """Run `loss.backward()`: every leaf that was used gets its gradient, and saved tensors are freed as their nodes
+    run.
 
-    `queued` runs last, within it (Engine::queue_callback). `gradient` is that of the output, where it is no loss.
+    `queued` runs last, within backward (Engine::queue_callback). `gradient` is the gradient of the output, for an
+    output that is not a loss.
     """
     memory = loss.memory
     root = loss.node
     assert root is not None
     memory.scope = "loss"
-    root_gradient = gradient  # the caller's frame holds it
+    root_gradient = gradient  # the caller's frame keeps this gradient alive
     if root_gradient is None:
         root_gradient = new_tensor(memory, loss.shape, loss.dtype, "gradient of the loss")
     inbox: dict[Node, list[Tensor | None]] = {root: [root_gradient]}
     del root
     run_graph(memory, inbox, queued, part)
-    memory.scope = ""  # what comes next is in no module
+    memory.scope = ""  # later allocations are in no module
     del root_gradient
 
 
@@ -210,7 +216,7 @@ def run_graph(
     queued: Callable[[], None] | None = None,
     part: Part | None = None,
 ) -> None:
-    """Run the graph behind the nodes that `inbox` has gradients for, or a part of it."""
+    """Run the graph behind the nodes that `inbox` has gradients for, or the part of it that `part` names."""
     memory.grad_enabled = False
     memory.only = None if part is None else part.nodes
     waiting = _dependencies(list(inbox), memory.only)
@@ -254,7 +260,7 @@ def run_graph(
 
 def _call(node: Node, inbox: dict[Node, list[Tensor | None]], *, retains: bool) -> Gradients:
     grads = inbox.pop(node, None)
-    if grads is None:  # no gradient has come to it: it has none to give, and the nodes behind it need not wait
+    if grads is None:  # no gradient has come to the node: it gives none, and the nodes behind it do not wait
         node.saved = []
         return [None] * len(node.edges)
     outs = node.run(grads)  # type: ignore[arg-type]
@@ -277,7 +283,7 @@ def _deliver(inbox: dict[Node, list[Tensor | None]], node: Node, slot: int, outs
         from memcalc.core.ops.strides import elementwise_strides
 
         own = new
-        if not same_sizes(old.shape, new.shape):  # a shard's and a whole table's, of which a part is taken
+        if not same_sizes(old.shape, new.shape):  # one is a shard's gradient, the other the whole table's
             own = new_tensor(new.memory, old.shape, new.dtype, "gradient of the shard")
         strides = elementwise_strides(own.shape, (old, own))
         buffer[slot] = new_tensor(own.memory, own.shape, own.dtype, "gradient sum", strides)

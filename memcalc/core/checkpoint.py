@@ -1,4 +1,4 @@
-"""torch.utils.checkpoint without reentry: what it leaves out of the graph, and when that is computed again."""
+"""torch.utils.checkpoint without reentry: which tensors it keeps out of the graph, and when it recomputes them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from memcalc.core.tensor import Autocast, Memory, Packer, Tensor
 
 
 class _StopRecomputation(Exception):
-    """Everything that backward needs has been recomputed (torch's `early_stop`)."""
+    """Raised when everything that backward needs has been recomputed (torch's `early_stop`)."""
 
 
 class _Holder:
-    """What a checkpointed node keeps in place of a saved tensor. It goes with the node, and nobody asks for the tensor then."""
+    """Stands in a checkpointed node for a saved tensor. The holder dies with its node; then nobody asks for the
+    tensor.
+    """
 
     __slots__ = ("__weakref__", "frame", "tensor")
 
@@ -31,7 +33,9 @@ class _Holder:
 
 
 class _Argument:
-    """An argument of a checkpoint within another one, which packs it. It wants a gradient if it did."""
+    """An argument of a checkpoint inside another checkpoint, packed by the outer one. It has a grad_fn if the argument
+    had one.
+    """
 
     __slots__ = ("node", "output", "saved")
 
@@ -47,7 +51,7 @@ class _Argument:
 class Checkpoint:
     """One call of `torch.utils.checkpoint.checkpoint(use_reentrant=False)`.
 
-    Within another one's function, its arguments are among what the other one recomputes.
+    If the call is inside another checkpoint's function, the outer checkpoint recomputes its arguments.
     """
 
     __slots__ = ("__weakref__", "args", "autocast", "context", "done", "early_stop", "function", "holders", "memory")
@@ -98,7 +102,9 @@ class Checkpoint:
 
 
 class Recomputation:
-    """The hook of the second run: it hands each saved tensor to its holder and stops after the last."""
+    """The saved-tensor hook of the recomputation. It hands each saved tensor to its holder and stops after the last
+    one.
+    """
 
     __slots__ = ("count", "frame")
     keeps = True
@@ -118,8 +124,11 @@ class Recomputation:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """What the recomputation keeps of it (torch.utils.checkpoint, pack_hook): of a weight that an engine has gathered an alias
-    of what was gathered, which the engine does not free with the weight."""
+    """Return the alias that the recomputation keeps of a tensor (torch.utils.checkpoint, pack_hook).
+
+    For a weight that an engine has gathered, the alias refers to the gathered block, which the engine does not free
+    with the weight.
+    """
     visitor = tensor.memory.visitor
     gathered = None if visitor is None else visitor.gathered(tensor)
     return tensor if gathered is None else gathered
@@ -128,10 +137,11 @@ def _detached(tensor: Tensor) -> Tensor:
 def checkpoint(
     memory: Memory, function: Callable[..., Any], *args: Any, early_stop: bool = True, policy: Policy | None = None
 ) -> Any:
-    """Run `function(*args)`, keeping its arguments only; what it saves is recomputed when backward asks for it.
+    """Run `function(*args)` and keep only its arguments. Tensors that it saves are recomputed when backward asks for
+    them.
 
-    `early_stop`: a recomputation ends with the last tensor that is asked for, as torch's non-reentrant one does.
-    `policy`: of which ops the results are kept too.
+    `early_stop` ends a recomputation after the last tensor that backward asks for, as torch's non-reentrant checkpoint
+    does. `policy` says which ops' results are kept as well.
     """
     outer, contexts = memory.checkpoint, memory.contexts
     context = None if policy is None else Keeping(policy, contexts)

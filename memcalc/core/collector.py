@@ -1,4 +1,6 @@
-"""Python's collector of cycles, which looks at all objects again and again while a run makes tens of thousands of them."""
+"""A switch for Python's cyclic garbage collector, which scans all objects again and again while a run makes tens of
+thousands of them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_collections() -> Generator[None]:
-    """Run a block, or as a decorator a function, without it. No tensor is in a cycle, so nothing stays that would have gone."""
+    """Run a block, or as a decorator a function, without the collector. No tensor is in a cycle, so every dead tensor
+    is freed all the same.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -12,20 +12,22 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 Poly = tuple[int, int, int, int, int, int]
-"""Coefficients of 1, seq, seq², batch, batch·seq, batch·seq²."""
+"""The coefficients of 1, seq, seq², batch, batch·seq and batch·seq²."""
 
 ZERO: Final[Poly] = (0, 0, 0, 0, 0, 0)
 _ONE: Final[Poly] = (1, 0, 0, 0, 0, 0)
 
 
 def evaluate(poly: Poly, batch: int, seq: int) -> int:
-    """The polynomial at a micro-batch of `batch` sequences of `seq` tokens."""
+    """Return the polynomial's value for a micro-batch of `batch` sequences of `seq` tokens."""
     c0, c1, c2, b0, b1, b2 = poly
     return c0 + seq * (c1 + seq * c2) + batch * (b0 + seq * (b1 + seq * b2))
 
 
 def multiply(left: Poly, right: Poly) -> Poly:
-    """The product. OverflowError above batch¹·seq², which no tensor of a training step has."""
+    """Return the product of two polynomials. Raises OverflowError above batch¹·seq², which no tensor of a training step
+    has.
+    """
     out = [0] * 6
     for i, a in enumerate(left):
         if not a:
@@ -41,7 +43,7 @@ def multiply(left: Poly, right: Poly) -> Poly:
 
 
 class Dim:
-    """One named dim. `parts` are the atomic dims of a merged one ("batch·seq"), itself otherwise."""
+    """One named dim. `parts` are the atomic dims of a merged dim ("batch·seq"); an atomic dim is its own only part."""
 
     __slots__ = ("name", "parts", "poly", "size")
 
@@ -60,25 +62,25 @@ ONE_DIM: Final = Dim("1", 1)
 
 
 class Size(NamedTuple):
-    """The batch and sequence that a run is made at."""
+    """The batch and the sequence length of a run."""
 
     batch: Dim
     seq: Dim
 
 
 def workload_size(batch: int, seq: int) -> Size:
-    """The two dims that vary, as polynomials in themselves."""
+    """Return the dims `batch` and `seq`, each a polynomial in itself."""
     return Size(Dim("batch", batch, (0, 0, 0, 1, 0, 0)), Dim("seq", seq, (0, 1, 0, 0, 0, 0)))
 
 
 def fixed_size(batch: int, seq: int) -> Size:
-    """The two dims as plain numbers, for a program whose sizes are no polynomials in them."""
+    """Return the dims `batch` and `seq` as plain numbers, for a program whose sizes are no polynomials in them."""
     return Size(Dim("batch", batch), Dim("seq", seq))
 
 
 @lru_cache(maxsize=4096)
 def merge(*dims: Dim) -> Dim:
-    """The dims flattened into one."""
+    """Return the given dims flattened into one."""
     if len(dims) == 1:
         return dims[0]
     size, poly = 1, _ONE
@@ -91,7 +93,7 @@ def merge(*dims: Dim) -> Dim:
 
 @lru_cache(maxsize=1024)
 def plus(dim: Dim, more: int) -> Dim:
-    """`dim` made longer by `more`, as padding does."""
+    """Return `dim` made longer by `more` elements, as padding does."""
     if not more:
         return dim
     poly = (dim.poly[0] + more, *dim.poly[1:])
@@ -100,7 +102,9 @@ def plus(dim: Dim, more: int) -> Dim:
 
 @lru_cache(maxsize=1024)
 def divided(dim: Dim, divisor: int) -> Dim:
-    """An equal part of `dim`, as `chunk` makes; the size must divide."""
+    """Return one of `divisor` equal parts of `dim`, as `chunk` makes them. Raises ValueError if the size does not
+    divide.
+    """
     if dim.size % divisor or any(c % divisor for c in dim.poly):
         raise ValueError(f"{dim} does not divide by {divisor}")
     return Dim(f"{dim.name}/{divisor}", dim.size // divisor, tuple(c // divisor for c in dim.poly))  # type: ignore[arg-type]
@@ -108,13 +112,13 @@ def divided(dim: Dim, divisor: int) -> Dim:
 
 @lru_cache(maxsize=1024)
 def whole_of(part: Dim, ranks: int, suffix: str) -> Dim:
-    """All of what `ranks` have an equal `part` of, whose name ends with `suffix`."""
+    """Return the dim that `ranks` ranks hold equal parts of. `part` is one rank's, and its name ends with `suffix`."""
     return Dim(part.name.removesuffix(suffix), ranks * part.size, tuple(ranks * c for c in part.poly))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=16384)
 def numel(shape: Shape) -> tuple[int, Poly]:
-    """Elements of a tensor of `shape`, as a number and as a polynomial."""
+    """Return the number of elements of a tensor of `shape`, as an integer and as a polynomial."""
     size, poly = 1, _ONE
     for dim in shape:
         if dim is not ONE_DIM:
@@ -124,13 +128,13 @@ def numel(shape: Shape) -> tuple[int, Poly]:
 
 
 def formula(shape: Iterable[Dim]) -> str:
-    """The named dims of a shape, multiplied out: "batch·seq·heads·head_dim"."""
+    """Return the atomic dims of a shape as a product: "batch·seq·heads·head_dim"."""
     return "·".join(_factor(part.name) for dim in shape for part in dim.parts if part is not ONE_DIM) or "1"
 
 
 @lru_cache(maxsize=4096)
 def _factor(name: str) -> str:
-    """A sum in parentheses, so that it can be multiplied."""
+    """Return a dim's name as a factor of a product: in parentheses if it is a sum."""
     depth = 0
     for letter in name:
         depth += (letter in "(⌈") - (letter in ")⌉")

@@ -1,4 +1,4 @@
-"""Element types: a name and a size, nothing else."""
+"""Element types: a name and a size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One element type. Instances are compared by identity: there is one of each."""
+    """One element type. Instances are compared by identity: each type has exactly one."""
 
     name: str
     itemsize: int

@@ -1,7 +1,7 @@
-"""The events that a run notes for an engine that acts between them: modules that begin and end, gradients that are ready.
+"""The events that a run records for an engine that acts between them: a module begins or ends, a gradient is ready.
 
-A run on paper is recorded once. An engine is played over it later (`memcalc/tape/rewritten.py`), with any number of ranks
-and any threshold, because all that it looks at is here.
+A run on paper is recorded once. An engine is played over the record later (`memcalc/tape/rewritten.py`), with any
+number of ranks and any threshold, because everything that it looks at is in the events.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Where = tuple[str, int | None]
-"""A module: its path, and its layer where that has a `*`."""
+"""A module: its path, and its layer if the path has a `*`."""
 
 
 class Visited(NamedTuple):
@@ -17,40 +17,42 @@ class Visited(NamedTuple):
 
     where: Where
     parameters: frozenset[int]
-    """Those that are gathered for it, by their place in definition order. A leaf's are those of the modules in it too."""
+    """The parameters that are gathered for the call, by their index in definition order. A leaf gathers the parameters
+    of the modules inside it too.
+    """
     within: frozenset[int]
-    """Its own and those of all modules in it."""
+    """The module's own parameters and those of all modules inside it."""
     is_leaf: bool
 
 
 class Selective(NamedTuple):
-    """The call of a checkpoint that keeps some results."""
+    """The call of a checkpoint that keeps the results of some ops."""
 
     number: int
     module: Where | None
     """The module that is checkpointed."""
     again: bool
-    """Whether it is being recomputed."""
+    """True while the call is being recomputed."""
 
 
 class Begins(NamedTuple):
     """A module begins."""
 
     place: int
-    """In the log: the event comes before what is logged there."""
+    """The event's index in the log: it comes before the entry at this index."""
     segment: int
-    """The segment of the log that it is in, by its number."""
+    """The number of the log's segment that the event is in."""
     visited: Visited
     forward: bool
     phase: Literal["forward", "backward"]
-    """A module that is recomputed begins its forward in backward."""
+    """The phase of the run. A module that is recomputed begins its forward in "backward"."""
     within: Selective | None
     sent: int
-    """How many collectives the run itself has sent before."""
+    """The number of collectives that the run itself has sent before the event."""
 
 
 class Ends(NamedTuple):
-    """A module is over."""
+    """A module ends."""
 
     place: int
     segment: int
@@ -60,7 +62,9 @@ class Ends(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A gradient is ready: from `after` on its block goes on under the number `block`, as none of autograd's."""
+    """A gradient is ready. From index `after` on its block belongs to no node of autograd and has the number
+    `block`.
+    """
 
     place: int
     segment: int
@@ -71,7 +75,9 @@ class Ready(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """From here on the graph refers to the memory that a parameter has been gathered into, if it has been."""
+    """From this event on the graph refers to the block that a parameter has been gathered into, if it has been
+    gathered.
+    """
 
     place: int
     segment: int
@@ -80,7 +86,7 @@ class Holds(NamedTuple):
 
 
 class LetsGo(NamedTuple):
-    """It does so no more."""
+    """From this event on the graph no longer refers to the block of the `Holds` with the same number."""
 
     place: int
     segment: int
@@ -88,7 +94,7 @@ class LetsGo(NamedTuple):
 
 
 class Over(NamedTuple):
-    """Backward is over."""
+    """Backward ends."""
 
     place: int
     segment: int

@@ -1,4 +1,4 @@
-"""A step's forwards and backwards on paper."""
+"""The forwards and backwards of one training step on paper."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 def passes(
     program: Program, run: Run, autocast: DType | None, micro_batches: int, batch: Sequence[Tensor]
 ) -> tuple[tuple[int, ...], Tensor]:
-    """Run forward and backward of so many micro-batches of one step. Returns where in the log each forward ends, and the last
-    loss: what its graph keeps is there as long as the loss is.
+    """Run forward and backward of `micro_batches` micro-batches of one step. Returns the index in the log at which each
+    forward ends, and the last loss, whose graph keeps its tensors as long as the loss is alive.
 
-    `batch` is the first one's, and the caller gives the others as it gave that. Each loss is held until the next one takes its
-    place, and with it whatever its graph keeps.
+    `batch` is the batch of the first micro-batch; the program gives the others. Each loss, and what its graph keeps,
+    stays until the next loss takes its place.
     """
     memory, hooks = run.memory, run.hooks
     with Autocast(memory, autocast):
         left_behind = program.left_behind(run)
-    memory.work.clear()  # the step before made those products
+    memory.work.clear()  # these products belong to the step before
     ends: list[int] = []
     loss: Any = None
     for i in range(micro_batches):
@@ -44,8 +44,8 @@ def passes(
                 loss = hooks.after_forward(loss)
             if program.context_parallel is not None:
                 loss = program.context_parallel.loss(run, loss)
-        left_behind.clear()  # with the loss of the step before
-        memory.relabel(loss.storage, (), "buffers", "loss", None)  # the caller's, no longer the program's
+        left_behind.clear()  # freed with the loss of the step before
+        memory.relabel(loss.storage, (), "buffers", "loss", None)  # now the caller's
         ends.append(len(memory.log))
         memory.enter("backward", None)
         backward(loss, None if hooks is None else hooks.after_backward)

@@ -1,4 +1,6 @@
-"""A row: one named tensor, or one per layer, with what makes its bytes and when it lives. Every total is a sum of rows."""
+"""A row: one named tensor, or one per layer, with the dims that make its bytes and the time that it lives. Every total
+is a sum of rows.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,18 @@ class Row(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a row whose dims do not vary."""
+        """Return the bytes of a row whose dims do not vary."""
         return self.copies * numel(self.shape)[0] * self.dtype.itemsize
 
     def bytes_at(self, batch: int, seq: int) -> int:
-        """Bytes at a micro-batch of `batch` sequences of `seq` tokens."""
+        """Return the bytes at a micro-batch of `batch` sequences of `seq` tokens."""
         return self.copies * evaluate(numel(self.shape)[1], batch, seq) * self.dtype.itemsize
 
 
 class Item(NamedTuple):
-    """A row as reported: evaluated, with its share of its component and of the peak."""
+    """A row as reported, for one batch and sequence length. `nbytes` is its size, `at_peak` its part that is alive at
+    the peak.
+    """
 
     component: Component
     name: str
@@ -63,7 +67,7 @@ class Item(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def named_sizes(shape: Shape, batch: int, seq: int) -> tuple[tuple[str, int], ...]:
-    """The atomic dims of a shape, evaluated: (("batch", 1), ("seq", 2048), ("hidden", 4096))."""
+    """Return the name and size of each atomic dim of a shape: (("batch", 1), ("seq", 2048), ("hidden", 4096))."""
     return tuple(
         (part.name, evaluate(part.poly, batch, seq)) for dim in shape for part in dim.parts if part.name != "1"
     )
@@ -72,7 +76,9 @@ def named_sizes(shape: Shape, batch: int, seq: int) -> tuple[tuple[str, int], ..
 def copied(
     sizes: tuple[tuple[str, int], ...], name: str, copies: int, layers: int | None
 ) -> tuple[tuple[str, int], ...]:
-    """The dims of `copies` equal blocks: one a layer, several a layer, or just several. A layered name has a `*`."""
+    """Return the dims of `copies` equal blocks: one per layer, several per layer, or several without layers. The name
+    of a tensor with one block per layer contains a `*`.
+    """
     if copies == 1:
         return sizes
     if "*" not in name or layers is None or (copies > layers and copies % layers):
@@ -83,7 +89,9 @@ def copied(
 
 
 def dims_formula(sizes: tuple[tuple[str, int], ...], dtype: DType) -> str:
-    """A row's bytes twice, in named dims and in numbers: "layers·batch·seq·hidden·2 B = 32·1·2048·4096·2 B"."""
+    """Return a row's bytes as a formula, in named dims and in numbers: "layers·batch·seq·hidden·2 B = 32·1·2048·4096·2
+    B".
+    """
     unit = f"{dtype.itemsize} B"
     names, numbers = [name for name, _ in sizes], [str(size) for _, size in sizes]
     return f"{'·'.join([*names, unit])} = {'·'.join([*numbers, unit])}"
@@ -91,7 +99,7 @@ def dims_formula(sizes: tuple[tuple[str, int], ...], dtype: DType) -> str:
 
 @lru_cache(maxsize=1024)
 def shard(shape: Shape, axis: str, degree: int) -> Shape:
-    """A flat 1/degree of a tensor, padded up: how ZeRO and FSDP cut one parameter."""
+    """Return the shape of a flat 1/degree of a tensor, rounded up. ZeRO and FSDP shard one parameter like this."""
     if degree == 1:
         return shape
     return (Dim(f"⌈{formula(shape)}/{axis}⌉", -(-numel(shape)[0] // degree)),)

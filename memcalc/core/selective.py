@@ -1,8 +1,9 @@
-"""Selective checkpointing: of what a checkpointed function does, the results of some ops are kept and not recomputed.
+"""Selective checkpointing: inside a checkpointed function, the results of some ops are kept and not recomputed.
 
-Source: torch/utils/checkpoint.py, create_selective_checkpoint_contexts. In the first run a policy is asked about every op;
-what it keeps is held besides what autograd saves. The second run takes the kept results in their order, each once, and
-recomputes the others. What is not taken, because the recomputation ends before, stays as long as the checkpoint does.
+Source: torch/utils/checkpoint.py, create_selective_checkpoint_contexts. In the first run a policy is asked about every
+op. The results that it keeps are alive besides the tensors that autograd saves. The recomputation takes the kept
+results in their order, each once, and computes the others again. If it ends early, results that it has not taken stay
+as long as the checkpoint does.
 """
 
 from __future__ import annotations
@@ -18,27 +19,33 @@ if TYPE_CHECKING:
 
 Results = tuple[Tensor, ...]
 Policy = Callable[[str, int], bool]
-"""Whether the results of an op's call of this number, counted from 0 within one checkpoint, are kept."""
+"""Called with an op and the number of its call, counted from 0 within one checkpoint. Returns whether the call's
+results are kept.
+"""
 
 PRODUCT: Final = "mm"
-"""Of two matrices."""
+"""The product of two matrices."""
 ATTENTION: Final = "scaled_dot_product_attention"
-"""As one kernel."""
+"""Attention as one fused kernel."""
 REDUCE_SCATTER: Final = "reduce_scatter"
-"""Between tensor-parallel ranks."""
+"""The reduce-scatter between tensor-parallel ranks."""
 MAXIMUM: Final = "max"
-"""Of a whole tensor."""
+"""The maximum of a whole tensor."""
 
 
 def per_op(op: str, call: int) -> bool:
-    """torchtitan 0.2.2, torchtitan/distributed/activation_checkpoint.py, _apply_op_sac, with the ops of its Llama 3: fused
-    attention is kept, and every second product of two matrices, the first one included. A linear layer with a bias is
-    another op (addmm), and so are batched and grouped products. What ranks have reduced and scattered is kept."""
+    """Tell whether torchtitan keeps the results of an op (torchtitan 0.2.2,
+    torchtitan/distributed/activation_checkpoint.py, _apply_op_sac, with the ops of its Llama 3).
+
+    Fused attention is kept, and so is every second product of two matrices, beginning with the first. A linear layer
+    with a bias is another op (addmm), and so are batched and grouped products: these are recomputed. The results of a
+    reduce-scatter between ranks are kept.
+    """
     return op in (ATTENTION, REDUCE_SCATTER, MAXIMUM) or (op == PRODUCT and call % 2 == 0)
 
 
 def selected(memory: Memory, op: str, run: Callable[[], Results]) -> Results:
-    """The results of an op that a policy may keep. It runs, unless a checkpoint has kept them."""
+    """Return the results of an op that a policy may keep. The op runs unless a checkpoint has kept its results."""
     return run() if memory.contexts is None else memory.contexts.call(op, run)
 
 
@@ -51,7 +58,7 @@ class Keeping:
         self.policy, self.outer = policy, outer
         self.calls: Counter[str] = Counter()
         self.kept: dict[tuple[str, int], Results | None] = {}
-        """The results of each call; None is to be recomputed."""
+        """The results of each call by op and number; None if they are to be recomputed."""
 
     def call(self, op: str, run: Callable[[], Results]) -> Results:
         results = run() if self.outer is None else self.outer.call(op, run)

@@ -1,8 +1,8 @@
 """Tensors that have sizes but no data, and the memory that they live in.
 
-A tensor refers to a storage; views share it. CPython frees an object when its last reference goes, just as PyTorch frees
-a storage, so a program that binds and rebinds its variables where the real one does has the same bytes alive at the same
-moments. Nothing here types in a lifetime by hand.
+A tensor refers to a storage; views share it. CPython frees an object when the last reference to it goes, as PyTorch
+frees a storage. So a program that binds and rebinds its variables where the real code does has the same bytes alive at
+the same moments. No lifetime is written down by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Strides = tuple[int, ...]
 
 
 class StorageRow(NamedTuple):
-    """This is what a storage was allocated for: enough to name, size and explain its bytes."""
+    """The record of one allocation: enough to name, size and explain its bytes."""
 
     shape: Shape
     dtype: DType
@@ -34,14 +34,14 @@ class StorageRow(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name with the module that it was allocated in."""
+        """The name, with the module that allocated the storage."""
         if not self.scope or self.name.startswith(self.scope):
             return self.name
         return f"{self.scope}: {self.name}"
 
 
 class Sent(NamedTuple):
-    """One call of a collective; `shape` and `dtype` are the full tensor's."""
+    """One call of a collective. `shape` and `dtype` are those of the full tensor."""
 
     axis: str
     kind: str
@@ -65,19 +65,19 @@ class Work(NamedTuple):
     factors: Shape
     """The dims of the result and of what is summed over, each once."""
     dtype: DType
-    """Of the operands."""
+    """The dtype of the operands."""
     products: int
 
     @property
     def label(self) -> str:
-        """The name with the module that it is done in."""
+        """The name, with the module that makes the products."""
         if not self.name:
             return self.scope
         return self.name if self.name.startswith(self.scope) else f"{self.scope}: {self.name}"
 
 
 class Packer(Protocol):
-    """This is what stands between a node and the tensors that it saves, inside a checkpoint."""
+    """The saved-tensor hook of a checkpoint: it packs each tensor that a node saves."""
 
     keeps: bool
     """True if what is packed stays alive."""
@@ -86,40 +86,42 @@ class Packer(Protocol):
 
 
 class Saved(Protocol):
-    """A saved tensor, or what gives it back."""
+    """A saved tensor, or an object that returns it."""
 
     def unpack(self) -> Tensor: ...
 
 
 class Contexts(Protocol):
-    """This is what stands between an op and its results, inside a selective checkpoint (`memcalc.core.selective`)."""
+    """The hook around an op's results inside a selective checkpoint (`memcalc.core.selective`)."""
 
     def call(self, op: str, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
 
 
 class Visitor(Protocol):
-    """An engine that acts around every module: when its forward begins and ends, and the same of its backward."""
+    """An engine that acts around every module, when its forward or backward begins and ends."""
 
     def enter(self, path: str, layer: int | None, weights: Sequence[Tensor] = ()) -> bool:
-        """A module's forward begins; False if it is the one that is running. `weights` are some that it uses."""
+        """Begin a module's forward. Returns False if that module is running already. `weights` are some of the weights
+        that it uses.
+        """
         ...
 
     def leave(self, *, done: bool) -> None:
-        """Its forward has ended, or was broken off."""
+        """End the forward of the current module; `done` is False if it was broken off."""
         ...
 
     def current(self) -> Any:
-        """The visit that a node belongs to."""
+        """Return the visit that a new node belongs to."""
         ...
 
     def gathered(self, view: Tensor) -> Tensor | None:
-        """The block that a weight has been gathered into, for a view of it; None where nothing was gathered."""
+        """Return the block that the weight behind `view` has been gathered into; None if no weight was gathered."""
         ...
 
     def backward_begins(self, nodes: Iterable[Node]) -> None: ...
 
     def before(self, node: Node) -> None:
-        """A node that is no gradient accumulator runs next."""
+        """Announce the node that runs next; it is no gradient accumulator."""
         ...
 
     def after(self, node: Node) -> None: ...
@@ -130,9 +132,9 @@ class Visitor(Protocol):
 class Memory:
     """The memory counter of one run: a log of allocations and frees, in their order.
 
-    `log` holds `i` where storage number `i` was allocated and `~i` where it was freed. `segments` holds the places in the
-    log where another phase or layer begins, `renamed` those where no bytes move: a storage goes on under the next number.
-    `kernels` is what the run calls in place of replaceable functions.
+    `log` holds `i` where storage number `i` was allocated and `~i` where it was freed. `segments` holds the indices in
+    the log at which another phase or layer begins. `renamed` holds the indices at which no bytes move: a storage goes
+    on under the next number. `kernels` maps replaceable functions to the functions that the run calls instead.
     """
 
     __slots__ = (
@@ -176,18 +178,20 @@ class Memory:
         self.visitor: Visitor | None = None
         self.autocast: Autocast | None = None
         self.pads_queries = False
-        """True once a kernel ran that pads queries: sizes depend on the sequence's remainder."""
+        """True after a kernel that pads queries has run: sizes depend on the remainder of the sequence length."""
         self.only: AbstractSet[Node] | None = None
-        """The nodes that a backward of a part of the graph runs; None: all."""
+        """The nodes that run when backward runs a part of the graph; None: all nodes."""
 
     def enter(self, phase: str, layer: int | None) -> None:
-        """From here on allocations belong to this phase and layer."""
+        """Assign the allocations from here on to this phase and layer."""
         if phase != self.phase or layer != self.layer:
             self.phase, self.layer = phase, layer
             self.segments.append((len(self.log), phase, layer))
 
     def relabel(self, storage: Storage, shape: Shape, component: str, name: str, layer: int | None) -> None:
-        """The same bytes are something else from here on: in the log, one block goes and another comes."""
+        """Give the bytes of a storage another name from here on. In the log one block is freed and another one
+        allocated.
+        """
         self.renamed.add(len(self.log))
         self.log.append(~storage.index)
         dtype = self.rows[storage.index].dtype
@@ -197,10 +201,10 @@ class Memory:
 
 
 class Autocast:
-    """`with torch.autocast(dtype)` around a part of a run; with no dtype, `enabled=False`.
+    """`with torch.autocast(dtype)` around a part of a run. A dtype of None means `enabled=False`.
 
-    `copies` are the weights cast so far, by their gradient accumulators. They go when the context is left, or later if
-    autograd has saved them.
+    `copies` are the weights cast so far, by their gradient accumulators. They are freed when the context is left, or
+    later if autograd has saved them.
     """
 
     __slots__ = ("copies", "dtype", "memory", "outer")
@@ -219,7 +223,7 @@ class Autocast:
 
 
 class Storage:
-    """A block of memory; it is freed when the last tensor that refers to it is gone."""
+    """A block of memory. It is freed when the last tensor that refers to it is gone."""
 
     __slots__ = ("index", "memory")
 
@@ -234,7 +238,7 @@ class Storage:
 
 
 class Tensor:
-    """A strided view of a storage. `node` is its grad_fn, or for a leaf that wants a gradient its accumulator."""
+    """A strided view of a storage. `node` is its grad_fn, or the accumulator of a leaf that wants a gradient."""
 
     __slots__ = ("dtype", "name", "node", "output", "shape", "storage", "strides")
 
@@ -296,7 +300,7 @@ class Tensor:
 
 @lru_cache(maxsize=16384)
 def contiguous_strides(shape: Shape) -> Strides:
-    """Row-major strides, in elements."""
+    """Return row-major strides, in elements."""
     strides = [1] * len(shape)
     for i in range(len(shape) - 2, -1, -1):
         strides[i] = strides[i + 1] * max(shape[i + 1].size, 1)
@@ -304,7 +308,7 @@ def contiguous_strides(shape: Shape) -> Strides:
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """As torch: the strides of dims of size 1 do not matter."""
+    """Tell whether a tensor is contiguous by torch's rule: the strides of dims of size 1 do not matter."""
     return is_row_major(tensor.shape, tensor.strides)
 
 
@@ -320,7 +324,7 @@ def is_row_major(shape: Shape, strides: Strides) -> bool:
 
 
 def is_dense(shape: Shape, strides: Strides) -> bool:
-    """Non-overlapping and dense: some order of the dims is row-major."""
+    """Tell whether a layout is dense and non-overlapping: some order of the dims is row-major."""
     expected = 1
     for stride, size in sorted((stride, dim.size) for dim, stride in zip(shape, strides, strict=True) if dim.size != 1):
         if stride != expected:

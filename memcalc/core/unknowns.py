@@ -1,8 +1,8 @@
-"""Whole numbers that are not known yet: polynomials in unknowns of which only the least value is.
+"""Integers that are not known yet: polynomials in unknowns of which only the least value is known.
 
-Code that adds and multiplies such numbers gives its result for all values at once. What a value would decide (a comparison, a
-loop, a division that leaves a rest, a key of a cache) is decided by the least values where these tell, and is `Undecided`
-otherwise: so no result holds for fewer values than it says.
+Code that adds and multiplies such numbers gives its result for all values at once. Some operations depend on a value: a
+comparison, a loop, a division with a remainder, a cache key. The least values decide them where they can; otherwise the
+operation raises `Undecided`. So every result holds for all values from the least ones up.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Mapping
 from typing import Final, NoReturn, Union
 
 Exponents = tuple[int, int, int]
-"""A setup has three unknowns: sequences in a micro-batch, tokens of a rank's part of one, micro-batches."""
+"""The exponents of the three unknowns: sequences in a micro-batch, tokens of a rank's part of one, micro-batches."""
 Whole = Union[int, "Number"]
 
 _ONE: Final[Exponents] = (0, 0, 0)
 
 
 class Undecided(Exception):
-    """Another way is taken for some values than for others."""
+    """Raised where some values would take another branch than others."""
 
 
 def unknown(which: int, least: tuple[int, int, int]) -> Number:
-    """One of the three, from its least value up."""
+    """Return unknown number `which` of the three. `least` holds the least value of each."""
     i, j, k = (int(which == place) for place in range(3))
     return Number({(i, j, k): 1}, least)
 
 
 def terms_of(number: Whole) -> Mapping[Exponents, int]:
-    """Coefficients by exponents; those of a known number, too."""
+    """Return the coefficients of a number by exponents. A known number has one constant term."""
     return number.terms if isinstance(number, Number) else {_ONE: number} if number else {}
 
 
 class Number:
-    """A polynomial. `least`: of each unknown, 1 or more."""
+    """A polynomial. `least` holds the least value of each unknown, 1 or more."""
 
     __slots__ = ("least", "terms")
 
@@ -42,7 +42,7 @@ class Number:
         self.least = least
 
     def __str__(self) -> str:
-        return "n"  # in formulas, which nobody reads here
+        return "n"  # formulas of unknowns are never shown
 
     __repr__ = __str__
 
@@ -67,7 +67,7 @@ class Number:
 
     def __mul__(self, other: Whole) -> Number:
         if not isinstance(other, (int, Number)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return NotImplemented  # a list, whose length is open
+            return NotImplemented  # a list of unknown length
         out: dict[Exponents, int] = {}
         for (a, b, c), left in self.terms.items():
             for (d, e, f), right in terms_of(other).items():
@@ -78,7 +78,7 @@ class Number:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Whole) -> Number:
-        """The quotient by one term, where nothing is left over for any value."""
+        """Return the quotient by a single term. Raises Undecided if a division leaves a remainder."""
         if len(terms_of(other)) != 1:
             raise Undecided(f"{self} // {other}")
         [((d, e, f), divisor)] = terms_of(other).items()
@@ -90,14 +90,14 @@ class Number:
         return Number(out, self.least)
 
     def __mod__(self, other: Whole) -> int:
-        """Nothing, where it divides for all values."""
+        """Return 0 if `other` divides the number for all values; raise Undecided otherwise."""
         _ = self // other
         return 0
 
-    # --- what a value would decide
+    # --- operations that depend on a value
 
     def _positive(self) -> bool:
-        """True if no value is below one; False where terms of both signs leave it open, too."""
+        """Return True if no value is below one. Returns False also where terms of both signs leave it open."""
         if any(c < 0 for exponents, c in self.terms.items() if exponents != _ONE):
             return False
         x, y, z = self.least

@@ -1,1 +1,3 @@
-"""The ops that programs are written with. Each follows PyTorch's own rules (tools/autograd/derivatives.yaml)."""
+"""The ops that programs are written with. Each saves and allocates by PyTorch's own rules
+(tools/autograd/derivatives.yaml).
+"""

@@ -1,24 +1,25 @@
-"""Scaled dot-product attention as one kernel, or as the products that torch makes of it where it has none.
+"""Scaled dot-product attention: one kernel, or the products that torch makes where no kernel takes the operands.
 
-The fused kernels save q, k, v, their output and one fp32 logsumexp per query and head, and a mask if there is one
-(derivatives.yaml: _scaled_dot_product_flash_attention, _scaled_dot_product_efficient_attention). Grouped k and v stay
-grouped without a mask. A boolean mask becomes an additive one in the dtype of q, anew in every layer
-(native/transformers/attention.cpp, convert_boolean_attn_mask). The output is laid out as q is; the three gradients as
+The fused kernels save q, k, v, their output, one fp32 logsumexp per query and head, and the mask if there is one
+(derivatives.yaml: _scaled_dot_product_flash_attention, _scaled_dot_product_efficient_attention). Without a mask,
+grouped k and v stay grouped. A boolean mask becomes an additive one in the dtype of q, again in every layer
+(native/transformers/attention.cpp, convert_boolean_attn_mask). The output is laid out as q, the three gradients as
 (batch, seq, heads, head_dim).
 
-Values of another width than the keys' leave CUDA one fused kernel, the memory-efficient one. It lays its output out as
-(batch, seq, heads, head_dim), and saves the seed and offset of its dropout besides. Its logsumexp is padded to a multiple of
-32 queries (native/transformers/cuda/attention.cu, kAlignLSE).
+If values are not as wide as keys, CUDA has one fused kernel, the memory-efficient one. Its output is laid out as
+(batch, seq, heads, head_dim). It also saves the seed and offset of its dropout. Its logsumexp is padded to a multiple
+of 32 queries (native/transformers/cuda/attention.cu, kAlignLSE).
 
-A bias that wants a gradient leaves CUDA the same kernel (sdp_utils.cpp; flash attention has no bias). This kernel
-reads rows that begin at multiples of 8 elements: any other bias or mask is copied into one of more columns, of which it gets a
-slice (native/transformers/attention.cpp, preprocess_mask). It is expanded to all batches and heads, a view. The gradient of a
-bias is of all batches and heads, with rows of a multiple of 16 (native/transformers/cuda/attention_backward.cu).
+If a bias wants a gradient, CUDA takes the same kernel (sdp_utils.cpp; flash attention has no bias). This kernel reads
+rows that begin at multiples of 8 elements. Any other bias or mask is copied into a tensor with more columns, and the
+kernel gets a slice of it (native/transformers/attention.cpp, preprocess_mask), expanded to all batches and heads as a
+view. The gradient of a bias covers all batches and heads, with rows of a multiple of 16
+(native/transformers/cuda/attention_backward.cu).
 
-With any other mask, and values as wide as the keys, this is the CPU's flash kernel, as traced. CUDA has no flash kernel for
-masks: it takes the memory-efficient one, or cuDNN's. The additive mask is the same there, of (batch, 1, seq, seq), and
-expanding it over the heads is a view; but where seq is no multiple of 8, the mask is copied as a bias is, and that copy is
-what is saved.
+With any other mask, and values as wide as the keys, this is the CPU's flash kernel, as traced. CUDA has no flash kernel
+for masks: it takes the memory-efficient one, or cuDNN's. The additive mask has the same size there, (batch, 1, seq,
+seq), and expanding it over the heads is a view. Where seq is no multiple of 8, the mask is copied as a bias is, and the
+copy is what is saved.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Memory
 
 SCORES: Final = "scores of the math kernel"
-"""What the math kernel's product of queries and keys is called."""
+"""The name of the math kernel's product of queries and keys."""
 ALIGNED_QUERIES: Final = 32
-"""What the memory-efficient kernel pads its logsumexp to."""
+"""The memory-efficient kernel pads its logsumexp to a multiple of this many queries."""
 ALIGNED_BIAS: Final = 8
-"""The elements that a row of its bias begins at multiples of."""
+"""The memory-efficient kernel reads rows of its bias that begin at multiples of this many elements."""
 ALIGNED_BIAS_GRADIENT: Final = 16
-"""What it pads the rows of the bias's gradient to."""
+"""The memory-efficient kernel pads rows of the bias's gradient to a multiple of this many elements."""
 
 
 def heads_inside(shape: Shape) -> Strides:
-    """Strides of (batch, heads, seq, head_dim) laid out as (batch, seq, heads, head_dim)."""
+    """Return the strides of (batch, heads, seq, head_dim) laid out as (batch, seq, heads, head_dim)."""
     batch, heads, seq, width = contiguous_strides((shape[0], shape[2], shape[1], shape[3]))
     return (batch, seq, heads, width)
 
@@ -64,21 +65,22 @@ def heads_inside(shape: Shape) -> Strides:
 @replaceable
 @autocast("scaled_dot_product_attention")
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
-    """q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim).
+    """Compute attention: q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim) -> (batch, heads,
+    seq, head_dim).
 
-    `causal`: without a mask, whether queries see what is before them alone. A GPU that is known chooses the kernel itself
-    (memcalc.kernels.attention_on_gpu).
+    `causal`: whether queries without a mask see earlier tokens only. If the GPU is known,
+    memcalc.kernels.attention_on_gpu chooses the kernel instead.
     """
     return fused_attention(q, k, v, mask, takes_efficient(q, v, mask))
 
 
 def takes_efficient(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Whether any CUDA GPU would take the memory-efficient kernel."""
+    """Tell whether every CUDA GPU would take the memory-efficient kernel."""
     return (mask is not None and recording(mask)) or q.shape[3].size != v.shape[3].size
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool) -> Tensor:
-    """One kernel: the memory-efficient one or flash attention."""
+    """Compute attention in one kernel: the memory-efficient one or flash attention."""
     if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
     biased = mask is not None and recording(mask)
@@ -95,7 +97,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, effici
 
 
 def aligned_bias(bias: Tensor) -> Tensor:
-    """The bias where its rows are aligned, else a copy with more columns, cut to those of the bias."""
+    """Return the bias if its rows are aligned, else a copy with more columns, cut to the bias's columns."""
     *rows, column = bias.strides
     if column == 1 and not any(stride % ALIGNED_BIAS for stride in rows):
         return bias
@@ -105,13 +107,13 @@ def aligned_bias(bias: Tensor) -> Tensor:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor) -> Results:
-    """Output and logsumexp."""
+    """Return the output and logsumexp of flash attention."""
     attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
     return like(q, "attention output"), new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor) -> Results:
-    """Output, logsumexp, and the state of the kernel's dropout."""
+    """Return the output and logsumexp of the memory-efficient kernel, and its dropout's seed and offset."""
     attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
     shape = (*q.shape[:3], v.shape[3])
     out = new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
@@ -125,16 +127,16 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> Results:
 
 @autocast("scaled_dot_product_attention")
 def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
-    """The same where no fused kernel takes the operands, as with a mask and fewer heads in k and v than in q.
+    """Compute attention where no fused kernel takes the operands, as with a mask and fewer heads in k and v than in q.
 
-    Half precision is computed in fp32 (native/transformers/attention.cpp, _scaled_dot_product_attention_math). Without a
-    mask, heads that share a key and a value get copies of it (`enable_gqa`; with a mask one head is broadcast). `causal`
-    makes a mask of its own.
+    Half precision is computed in fp32 (native/transformers/attention.cpp, _scaled_dot_product_attention_math). Without
+    a mask, heads that share a key and a value get copies of them (`enable_gqa`; with a mask one head is broadcast).
+    `causal` makes the op build a causal mask itself.
     """
     if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
     query, key, value = cast(q, fp32), cast(k, fp32), cast(v, fp32)
-    keys, values = key, value  # names of their own: all of these stay to the end
+    keys, values = key, value  # names of their own: all four stay to the end
     scaled_query = scale(query, "mul")
     if mask is None:
         mask = _causal_mask(query, key) if causal else None
@@ -148,7 +150,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
 
 
 def _repeated(x: Tensor, heads: Dim) -> Tensor:
-    """x.repeat_interleave(heads / kv_heads, dim=1): a copy also of a single head."""
+    """Compute `x.repeat_interleave(heads / kv_heads, dim=1)`: a copy, also of a single head."""
     batch, kv_heads, seq, width = x.shape
     if heads.size == kv_heads.size:
         return x
@@ -158,7 +160,7 @@ def _repeated(x: Tensor, heads: Dim) -> Tensor:
 
 
 def _causal_mask(query: Tensor, key: Tensor) -> Tensor:
-    """ones(queries, keys).tril() as 0 and -inf."""
+    """Compute `ones(queries, keys).tril()` as 0 and -inf."""
     shape = (query.shape[2], key.shape[2])
     ones = new_tensor(query.memory, shape, boolean, "ones")
     lower = new_tensor(query.memory, shape, boolean, "causal mask")
@@ -167,7 +169,7 @@ def _causal_mask(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    saved = node.unpack()  # all of it stays until the kernel is done
+    saved = node.unpack()  # all saved tensors stay until the kernel is done
     attends_backward(node.memory, saved[0].shape, saved[1].shape, saved[2].shape, saved[0].dtype)
     grads_of_qkv = [
         new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", heads_inside(t.shape))
@@ -177,7 +179,7 @@ def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _bias_gradient(memory: Memory, shape: Shape, dtype: DType) -> Tensor:
-    """Rows that are padded, cut to those of the bias."""
+    """Return the gradient of a bias: padded rows, cut to the bias's columns."""
     *rows, keys = shape
     padded = (*rows, plus(keys, -keys.size % ALIGNED_BIAS_GRADIENT))
     return narrow(new_tensor(memory, padded, dtype, "bias gradient"), 3, keys)

@@ -1,9 +1,9 @@
-"""torch.autocast as CUDA has it: what an op does to its arguments while it is on.
+"""torch.autocast as on CUDA: how an op casts its arguments while autocast is on.
 
-An op on the lower-precision list casts them to 16 bits, one on the fp32 list to fp32; one of the fp32 results takes them as
-they are and returns fp32; one on the promote list casts them to the widest. All other ops compute in what they are given.
-A weight is cast once per context. Sources: aten/src/ATen/autocast_mode.h (the lists, WrapFunction_), autocast_mode.cpp
-(cached_cast).
+An op on the lower-precision list casts its arguments to 16 bits, one on the fp32 list to fp32. An op on the fp32-result
+list takes its arguments as they are and returns fp32. An op on the promote list casts its arguments to the widest dtype
+among them. All other ops compute in the dtypes that they are given. A weight is cast once per context. Sources:
+aten/src/ATen/autocast_mode.h (the lists, WrapFunction_), autocast_mode.cpp (cached_cast).
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ _LISTS: Final[Mapping[str, str]] = {
 }
 
 POLICIES: Final[Mapping[str, str]] = {name: policy for policy, names in _LISTS.items() for name in names.split()}
-"""torch's name of an op -> what autocast does to it on CUDA."""
+"""The list that an op is on, by torch's name of the op."""
 
 
 def autocast(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The decorator of an op that torch calls `name` and that is on one of the lists.
+    """Return the decorator of an op that torch calls `name`; the name must be on one of the lists.
 
-    Its first argument is a tensor, or a tuple of them. One with an fp32 result takes the result's dtype as `dtype`.
+    The op's first argument is a tensor or a tuple of tensors. An op with an fp32 result takes the dtype of its result
+    as `dtype`.
     """
     policy = POLICIES[name]
 
@@ -88,19 +89,19 @@ def _dtype(policy: str, args: tuple[Any, ...], state: Autocast) -> DType:
 
 
 def _cast(args: tuple[Any, ...], dtype: DType, state: Autocast) -> list[Any]:
-    """The arguments of a C++ call in the order in which gcc evaluates them: from the right."""
+    """Cast the arguments of a C++ call in the order in which gcc evaluates them: from the right."""
     return [_argument(a, dtype, state) for a in reversed(args)][::-1]
 
 
 def _argument(a: Any, dtype: DType, state: Autocast) -> Any:
-    """A list of tensors is cast from the left."""
+    """Cast one argument; a list of tensors is cast from the left."""
     if isinstance(a, tuple):
         return tuple([_argument(tensor, dtype, state) for tensor in cast("tuple[Any, ...]", a)])
     return _copy(a, dtype, state) if isinstance(a, Tensor) else a
 
 
 def _copy(a: Tensor, dtype: DType, state: Autocast) -> Tensor:
-    """cached_cast: a copy of a weight in the lower dtype is kept for the next op that asks for it."""
+    """Cast a tensor (cached_cast): the copy of a weight in the lower dtype is kept for the next op that needs it."""
     if a.dtype in (dtype, fp64) or not a.dtype.is_floating_point:
         return a
     leaf = a.node if isinstance(a.node, Leaf) and dtype is state.dtype else None

@@ -1,7 +1,7 @@
-"""Views, slices and sums along any dim.
+"""Views, slices and sums along any dim, counted from the front.
 
 As in `shape`: a view shares its input's storage, backward of a slice is a full tensor of zeros with the gradient in it,
-backward of `split` is one `cat`. A dim is counted from the front.
+and backward of `split` is one `cat`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def with_dim(shape: Shape, i: int, *dims: Dim) -> Shape:
-    """`shape` with `dims` in the place of dim `i`."""
+    """Return `shape` with `dims` in the place of dim `i`."""
     return (*shape[:i], *dims, *shape[i + 1 :])
 
 
 def split_dim(a: Tensor, i: int, *dims: Dim) -> tuple[Tensor, ...]:
-    """a.split(sizes, i): views with one grad_fn; backward joins their gradients in one new tensor."""
+    """Compute `a.split(sizes, i)`: views with one grad_fn. Backward joins their gradients in one new tensor."""
     node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=len(dims)) if recording(a) else None
     return tuple(
         Tensor(a.storage, with_dim(a.shape, i, dim), a.strides, a.dtype, node, k) for k, dim in enumerate(dims)
@@ -33,18 +33,18 @@ def split_dim(a: Tensor, i: int, *dims: Dim) -> tuple[Tensor, ...]:
 
 def _split_backward(node: Node, grads: Sequence[Tensor | None]) -> list[Tensor]:
     dtype = next(grad.dtype for grad in grads if grad is not None)
-    # a part that nothing used has a gradient of zeros (split_with_sizes_backward in FunctionsManual.cpp)
+    # a part that nothing used gets a gradient of zeros (split_with_sizes_backward in FunctionsManual.cpp)
     _zeros = [new_tensor(node.memory, (), dtype, "zeros") for grad in grads if grad is None]
     return [new_tensor(node.memory, node.context, dtype, "split gradient")]
 
 
 def chunk_dim(a: Tensor, i: int, chunks: int) -> tuple[Tensor, ...]:
-    """a.chunk(chunks, i) into equal parts."""
+    """Compute `a.chunk(chunks, i)`: equal parts."""
     return split_dim(a, i, *[divided(a.shape[i], chunks)] * chunks)
 
 
 def narrow(a: Tensor, i: int, dim: Dim) -> Tensor:
-    """A slice of dim `i`, a view; the whole of it is the tensor's alias."""
+    """Return a slice of dim `i` as a view. A slice of the whole dim is an alias of the tensor."""
     if dim.size == a.shape[i].size:
         node = Node(a.memory, _pass_backward, (a,)) if recording(a) else None
         return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
@@ -53,7 +53,7 @@ def narrow(a: Tensor, i: int, dim: Dim) -> Tensor:
 
 
 def select(a: Tensor, i: int) -> Tensor:
-    """One place of dim `i`, a view without that dim."""
+    """Return one place of dim `i`: a view without that dim."""
     node = Node(a.memory, _slice_backward, (a,), (), a.shape) if recording(a) else None
     return Tensor(a.storage, with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :]), a.dtype, node)
 
@@ -67,7 +67,7 @@ def _pass_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def squeeze(a: Tensor, i: int) -> Tensor:
-    """a.squeeze(i) of a dim of size 1: a view."""
+    """Compute `a.squeeze(i)` of a dim of size 1: a view."""
     node = Node(a.memory, _squeeze_backward, (a,), (), i) if recording(a) else None
     return Tensor(a.storage, with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :]), a.dtype, node)
 
@@ -81,7 +81,9 @@ def _squeeze_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def unbind(a: Tensor, i: int) -> tuple[Tensor, ...]:
-    """a.unbind(i): views without dim `i`, with one grad_fn; backward stacks their gradients in one new tensor."""
+    """Compute `a.unbind(i)`: views without dim `i`, with one grad_fn. Backward stacks their gradients in one new
+    tensor.
+    """
     count = a.shape[i].size
     shape, strides = with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :])
     node = Node(a.memory, _unbind_backward, (a,), (), a.shape, outputs=count) if recording(a) else None
@@ -93,7 +95,7 @@ def _unbind_backward(node: Node, grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 def permute(a: Tensor, *order: int) -> Tensor:
-    """a.permute(order): a view."""
+    """Compute `a.permute(order)`: a view."""
     node = Node(a.memory, _permute_backward, (a,), (), order) if recording(a) else None
     return _permuted(a, order, node)
 
@@ -108,7 +110,7 @@ def _permute_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def cat_dim(tensors: Sequence[Tensor], i: int, dim: Dim) -> Tensor:
-    """torch.cat(tensors, i), contiguous; `dim` is the joined dim. Backward is narrow views."""
+    """Compute `torch.cat(tensors, i)`, contiguous; `dim` is the joined dim. Backward narrows the gradient to views."""
     first = tensors[0]
     out = new_tensor(first.memory, with_dim(first.shape, i, dim), first.dtype, "cat")
     if recording(*tensors):
@@ -125,7 +127,9 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def pad_dim(a: Tensor, i: int, dim: Dim) -> Tensor:
-    """F.pad of dim `i` to `dim`: a copy, also where nothing is added; so is its backward, which cuts the padding off."""
+    """Compute `F.pad` of dim `i` to `dim`: a copy, even if nothing is added. Backward cuts the padding off, also by a
+    copy.
+    """
     node = Node(a.memory, _pad_backward, (a,), (), a.shape) if recording(a) else None
     shape = with_dim(a.shape, i, dim)
     if dim.size == a.shape[i].size:
@@ -142,7 +146,7 @@ def _pad_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def is_channels_last(a: Tensor) -> bool:
-    """Whether four dims are laid out as (0, 2, 3, 1) (c10/core/MemoryFormat.h, is_channels_last_strides_2d)."""
+    """Tell whether four dims are laid out as (0, 2, 3, 1) (c10/core/MemoryFormat.h, is_channels_last_strides_2d)."""
     if len(a.shape) != 4 or not a.strides[1]:
         return False
     least = 0
@@ -159,14 +163,14 @@ def _channels_last(shape: Shape) -> Strides:
 
 
 def repeat_interleave(a: Tensor, i: int, dim: Dim) -> Tensor:
-    """a.repeat_interleave(repeats, i) up to `dim`: an expanded view and a copy."""
+    """Compute `a.repeat_interleave(repeats, i)` up to `dim`: an expanded view and a copy."""
     repeats = Dim(f"{dim.name}/{a.shape[i].name}", dim.size // a.shape[i].size)
     repeated = clone(expand(unsqueeze(a, i + 1), *with_dim(a.shape, i, a.shape[i], repeats)))
     return view(repeated, *with_dim(a.shape, i, dim))
 
 
 def repeat(a: Tensor, times: Dim) -> Tensor:
-    """a.repeat(times, 1, ...): a copy of the whole of `a`, so many times over; backward sums the repetitions up."""
+    """Compute `a.repeat(times, 1, ...)`: `times` copies of the whole of `a`. Backward sums the repetitions up."""
     out = new_tensor(a.memory, (merge(times, a.shape[0]), *a.shape[1:]), a.dtype, "repeated")
     return record(out, _repeat_backward, (a,), context=times)
 
@@ -180,7 +184,9 @@ def _repeat_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def assign_place(a: Tensor, i: int, value: Tensor) -> Tensor:
-    """a.select(i, k).copy_(value): `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp, CopySlices)."""
+    """Compute `a.select(i, k).copy_(value)`: `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp,
+    CopySlices).
+    """
     node = None
     if recording(a, value):
         place = Tensor(a.storage, with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :]), a.dtype)

@@ -1,6 +1,7 @@
-"""Complex numbers as views of pairs: what rotations written with `torch.polar` do.
+"""Complex numbers as views of pairs, for rotations written with `torch.polar`.
 
-Sources: tools/autograd/derivatives.yaml (view_as_real, view_as_complex, mul), FunctionsManual.cpp (mul_tensor_backward).
+Sources: tools/autograd/derivatives.yaml (view_as_real, view_as_complex, mul), FunctionsManual.cpp
+(mul_tensor_backward).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ PAIR: Final = Dim("2", 2)
 
 
 def view_as_complex(a: Tensor) -> Tensor:
-    """(…, n, 2) fp32 -> (…, n) complex64: a view."""
+    """Return (…, n, 2) fp32 as (…, n) complex64: a view."""
     node = Node(a.memory, _view_as_complex_backward, (a,)) if recording(a) else None
     return _as_complex(a, node)
 
 
 def view_as_real(a: Tensor) -> Tensor:
-    """(…, n) complex64 -> (…, n, 2) fp32: a view."""
+    """Return (…, n) complex64 as (…, n, 2) fp32: a view."""
     node = Node(a.memory, _view_as_real_backward, (a,)) if recording(a) else None
     return _as_real(a, node)
 
@@ -48,7 +49,9 @@ def _view_as_real_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def turn(a: Tensor, by: Tensor) -> Tensor:
-    """a * by of complex numbers, `by` without a gradient: saves `by`, which backward conjugates into a copy."""
+    """Compute `a * by` of complex numbers, where `by` wants no gradient. Saves `by`; backward conjugates it into a
+    copy.
+    """
     node = Node(a.memory, _turn_backward, (a,), (by,)) if recording(a) else None
     out = of_two(a, by, "product of complex numbers")
     out.node = node

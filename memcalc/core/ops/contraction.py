@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def einsum(equation: str, left: Tensor, right: Tensor) -> Tensor:
-    """Sums over the labels that both operands have and the result has not; every label of the result is in an operand.
+    """Compute `torch.einsum(equation, left, right)`. Every label of the result is in an operand.
 
-    The operand that has the first label of its own in the result comes first in the product.
+    The product sums over the labels that both operands have and the result does not. Its first operand is the one whose
+    own label comes first in the result.
     """
     return _einsum((left, right), equation)
 
@@ -30,7 +31,7 @@ def _einsum(tensors: tuple[Tensor, Tensor], equation: str) -> Tensor:
     if _first_own(out, left_labels, right_labels) > _first_own(out, right_labels, left_labels):
         left, right, left_labels, right_labels = right, left, right_labels, left_labels
     dims = dict(zip(left_labels + right_labels, left.shape + right.shape, strict=True))
-    # A dim of one is nobody's: it goes where the second operand's own dims go.
+    # A dim of size 1 belongs to neither operand: it goes where the second operand's own dims go.
     both = [label for label in out if label in left_labels and label in right_labels and dims[label].size != 1]
     own_left = [label for label in out if label not in right_labels and dims[label].size != 1]
     own_right = [label for label in out if label not in both and label not in own_left]

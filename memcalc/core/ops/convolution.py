@@ -1,6 +1,6 @@
-"""Convolution: along a sequence, each channel with a kernel of its own, or of all channels along any dims.
+"""Convolutions: along a sequence with one kernel per channel, or of all channels along any dims.
 
-`convolution` saves its input and its weight; backward makes all gradients in one call (tools/autograd/derivatives.yaml,
+`convolution` saves its input and its weight. Backward makes all gradients in one call (tools/autograd/derivatives.yaml,
 convolution_backward).
 """
 
@@ -16,7 +16,9 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 @autocast("conv1d")
 def depthwise_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """F.conv1d(groups=channels): x (batch, channels, seq), weight (channels, 1, kernel) -> padded at both ends."""
+    """Compute `F.conv1d(groups=channels)`: x (batch, channels, seq), weight (channels, 1, kernel) -> (batch, channels,
+    seq + 2·padding - kernel + 1).
+    """
     inputs = [t for t in (x, weight, bias) if t is not None]
     node = Node(x.memory, _convolution_backward, inputs, (x, weight)) if recording(*inputs) else None
     length = plus(x.shape[2], 2 * padding - weight.shape[2].size + 1)
@@ -28,7 +30,9 @@ def depthwise_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: in
 
 @autocast("convolution")
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *places: Dim) -> Tensor:
-    """F.conv1d, F.conv2d: x (batch, channels, ...), weight (out, channels, ...) -> (batch, out, places)."""
+    """Compute `F.conv1d` or `F.conv2d`: x (batch, channels, ...), weight (out, channels, ...) -> (batch, out,
+    places).
+    """
     inputs = [t for t in (x, weight, bias) if t is not None]
     node = Node(x.memory, _convolution_backward, inputs, (x, weight)) if recording(*inputs) else None
     works(x.memory, "", (x.shape[0], weight.shape[0], *places, *weight.shape[1:]), x.dtype, kind="convolution")

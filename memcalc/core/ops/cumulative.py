@@ -1,4 +1,4 @@
-"""Cumulative sums, and what masks their upper half."""
+"""Cumulative sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @autocast("cumsum")
 def cumsum(a: Tensor, i: int, dtype: DType | None = None) -> Tensor:
-    """a.cumsum(i, dtype): saves nothing; backward turns the gradient round, sums it up and turns it back."""
+    """Compute `a.cumsum(i, dtype)`. It saves nothing. Backward flips the gradient, sums it up and flips it back."""
     node = Node(a.memory, _cumsum_backward, (a,), (), a.shape[i].size) if recording(a) else None
     out = new_tensor(a.memory, a.shape, dtype or a.dtype, "cumulative sum")
     out.node = node

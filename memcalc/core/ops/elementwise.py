@@ -1,6 +1,6 @@
 """Elementwise ops and reductions over the last dim.
 
-What each saves and what its backward allocates: tools/autograd/derivatives.yaml and FunctionsManual.cpp.
+Sources of what each op saves and what its backward allocates: tools/autograd/derivatives.yaml and FunctionsManual.cpp.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=8192)
 def broadcast(left: Shape, right: Shape) -> Shape:
-    """The shape of an elementwise op over two shapes."""
+    """Return the shape of an elementwise op over two shapes. Raises ValueError if they do not broadcast."""
     if same_sizes(left, right):
         return left
     long, short = (left, right) if len(left) >= len(right) else (right, left)
@@ -36,7 +36,7 @@ def _wider(a: Dim, b: Dim) -> Dim:
 
 
 def like(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:
-    """A new tensor with the layout that an elementwise op gives it."""
+    """Allocate a tensor of `tensor`'s shape with the layout that an elementwise op gives its result."""
     shape, strides = tensor.shape, tensor.strides
     contiguous = contiguous_strides(shape)
     if strides != contiguous and not is_dense(shape, strides):
@@ -45,14 +45,14 @@ def like(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:
 
 
 def of_two(left: Tensor, right: Tensor, name: str, dtype: DType | None = None) -> Tensor:
-    """The result of an elementwise op over two tensors."""
+    """Allocate the result of an elementwise op over two tensors."""
     shape = broadcast(left.shape, right.shape)
     strides = elementwise_strides(shape, (left, right))
     return new_tensor(left.memory, shape, dtype or promote(left, right), name, strides)
 
 
 def promote(left: Tensor, right: Tensor) -> DType:
-    """The dtype of an op over two tensors: the wider float; a tensor with dims wins over a scalar tensor."""
+    """Return the dtype of an op over two tensors: the wider float. A tensor with dims wins over a scalar tensor."""
     a, b = left.dtype, right.dtype
     if a is b or not b.is_floating_point or (not right.shape and a.is_floating_point):
         return a
@@ -62,7 +62,7 @@ def promote(left: Tensor, right: Tensor) -> DType:
 
 
 def recording(*tensors: Tensor) -> bool:
-    """Whether an op over these tensors gets a grad_fn."""
+    """Tell whether an op over these tensors gets a grad_fn."""
     if tensors[0].storage.memory.grad_enabled:
         for tensor in tensors:
             if tensor.node is not None:
@@ -77,7 +77,7 @@ def record(
     saved: Sequence[Tensor] = (),
     context: object = None,
 ) -> Tensor:
-    """Give `out` a grad_fn that saves `saved`."""
+    """Give `out` a grad_fn that saves `saved`, if an input wants a gradient. Returns `out`."""
     if recording(*inputs):
         out.node = Node(out.memory, backward, inputs, saved, context)  # type: ignore[arg-type]
     return out
@@ -87,7 +87,7 @@ def record(
 
 
 def add(a: Tensor, b: Tensor | float) -> Tensor:
-    """a + b: saves nothing; both gradients are the incoming one."""
+    """Compute `a + b`. It saves nothing; both gradients are the incoming one."""
     if not isinstance(b, Tensor):
         return scale(a, "add")
     out = of_two(a, b, "add")
@@ -100,12 +100,12 @@ def _add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def mul(a: Tensor, b: Tensor | float) -> Tensor:
-    """a * b: saves each factor if the other wants a gradient."""
+    """Compute `a * b`. It saves each factor if the other one wants a gradient."""
     if not isinstance(b, Tensor):
         return scale(a, "mul")
     node = None
     if recording(a, b):
-        # A factor is saved where the other one wants a gradient.
+        # a factor is saved if the other one wants a gradient
         saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
         node = Node(a.memory, _mul_backward, (a, b), saved)
     out = of_two(a, b, "mul")
@@ -121,7 +121,7 @@ def _mul_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def sub(a: Tensor, b: Tensor) -> Tensor:
-    """a - b: saves nothing; the second gradient is the incoming one negated."""
+    """Compute `a - b`. It saves nothing; the second gradient is the incoming one negated."""
     out = of_two(a, b, "sub")
     return record(out, _sub_backward, (a, b))
 
@@ -132,7 +132,7 @@ def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def mul_(a: Tensor, b: Tensor) -> Tensor:
-    """a *= b, `b` without a gradient: saves b; the result has a's storage."""
+    """Compute `a *= b`, where `b` wants no gradient. It saves b; the result has a's storage."""
     node = Node(a.memory, _mul_inplace_backward, (a,), (b,)) if recording(a) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -143,7 +143,7 @@ def _mul_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def over(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, `b` without a gradient: saves b."""
+    """Compute `a / b`, where `b` wants no gradient. It saves b."""
     node = Node(a.memory, _over_backward, (a,), (b,)) if recording(a) else None
     out = of_two(a, b, "quotient")
     out.node = node
@@ -156,7 +156,7 @@ def _over_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def mul_view_(a: Tensor, b: Tensor) -> Tensor:
-    """view *= b for a view of all of `a`, shaped as `b`: as `mul_`, through the view (CopySlices)."""
+    """Compute `view *= b` for a view of all of `a` that has b's shape: as `mul_`, through the view (CopySlices)."""
     node = Node(a.memory, _mul_view_backward, (a,), (b,)) if recording(a) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -170,7 +170,7 @@ def _mul_view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def scale(a: Tensor, op: str, name: str = "") -> Tensor:
-    """a op scalar, for add, sub, mul and div: saves nothing."""
+    """Compute `a op scalar` for add, sub, mul or div. It saves nothing."""
     return record(like(a, name or op), _add_scalar_backward if op in ("add", "sub") else _scale_backward, (a,))
 
 
@@ -183,28 +183,28 @@ def _scale_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def neg(a: Tensor) -> Tensor:
-    """-a: saves nothing."""
+    """Compute `-a`. It saves nothing."""
     return record(like(a, "neg"), _scale_backward, (a,))
 
 
 def one_minus(a: Tensor) -> Tensor:
-    """1 - a: saves nothing; the gradient is the incoming one negated."""
+    """Compute `1 - a`. It saves nothing; the gradient is the incoming one negated."""
     return record(like(a, "one minus"), _scale_backward, (a,))
 
 
 def tanh(a: Tensor) -> Tensor:
-    """tanh(a): saves its result."""
+    """Compute `tanh(a)`. It saves its result."""
     out = like(a, "tanh")
     return _record_result(out, _from_saved_backward, a)
 
 
 def sigmoid(a: Tensor) -> Tensor:
-    """sigmoid(a): saves its result."""
+    """Compute `sigmoid(a)`. It saves its result."""
     return _record_result(like(a, "sigmoid"), _from_saved_backward, a)
 
 
 def erf(a: Tensor) -> Tensor:
-    """erf(a): saves a."""
+    """Compute `erf(a)`. It saves a."""
     node = Node(a.memory, _erf_backward, (a,), (a,)) if recording(a) else None
     out = like(a, "erf")
     out.node = node
@@ -220,7 +220,7 @@ def _erf_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("rsqrt")
 def rsqrt(a: Tensor) -> Tensor:
-    """1/sqrt(a): saves its result."""
+    """Compute `1/sqrt(a)`. It saves its result."""
     out = like(a, "rsqrt")
     return _record_result(out, _rsqrt_backward, a)
 
@@ -246,7 +246,7 @@ def _rsqrt_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def bounded_sqrt(a: Tensor) -> Tensor:
-    """SqrtBoundDerivative (models/recurrent_gemma/modeling_recurrent_gemma.py): sqrt(a); saves a."""
+    """Compute `sqrt(a)` with SqrtBoundDerivative (models/recurrent_gemma/modeling_recurrent_gemma.py). It saves a."""
     node = Node(a.memory, _bounded_sqrt_backward, (a,), (a,)) if recording(a) else None
     out = like(a, "sqrt")
     out.node = node
@@ -263,7 +263,7 @@ def _bounded_sqrt_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def activation(a: Tensor, name: str) -> Tensor:
-    """silu, gelu, relu, mish … as one kernel: saves its input (relu its result); backward is one kernel."""
+    """Compute silu, gelu, relu, mish … as one kernel. It saves its input (relu its result); backward is one kernel."""
     if name == "relu":
         return _record_result(like(a, name), _from_saved_backward, a)
     node = Node(a.memory, _from_saved_backward, (a,), (a,)) if recording(a) else None
@@ -273,12 +273,12 @@ def activation(a: Tensor, name: str) -> Tensor:
 
 
 def add_(a: Tensor, b: Tensor) -> Tensor:
-    """a += b: in place, as torch's graph has it."""
+    """Compute `a += b` in place. The graph treats it as `a + b`."""
     return _in_place(a, _add_backward, (a, b))
 
 
 def scale_(a: Tensor) -> Tensor:
-    """a *= scalar or a /= scalar: in place."""
+    """Compute `a *= scalar` or `a /= scalar` in place."""
     return _in_place(a, _scale_backward, (a,))
 
 
@@ -288,7 +288,7 @@ def _in_place(a: Tensor, backward: object, inputs: Sequence[Tensor]) -> Tensor:
 
 @autocast("pow")
 def power(a: Tensor, exponent: float) -> Tensor:
-    """a ** exponent: saves a."""
+    """Compute `a ** exponent`. It saves a."""
     node = Node(a.memory, _power_backward, (a,), (a,)) if recording(a) else None
     out = like(a, "pow")
     out.node = node
@@ -307,14 +307,14 @@ def _consume_scale(tensor: Tensor) -> Tensor:
 
 
 def cast(a: Tensor, dtype: DType, name: str = "") -> Tensor:
-    """a.to(dtype): the tensor itself if it has that dtype."""
+    """Compute `a.to(dtype)`: the tensor itself if it has that dtype."""
     if a.dtype is dtype:
         return a
     return record(like(a, name or f"cast to {dtype}", dtype), _cast_backward, (a,), context=a.dtype)
 
 
 def cast_row_major(a: Tensor, dtype: DType, name: str = "") -> Tensor:
-    """a.to(dtype, memory_format=torch.contiguous_format): row-major if it is a copy."""
+    """Compute `a.to(dtype, memory_format=torch.contiguous_format)`: a copy is row-major."""
     if a.dtype is dtype:
         return a
     out = new_tensor(a.memory, a.shape, dtype, name or f"cast to {dtype}")
@@ -326,7 +326,7 @@ def _cast_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def mean(a: Tensor) -> Tensor:
-    """a.mean(-1, keepdim=True): saves nothing but the size."""
+    """Compute `a.mean(-1, keepdim=True)`. It saves nothing but the size."""
     out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), a.dtype, "mean")
     return record(out, _mean_backward, (a,), context=a.shape)
 
@@ -339,7 +339,7 @@ def _mean_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("sum")
 def sum_last(a: Tensor, dtype: DType | None = None) -> Tensor:
-    """a.sum(-1, keepdim=True, dtype)."""
+    """Compute `a.sum(-1, keepdim=True, dtype)`."""
     out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), dtype or a.dtype, "sum")
     return record(out, _sum_backward, (a,), context=a.shape)
 
@@ -350,7 +350,9 @@ def _sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("softmax")
 def softmax(a: Tensor, dtype: DType | None = None) -> Tensor:
-    """softmax(a, -1, dtype): saves its result; an upcast on the way in is a cast of its own on CPU and CUDA traces."""
+    """Compute `softmax(a, -1, dtype)`. It saves its result. An upcast before it is a cast of its own in CPU and CUDA
+    traces.
+    """
     a = cast(a, dtype) if dtype is not None and a.dtype is not fp32 else a
     out = new_tensor(a.memory, a.shape, a.dtype, "softmax")
     return _record_result(out, _softmax_backward, a)
@@ -362,7 +364,9 @@ def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def dropout(a: Tensor, p: float) -> Tensor:
-    """Training dropout as CUDA's native_dropout: saves a bool mask. p = 0 is the identity's cost: see below."""
+    """Compute training dropout as CUDA's native_dropout. It saves a bool mask. With p = 0 it returns `a` and costs
+    nothing.
+    """
     if p == 0.0:
         return a
     out = like(a, "dropout")

@@ -8,7 +8,9 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 
 def embedding(table: Tensor, ids: Tensor) -> Tensor:
-    """table (vocab, hidden), ids (...) -> (..., hidden): saves the ids; the gradient is a dense table."""
+    """Look up ids (...) in a table (vocab, hidden) -> (..., hidden). It saves the ids; the gradient is a dense
+    table.
+    """
     name = table.name.removesuffix(".weight")
     node = Node(table.memory, _embedding_backward, (table,), (ids,), name) if recording(table) else None
     out = new_tensor(table.memory, (*ids.shape, table.shape[1]), table.dtype, name)

@@ -1,5 +1,6 @@
-"""Rows of experts as DeepSpeed's Triton kernels handle them (deepspeed/moe/ep_kernels.py, ops/triton_ops/swiglu_triton.py):
-gathered into a block for each expert and back, and gated in one kernel.
+"""Rows of experts in DeepSpeed's Triton kernels (deepspeed/moe/ep_kernels.py, ops/triton_ops/swiglu_triton.py).
+
+One kernel gathers rows into a block per expert, one gathers them back, one gates them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 
 def _inverse_permutation(permuted_indices: Tensor, rows: Dim) -> Tensor:
-    """A view of the first `rows` of a block that padding is scattered into too."""
+    """Return a view of the first `rows` entries of the inverse permutation. Its block also has room for scattered
+    padding.
+    """
     memory, padded = permuted_indices.memory, permuted_indices.shape[0]
     _positions = new_tensor(memory, (padded,), int64, "positions")
     _indices = new_tensor(memory, (padded,), int64, "indices")
@@ -27,7 +30,7 @@ def _inverse_permutation(permuted_indices: Tensor, rows: Dim) -> Tensor:
 
 
 def permuted(rows: Tensor, permuted_indices: Tensor) -> Tensor:
-    """permute_rows: saves both permutations."""
+    """Compute permute_rows. It saves both permutations."""
     inverse = _inverse_permutation(permuted_indices, rows.shape[0])
     out = new_tensor(rows.memory, (permuted_indices.shape[0], rows.shape[1]), rows.dtype, "blocks of the experts")
     if recording(rows):
@@ -36,7 +39,7 @@ def permuted(rows: Tensor, permuted_indices: Tensor) -> Tensor:
 
 
 def unpermuted(rows: Tensor, permuted_indices: Tensor, n_tokens: Dim) -> Tensor:
-    """unpermute_rows: saves both permutations."""
+    """Compute unpermute_rows. It saves both permutations."""
     inverse = _inverse_permutation(permuted_indices, n_tokens)
     out = new_tensor(rows.memory, (n_tokens, rows.shape[1]), rows.dtype, "rows as they came")
     if recording(rows):
@@ -57,7 +60,7 @@ def _together(a: Dim, b: Dim) -> Dim:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """_SwiGLUFn: saves gate and up."""
+    """Compute _SwiGLUFn. It saves gate and up."""
     out = like(gate, "swiglu")
     if recording(gate, up):
         out.node = Node(gate.memory, _swiglu_backward, (gate, up), (gate, up))
@@ -69,7 +72,7 @@ def _swiglu_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def placed(zeros: Tensor, where: Tensor, rows: Tensor) -> Tensor:
-    """zeros[where] = rows: saves the indices; the result has the storage of `zeros`."""
+    """Compute `zeros[where] = rows`. It saves the indices; the result has the storage of `zeros`."""
     node = Node(zeros.memory, _placed_backward, (rows,), (where,)) if recording(rows) else None
     return Tensor(zeros.storage, zeros.shape, zeros.strides, zeros.dtype, node)
 

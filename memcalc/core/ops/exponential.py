@@ -10,7 +10,7 @@ from memcalc.core.tensor import Tensor
 
 @autocast("exp")
 def exp(a: Tensor) -> Tensor:
-    """exp(a): saves its result."""
+    """Compute `exp(a)`. It saves its result."""
     out = like(a, "exp")
     if recording(a):
         saved = Tensor(out.storage, out.shape, out.strides, out.dtype)
@@ -20,7 +20,7 @@ def exp(a: Tensor) -> Tensor:
 
 @autocast("expm1")
 def expm1(a: Tensor) -> Tensor:
-    """exp(a) - 1: saves its result."""
+    """Compute `exp(a) - 1`. It saves its result."""
     out = like(a, "expm1")
     if recording(a):
         saved = Tensor(out.storage, out.shape, out.strides, out.dtype)
@@ -36,7 +36,7 @@ def _expm1_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("softplus")
 def softplus(a: Tensor) -> Tensor:
-    """log(1 + exp(a)) as one kernel: saves a."""
+    """Compute `log(1 + exp(a))` as one kernel. It saves a."""
     node = Node(a.memory, _from_saved_backward, (a,), (a,)) if recording(a) else None
     out = like(a, "softplus")
     out.node = node

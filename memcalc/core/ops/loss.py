@@ -1,8 +1,8 @@
 """Cross-entropy as PyTorch computes it: log_softmax over the logits, then the negative log-likelihood.
 
-log_softmax is told to keep the logits' dtype, so autocast leaves it alone (cross_entropy_loss in LossNLL.cpp). log_softmax
-saves its result, nll_loss the same result, the targets and a total weight; each backward allocates the full
-(tokens, vocab) matrix.
+log_softmax is told to keep the logits' dtype, so autocast does not cast it (cross_entropy_loss in LossNLL.cpp).
+log_softmax saves its result. nll_loss saves the same result, the targets and a total weight. Each backward allocates
+the full (tokens, vocab) matrix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits (tokens, vocab), targets (tokens) -> the scalar mean loss."""
+    """Compute the mean loss: logits (tokens, vocab), targets (tokens) -> a scalar."""
     return _nll_loss(_log_softmax(logits), targets)
 
 

@@ -20,10 +20,11 @@ from memcalc.core.tensor import Strides, Tensor, is_contiguous, new_tensor
 @replaceable
 @autocast("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear: x (..., in), weight (out, in), bias (out) -> (..., out).
+    """Compute `F.linear`: x (..., in), weight (out, in), bias (out) -> (..., out).
 
-    A bias is part of the product if the rows of x lie in one piece (aten/src/ATen/native/Linear.cpp). Else it is added to
-    it: in place, but out of place under a dispatch mode, which the contexts of a selective checkpoint are.
+    A bias is part of the product if the rows of x are one piece of memory (aten/src/ATen/native/Linear.cpp). Otherwise
+    it is added to the product in place. Under a dispatch mode, as in the contexts of a selective checkpoint, it is
+    added out of place.
     """
     columns, name = transpose(weight, 0, 1), weight.name.removesuffix(".weight")
     if bias is not None and x.memory.contexts is not None and len(x.shape) > 2 and not is_contiguous(x):
@@ -33,20 +34,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @autocast("matmul")
 def times(x: Tensor, columns: Tensor, name: str) -> Tensor:
-    """torch.matmul of (..., k) and (k, n)."""
+    """Compute `torch.matmul` of (..., k) and (k, n)."""
     return _unflattened(mm(_flat(x), columns, name=name), x)
 
 
 @autocast("matmul")
 def weight_times(weight: Tensor, x: Tensor, name: str) -> Tensor:
-    """torch.matmul of a weight (out, in) and x (batch, in, seq): x is folded, and the result turned round by a copy."""
+    """Compute `torch.matmul` of a weight (out, in) and x (batch, in, seq): x is folded, and the result is transposed by
+    a copy.
+    """
     batch, width, seq = x.shape
     product = mm(reshape(transpose(x, 1, 2), merge(batch, seq), width), transpose(weight, 0, 1), name=name)
     return contiguous(transpose(view(product, batch, seq, weight.shape[0]), 1, 2))
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """transformers' Conv1D: x (..., in), weight (in, out), bias (out) -> (..., out)."""
+    """Compute transformers' Conv1D: x (..., in), weight (in, out), bias (out) -> (..., out)."""
     return _unflattened(addmm(bias, _flat(x), weight, weight.name.removesuffix(".weight")), x)
 
 
@@ -60,13 +63,13 @@ def _unflattened(out: Tensor, x: Tensor) -> Tensor:
 
 @autocast("addmm")
 def addmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """bias (n) + (m, k) @ (k, n)."""
+    """Compute bias (n) + (m, k) @ (k, n)."""
     return mm(a, b, bias, name)
 
 
 @autocast("mm")
 def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Tensor:
-    """(m, k) @ (k, n) (+ bias (n)), one allocation."""
+    """Compute (m, k) @ (k, n), plus bias (n) if given, in one allocation."""
     inputs = (a, b) if bias is None else (a, b, bias)
     node = None
     if recording(*inputs):
@@ -81,7 +84,7 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None, name: str = "mm") -> Te
 
 
 def _multiplied(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """The kernel: (..., m, k) @ (..., k, n)."""
+    """Allocate the product (..., m, k) @ (..., k, n) and note its FLOPs."""
     works(a.memory, name, (*a.shape, b.shape[-1]), a.dtype)
     return new_tensor(a.memory, (*a.shape[:-1], b.shape[-1]), a.dtype, name)
 
@@ -101,7 +104,7 @@ def _mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _laid_out_as(strides: Strides, k: Dim, n: Dim, grad: Tensor, name: str) -> Tensor:
-    """The gradient of a (k, n) factor: column-major if the factor is."""
+    """Allocate the gradient of a (k, n) factor: column-major if the factor is."""
     if strides == (1, k.size):
         return transpose(new_tensor(grad.memory, (n, k), grad.dtype, name), 0, 1)
     return new_tensor(grad.memory, (k, n), grad.dtype, name)
@@ -109,7 +112,7 @@ def _laid_out_as(strides: Strides, k: Dim, n: Dim, grad: Tensor, name: str) -> T
 
 @autocast("bmm")
 def bmm(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """(batch, m, k) @ (batch, k, n)."""
+    """Compute (batch, m, k) @ (batch, k, n)."""
     node = None
     if recording(a, b):
         saved = [t for t, other in ((a, b), (b, a)) if other.node is not None]
@@ -131,7 +134,7 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 @autocast("baddbmm")
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """bias + alpha * (a @ b) with a bias that wants no gradient and an alpha that is not 1."""
+    """Compute `bias + alpha * (a @ b)`, where the bias wants no gradient and alpha is not 1."""
     node = Node(a.memory, _baddbmm_backward, (a, b), (a, b), name) if recording(a, b) else None
     out = _multiplied(a, b, name)
     out.node = node
@@ -151,7 +154,7 @@ def _baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("baddbmm")
 def biased_baddbmm(bias: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """bias + (a @ b), all of which want gradients: saves both factors."""
+    """Compute `bias + (a @ b)`, where all three want gradients. It saves both factors."""
     node = Node(a.memory, _biased_baddbmm_backward, (bias, a, b), (a, b), name) if recording(bias, a, b) else None
     out = _multiplied(a, b, name)
     out.node = node
@@ -168,7 +171,7 @@ def _biased_baddbmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("matmul")
 def matmul(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """torch.matmul of (..., m, k) and (..., k, n): expand, reshape to three dims, bmm, view."""
+    """Compute `torch.matmul` of (..., m, k) and (..., k, n): expand, reshape to three dims, bmm, view."""
     lead = a.shape[:-2]
     flat = merge(*lead)
     left = reshape(expand(a, *a.shape), flat, *a.shape[-2:])

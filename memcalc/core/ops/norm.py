@@ -17,7 +17,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 @replaceable
 @autocast("layer_norm")
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """native_layer_norm over the last dim."""
+    """Compute native_layer_norm over the last dim."""
     out = new_tensor(x.memory, x.shape, x.dtype, "layer norm")
     statistics = [new_tensor(x.memory, (*x.shape[:-1], ONE_DIM), x.dtype, f"layer norm {s}") for s in ("mean", "rstd")]
     inputs = [t for t in (x, weight, bias) if t is not None]
@@ -35,9 +35,9 @@ def _layer_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
-    """native_batch_norm of a training step over (batch, channels, ...). The running statistics change in place.
+    """Compute native_batch_norm of a training step over (batch, channels, ...). The running statistics change in place.
 
-    Its own statistics have the weight's dtype, which is wider than the input's under autocast (batch_norm_cpu in
+    The op's own statistics have the weight's dtype, which is wider than the input's under autocast (batch_norm_cpu in
     aten/src/ATen/native/Normalization.cpp).
     """
     out = new_tensor(x.memory, x.shape, x.dtype, "batch norm")

@@ -1,6 +1,6 @@
 """Pooling of images (batch, channels, height, width).
 
-`max_pool2d` saves its input and the place of each maximum; the mean saves nothing (tools/autograd/derivatives.yaml,
+`max_pool2d` saves its input and the index of each maximum. The mean saves nothing (tools/autograd/derivatives.yaml,
 max_pool2d_with_indices; aten/src/ATen/native/AdaptiveAveragePooling.cpp, adaptive_avg_pool2d).
 """
 
@@ -14,7 +14,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 
 def max_pool2d(x: Tensor, height: Dim, width: Dim) -> Tensor:
-    """F.max_pool2d: x (batch, channels, ...) -> (batch, channels, height, width)."""
+    """Compute `F.max_pool2d`: x (batch, channels, ...) -> (batch, channels, height, width)."""
     shape = (*x.shape[:2], height, width)
     out = new_tensor(x.memory, shape, x.dtype, "max pooling")
     indices = new_tensor(x.memory, shape, int64, "places of the maxima")
@@ -29,7 +29,7 @@ def _max_pool2d_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def adaptive_avg_pool2d(x: Tensor) -> Tensor:
-    """F.adaptive_avg_pool2d(x, 1), a mean: (batch, channels, height, width) -> (batch, channels, 1, 1)."""
+    """Compute `F.adaptive_avg_pool2d(x, 1)`, a mean: (batch, channels, height, width) -> (batch, channels, 1, 1)."""
     out = new_tensor(x.memory, (*x.shape[:2], ONE_DIM, ONE_DIM), x.dtype, "average pooling")
     return record(out, _adaptive_avg_pool2d_backward, (x,), context=x.shape)
 

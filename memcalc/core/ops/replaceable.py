@@ -1,7 +1,7 @@
-"""Functions that a run may call another implementation of: what makes kernels a choice.
+"""Functions that a kernel pack can replace.
 
-A kernel pack (`memcalc.kernels`) maps such functions to its own; `memory.kernels` holds the map of one run. Without a pack
-it is empty, and every program is transformers' own.
+A kernel pack (`memcalc.kernels`) maps such functions to its own. `memory.kernels` holds the map of one run. Without a
+pack the map is empty, and every program is transformers' own code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Memory
 
 Replacements = Mapping[Callable[..., Any], Callable[..., Any]]
-"""What stands in for what."""
+"""Replaceable functions with the functions that the run calls instead."""
 
 
 class InMemory(Protocol):
-    """What knows the memory of its run: a tensor, a module, the run itself."""
+    """An object that knows the memory of its run: a tensor, a module, the run itself."""
 
     @property
     def memory(self) -> Memory: ...
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def replaceable(own: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """`own`, or what the run's kernel pack has in its place."""
+    """Return a function that calls the kernel pack's replacement of `own` if the run has one, else `own`."""
 
     @wraps(own)
     def call(first: T, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,14 +1,15 @@
 """Causal attention over a sequence that several ranks share, as torch's `context_parallel` runs it
 (torch/distributed/tensor/experimental/_context_parallel/_attention.py of 2.13).
 
-A rank has the tokens of two chunks, an early and a late one (_HeadTailLoadBalancer). It attends to its own keys and values,
-then to those of the ranks before it and of the ranks behind it: of the former it needs the early half, for the latter the
-late half of its queries alone. What the parts give is merged in fp32. Keys and values of all ranks are gathered once
-(`allgather`, torch's default), or go round (`alltoall`, an all_to_all_single that sends all of it to one rank, so a send).
-Gradients of keys and values go round in any case, in fp32, one step more than there are neighbours.
+A rank holds the tokens of two chunks, an early and a late one (_HeadTailLoadBalancer). It attends to its own keys and
+values, then to those of the other ranks. Of a rank before it, it needs the early half of the keys and values. For a
+rank after it, it needs the late half of its own queries. The partial results are merged in fp32. Keys and values of all
+ranks are gathered once (`allgather`, torch's default), or sent around the ring (`alltoall`: an all_to_all_single that
+sends everything to one rank, so it counts as a send). Gradients of keys and values are always sent around the ring, in
+fp32, one step more than there are other ranks.
 
-The kernel is flash attention for 16 bits; for fp32, and for values of another width than the keys', CUDA takes the
-memory-efficient one, whose logsumexp has as many queries as its input only if that is a multiple of 32.
+The kernel is flash attention for 16 bits. For fp32, and if values are not as wide as keys, CUDA takes the
+memory-efficient kernel. Its logsumexp has as many queries as its input only if that number is a multiple of 32.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _SEQ: Final = 2
-"""The dim of tokens."""
+"""The dim of tokens in (batch, heads, seq, head_dim)."""
 
 
 class Ring(NamedTuple):
@@ -51,15 +52,15 @@ class Ring(NamedTuple):
     ranks: int
     rank: int
     gathers: bool
-    """Whether keys and values are gathered once, and do not go round."""
+    """True if keys and values are gathered once; False if they are sent around the ring."""
 
     def rotater(self) -> Rotater:
-        """Of keys and values."""
+        """Return the object that exchanges keys and values between the ranks."""
         return AllGather(self) if self.gathers else AllToAll("keys and values")
 
 
 class AllToAll:
-    """_AllToAllRotater: each rank sends what it has to the next one."""
+    """Sends a rank's tensor to the next rank (_AllToAllRotater)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,7 +76,7 @@ class AllToAll:
 
 
 class AllGather:
-    """_AllGatherRotater: the first exchange gathers, and that is all."""
+    """Gathers the tensors of all ranks in the first exchange; later exchanges do nothing (_AllGatherRotater)."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -93,9 +94,10 @@ class AllGather:
 
 
 def ring_attention(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q (batch, heads, seq/cp, head_dim), k and v (batch, kv_heads, seq/cp, head_dim) -> like q, with the width of v.
+    """Compute attention: q (batch, heads, seq/cp, head_dim), k and v (batch, kv_heads, seq/cp, head_dim) -> like q,
+    with the width of v.
 
-    Saves q, k, v, the output and one fp32 logsumexp per query and head, as without context parallelism.
+    It saves q, k, v, the output and one fp32 logsumexp per query and head, as without context parallelism.
     """
     out, *statistics = selected(q.memory, ATTENTION, partial(_forward, ring, _plain(q), _plain(k), _plain(v)))
     if recording(q, k, v):
@@ -104,7 +106,7 @@ def ring_attention(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _plain(a: Tensor) -> Tensor:
-    """The same without a grad_fn: nothing in the ring has one."""
+    """Return the tensor without its grad_fn: no tensor in the ring has one."""
     return Tensor(a.storage, a.shape, a.strides, a.dtype)
 
 
@@ -114,7 +116,7 @@ def _send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
 
 
 def _forward(ring: Ring, query: Tensor, key: Tensor, value: Tensor) -> Results:
-    """_templated_ring_attention, of which rank 0 is the one with none before it."""
+    """Run _templated_ring_attention on one rank. Rank 0 has no rank before it."""
     key, value = contiguous(key), contiguous(value)
     shapes = key.shape, value.shape
     merger = _Merger()
@@ -144,7 +146,7 @@ def _takes_flash(q: Tensor, v: Tensor) -> bool:
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor) -> Results:
-    """Output and logsumexp; of the memory-efficient kernel the state of its dropout, too."""
+    """Return the output and logsumexp of one kernel, and the memory-efficient kernel's dropout seed and offset."""
     attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
     if _takes_flash(q, v):
         return like(q, "attention output"), new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
@@ -164,7 +166,7 @@ def _kernel_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 
 
 class _Merger:
-    """_SDPAMerger: outputs and logsumexps of the parts, put together in fp32."""
+    """Merges the outputs and logsumexps of the partial results in fp32 (_SDPAMerger)."""
 
     def __init__(self) -> None:
         self.out: Tensor | None = None
@@ -172,7 +174,7 @@ class _Merger:
         self.dtype: DType = fp32
 
     def step(self, out: Tensor, logsumexp: Tensor, *, late: bool) -> None:
-        """`late`: of the late half of the queries alone."""
+        """Merge one partial result. `late`: it is the result of the late half of the queries."""
         self.dtype = out.dtype
         out = cast(out, fp32, "attention output in fp32")
         self._merge_one(out, logsumexp, late=late)
@@ -199,29 +201,29 @@ class _Merger:
 
 
 def _half(a: Tensor) -> Tensor:
-    """a.chunk(2, 2)[i]: a view of the early or the late chunk."""
+    """Compute `a.chunk(2, 2)[i]`: a view of the early or the late chunk."""
     return chunk_dim(a, _SEQ, 2)[0]
 
 
 def _with_half(whole: Tensor, half: Tensor) -> Tensor:
-    """_partial_update: a new tensor with one of its halves replaced."""
+    """Return a new tensor with one half of `whole` replaced (_partial_update)."""
     return cat((half, _half(whole)), whole.shape[_SEQ], axis=_SEQ)
 
 
 def _increased(whole: Tensor) -> Tensor:
-    """_partial_update(add=True): the half is added to in place, then the halves are joined in a new tensor."""
+    """Add to one half of `whole` in place, then join the halves in a new tensor (_partial_update(add=True))."""
     return _with_half(whole, _half(whole))
 
 
 def _packed(key: Tensor, value: Tensor) -> Tensor:
-    """torch.cat([key.flatten(), value.flatten()]), which copies what is not contiguous first."""
+    """Compute `torch.cat([key.flatten(), value.flatten()])`, which first copies operands that are not contiguous."""
     width = _joined(key.shape[3], value.shape[3])
     key, value = contiguous(key), contiguous(value)
     return new_tensor(key.memory, (*key.shape[:3], width), key.dtype, "keys and values")
 
 
 def _unpacked(pair: Tensor, key: Shape, value: Shape) -> tuple[Tensor, Tensor]:
-    """Views of a part of what came."""
+    """Return the keys and the values of a received tensor as views."""
     key_, value_ = (Tensor(pair.storage, shape, contiguous_strides(shape), pair.dtype) for shape in (key, value))
     return key_, value_
 
@@ -233,14 +235,14 @@ def _joined(key: Dim, value: Dim) -> Dim:
 
 @lru_cache(maxsize=1024)
 def _of_all(shape: Shape, ranks: int) -> Shape:
-    """The shape of what all ranks have together."""
+    """Return the shape of the tensor that all ranks hold together."""
     return (*shape[:_SEQ], whole_of(shape[_SEQ], ranks, "/cp"), *shape[_SEQ + 1 :])
 
 
 def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    """_templated_ring_attention_backward."""
+    """Run _templated_ring_attention_backward."""
     ring: Ring = node.context
-    saved = node.unpack()  # all of it stays until the ring is done
+    saved = node.unpack()  # all saved tensors stay until the ring is done
     query, key, value, _out, logsumexp = saved[:5]
     dtype, shapes = key.dtype, (key.shape, value.shape)
     grad_query = like(query, "query gradient, summed", fp32)
@@ -263,7 +265,7 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         else:
             q, k, v = _half(query), key, value
             _lse = contiguous(_half(logsumexp))
-        _gradients = _kernel_gradients(q, k, v)  # of the operands of this part, until the next one has its own
+        _gradients = _kernel_gradients(q, k, v)  # they stay until the next part has its own
         if i > 0:
             next_grad_kv = dkv_rotater.next()
             grad_key, grad_value = _unpacked(next_grad_kv, *shapes)

@@ -1,7 +1,8 @@
-"""What a mixture of experts is routed with: choosing, sorting and gathering tokens, and one product per expert.
+"""Ops that route tokens to experts: choosing, sorting and gathering tokens, and one product per expert.
 
-Where torch's backward would write into fresh zeros (index_backward, topk's scatter), it writes out of place under a
-dispatch mode (areAnyTensorSubclassLike in FunctionsManual.cpp), so the oracle sees two tensors and so do we.
+Some backwards of torch write into fresh zeros (index_backward, topk's scatter). Under a dispatch mode they write out of
+place (areAnyTensorSubclassLike in FunctionsManual.cpp). The real run that tests compare with has a dispatch mode, so it
+has two tensors, and so do these ops.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def topk(a: Tensor, k: Dim) -> tuple[Tensor, Tensor]:
-    """torch.topk(a, k, dim=-1): values and indices; saves the indices."""
+    """Compute `torch.topk(a, k, dim=-1)`: values and indices. It saves the indices."""
     shape = (*a.shape[:-1], k)
     values = new_tensor(a.memory, shape, a.dtype, "top values")
     indices = new_tensor(a.memory, shape, int64, "top indices")
@@ -33,7 +34,7 @@ def topk(a: Tensor, k: Dim) -> tuple[Tensor, Tensor]:
 
 
 def maximum(a: Tensor) -> Tensor:
-    """a.max(dim=-1).values: saves the indices, as the first of topk."""
+    """Compute `a.max(dim=-1).values`. It saves the indices, as topk with k = 1."""
     return view(topk(a, ONE_DIM)[0], *a.shape[:-1])
 
 
@@ -48,7 +49,7 @@ def _written_into_zeros(node: Node, grad: Tensor, name: str) -> Tensor:
 
 
 def div_(a: Tensor, b: Tensor) -> Tensor:
-    """a /= b: saves b, and a copy of what a was; the result has a's storage."""
+    """Compute `a /= b`. It saves b and a copy of the former a; the result has a's storage."""
     node = None
     if recording(a, b):
         original = like(a, "copy of the numerator")
@@ -57,7 +58,7 @@ def div_(a: Tensor, b: Tensor) -> Tensor:
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """a / b: saves both."""
+    """Compute `a / b`. It saves both."""
     node = Node(a.memory, _div_backward, (a, b), (a, b)) if recording(a, b) else None
     out = of_two(a, b, "quotient")
     out.node = node
@@ -77,7 +78,7 @@ def _quotient_gradient(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_(a: Tensor, b: Tensor) -> Tensor:
-    """a += b of the same shape: saves nothing; the result has a's storage."""
+    """Compute `a += b` of the same shape. It saves nothing; the result has a's storage."""
     node = Node(a.memory, _add_inplace_backward, (a, b)) if recording(a, b) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -87,7 +88,7 @@ def _add_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def gather(a: Tensor, where: Tensor) -> Tensor:
-    """a.gather(-1, where): saves a, for its shape, and the indices."""
+    """Compute `a.gather(-1, where)`. It saves a, for its shape, and the indices."""
     node = Node(a.memory, _gather_backward, (a,), (a, where)) if recording(a) else None
     out = new_tensor(a.memory, where.shape, a.dtype, "gathered")
     out.node = node
@@ -100,7 +101,7 @@ def _gather_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def scatter(a: Tensor, where: Tensor) -> Tensor:
-    """a.scatter(-1, where, number): saves the indices."""
+    """Compute `a.scatter(-1, where, number)`. It saves the indices."""
     node = Node(a.memory, _scatter_backward, (a,), (where,)) if recording(a) else None
     out = like(a, "scattered")
     out.node = node
@@ -113,7 +114,9 @@ def _scatter_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def scatter_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
-    """a.scatter_(-1, where, source) of an `a` without a gradient: saves the indices; the result has a's storage."""
+    """Compute `a.scatter_(-1, where, source)`, where `a` wants no gradient. It saves the indices; the result has a's
+    storage.
+    """
     node = Node(a.memory, _scatter_inplace_backward, (source,), (where,)) if recording(source) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -124,7 +127,7 @@ def _scatter_inplace_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def masked_fill(a: Tensor, mask: Tensor) -> Tensor:
-    """a.masked_fill(mask, number): saves the mask."""
+    """Compute `a.masked_fill(mask, number)`. It saves the mask."""
     node = Node(a.memory, _masked_fill_backward, (a,), (mask,)) if recording(a) else None
     out = like(a, "masked")
     out.node = node
@@ -137,12 +140,12 @@ def _masked_fill_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def sort(a: Tensor) -> tuple[Tensor, Tensor]:
-    """torch.sort of integers: the sorted values and where they were."""
+    """Compute `torch.sort` of integers: the sorted values and their former places."""
     return like(a, "sorted"), like(a, "permutation")
 
 
 def index(a: Tensor, where: Tensor, name: str) -> Tensor:
-    """a[where]: rows of a; saves the indices."""
+    """Compute `a[where]`: rows of a. It saves the indices."""
     node = Node(a.memory, _index_backward, (a,), (where,), name) if recording(a) else None
     out = new_tensor(a.memory, (*where.shape, *a.shape[1:]), a.dtype, name)
     out.node = node
@@ -150,7 +153,7 @@ def index(a: Tensor, where: Tensor, name: str) -> Tensor:
 
 
 def index_one(a: Tensor, i: int, name: str) -> Tensor:
-    """a[..., [k], ...] in dim `i`: a copy of one entry; saves the index."""
+    """Compute `a[..., [k], ...]` in dim `i`: a copy of one entry. It saves the index."""
     where = new_tensor(a.memory, (ONE_DIM,), int64, "index")
     node = Node(a.memory, _index_backward, (a,), (where,), name) if recording(a) else None
     out = new_tensor(a.memory, (*a.shape[:i], ONE_DIM, *a.shape[i + 1 :]), a.dtype, name)
@@ -164,7 +167,7 @@ def _index_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def index_two(a: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """a[first, second]: saves both indices."""
+    """Compute `a[first, second]`. It saves both indices."""
     name = "weights of rows"
     node = Node(a.memory, _index_backward, (a,), (first, second), name) if recording(a) else None
     out = new_tensor(a.memory, (*first.shape, *a.shape[2:]), a.dtype, name)
@@ -173,7 +176,7 @@ def index_two(a: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def index_put_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
-    """a[where] = source of an `a` without a gradient: saves the indices; the result has a's storage."""
+    """Compute `a[where] = source`, where `a` wants no gradient. It saves the indices; the result has a's storage."""
     node = Node(a.memory, _index_put_backward, (source,), (where,)) if recording(source) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -184,7 +187,9 @@ def _index_put_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def index_add_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
-    """a.index_add_(0, where, source): saves the indices, and the source for its shape; the result has a's storage."""
+    """Compute `a.index_add_(0, where, source)`. It saves the indices, and the source for its shape; the result has a's
+    storage.
+    """
     node = Node(a.memory, _index_add_backward, (a, source), (where, source)) if recording(a, source) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -197,7 +202,7 @@ def _index_add_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 @autocast("linalg_vector_norm")
 def absolute_norm(a: Tensor, dtype: DType | None = None) -> Tensor:
-    """torch.norm(a, p=1, dim=-1, keepdim=True, dtype=dtype): saves its input and its result."""
+    """Compute `torch.norm(a, p=1, dim=-1, keepdim=True, dtype=dtype)`. It saves its input and its result."""
     out = new_tensor(a.memory, (*a.shape[:-1], ONE_DIM), dtype or a.dtype, "norm of the weights")
     if recording(a):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
@@ -211,7 +216,7 @@ def _absolute_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def repeat_rows(a: Tensor, times: Dim) -> Tensor:
-    """a.repeat(times, 1): the whole of a, so many times over."""
+    """Compute `a.repeat(times, 1)`: `times` copies of the whole of a."""
     out = new_tensor(a.memory, (merge(times, a.shape[0]), a.shape[1]), a.dtype, "repeated rows")
     if recording(a):
         out.node = Node(a.memory, _repeat_rows_backward, (a,), (), a.shape)
@@ -224,7 +229,7 @@ def _repeat_rows_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("sum")
 def sum_first(a: Tensor, dtype: DType | None = None) -> Tensor:
-    """a.sum(dim=0, dtype)"""
+    """Compute `a.sum(dim=0, dtype)`."""
     out = new_tensor(a.memory, a.shape[1:], dtype or a.dtype, "sum")
     if recording(a):
         out.node = Node(a.memory, _sum_first_backward, (a,), (), a.shape)
@@ -237,7 +242,7 @@ def _sum_first_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("sum")
 def sum_all(a: Tensor, dtype: DType | None = None) -> Tensor:
-    """a.sum(dtype=dtype): a scalar."""
+    """Compute `a.sum(dtype=dtype)`: a scalar."""
     out = new_tensor(a.memory, (), dtype or a.dtype, "sum")
     if recording(a):
         out.node = Node(a.memory, _sum_all_backward, (a,), (), a.shape)
@@ -250,7 +255,7 @@ def _sum_all_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @autocast("sum")
 def sum_middle(a: Tensor, dtype: DType | None = None) -> Tensor:
-    """a.sum(dim=1, dtype) of three dims."""
+    """Compute `a.sum(dim=1, dtype)` of three dims."""
     out = new_tensor(a.memory, (a.shape[0], a.shape[2]), dtype or a.dtype, "sum")
     if recording(a):
         out.node = Node(a.memory, _sum_middle_backward, (a,), (), a.shape)
@@ -263,9 +268,11 @@ def _sum_middle_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | None = None) -> Tensor:
-    """Rows of a (rows, k) times their own expert's matrix of b (experts, k, n): saves both factors and the offsets.
+    """Multiply each row of a (rows, k) by its expert's matrix of b (experts, k, n). It saves both factors and the
+    offsets.
 
-    As for `mm`, the second factor's gradient comes first. `rows`: how many are some expert's, where a has room for more.
+    As for `mm`, the second factor's gradient is computed first. `rows` is the number of rows that belong to an expert,
+    if a has room for more.
     """
     node, rows = None, rows or a.shape[0]
     if recording(a, b):
@@ -289,7 +296,7 @@ def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]
 
 
 def _laid_out_as(strides: Strides, b: Tensor, name: str) -> Tensor:
-    """The gradient of b (experts, k, n): each matrix column-major if b's are."""
+    """Allocate the gradient of b (experts, k, n): each matrix is column-major if b's matrices are."""
     experts, k, n = b.shape
     if strides[1] == 1:
         return transpose(new_tensor(b.memory, (experts, n, k), b.dtype, name), 1, 2)

@@ -1,9 +1,10 @@
 """Recurrences along a sequence, which real code runs step by step in a Python loop.
 
-A loop is written with the ops of its last two steps. All steps before them are one node, which keeps what they keep in
-blocks with a dim for the steps, so that sizes stay polynomials in seq. The memory is fullest in those two steps: in
-forward in the last one; in backward in the one before it, the first to add its gradients to what is there already, when
-nothing of the earlier steps has gone. What the earlier steps allocate for their own time only is what these two do.
+A loop is written with the ops of its last two steps. All earlier steps are one node, which keeps their tensors in
+blocks with a dim for the steps, so sizes stay polynomials in seq. Memory is fullest in the last two steps. In forward
+that is the last step. In backward it is the step before it: that step is the first to add its gradients to existing
+ones, and nothing of the earlier steps has been freed by then. The temporaries of the earlier steps are those of the
+last two.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Block(NamedTuple):
-    """A tensor that every step keeps, of all steps together."""
+    """A tensor that every step keeps, as one block for all steps."""
 
     shape: Shape
     dtype: DType
@@ -31,7 +32,7 @@ class Block(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product of matrices that every step makes, of all steps together; both its factors want gradients."""
+    """A matrix product that every step makes, for all steps together. Both factors want gradients."""
 
     factors: Shape
     dtype: DType
@@ -41,15 +42,15 @@ class Product(NamedTuple):
 def earlier_steps(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], kept: Sequence[Tensor | Block], product: Product | None = None
 ) -> None:
-    """The steps before those that are written out: `outputs` come from them, and they keep `kept` for backward.
+    """Record the steps before the last two. They produce `outputs` and keep `kept` for backward.
 
-    What they add to the gradients of `inputs` takes no more memory than those of the later steps did.
+    Their additions to the gradients of `inputs` take no more memory than those of the later steps did.
     """
     memory = inputs[0].memory
     if product is not None:
         works(memory, product.name, product.factors, product.dtype)
     if recording(*inputs):
-        # Before its recomputation, a checkpoint lets go of each step's tensors as the next one comes.
+        # Before its recomputation, a checkpoint frees each step's tensors when the next step comes.
         keeps = memory.checkpoint is None or memory.checkpoint.keeps
         saved = [
             Tensor(t.storage, t.shape, t.strides, t.dtype)
@@ -72,7 +73,7 @@ def _no_more_than_there_is(node: Node, grads: list[Tensor]) -> list[None]:
 
 
 def stack_steps(tensors: Sequence[Tensor], i: int, dim: Dim) -> Tensor:
-    """torch.stack of one tensor a step, `dim` in the place `i`; backward is `unbind`, views."""
+    """Compute `torch.stack` of one tensor per step, with `dim` in place `i`. Backward is `unbind`, views."""
     last = tensors[-1]
     out = new_tensor(last.memory, (*last.shape[:i], dim, *last.shape[i:]), last.dtype, "stacked steps")
     if recording(*tensors):
@@ -82,7 +83,7 @@ def stack_steps(tensors: Sequence[Tensor], i: int, dim: Dim) -> Tensor:
 
 def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     i, grad = node.context, grads[0]
-    # The earlier steps' is part of the same storage too; nothing reads its strides.
+    # The gradient of the earlier steps is part of the same storage too; nothing reads its strides.
     strides = (*grad.strides[:i], *grad.strides[i + 1 :])
     return [
         Tensor(grad.storage, shape, strides, grad.dtype) if node.needs(k) else None

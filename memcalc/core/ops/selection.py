@@ -1,6 +1,6 @@
 """Elementwise ops that choose: bounds, masks, the larger of two.
 
-What each saves and what its backward allocates: tools/autograd/derivatives.yaml and FunctionsManual.cpp.
+Sources of what each op saves and what its backward allocates: tools/autograd/derivatives.yaml and FunctionsManual.cpp.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 
 def clamp(a: Tensor, bounds: int) -> Tensor:
-    """a.clamp with one or two bounds: saves a."""
+    """Compute `a.clamp` with one or two bounds. It saves a."""
     node = Node(a.memory, _clamp_backward, (a,), (a,), bounds) if recording(a) else None
     out = like(a, "clamp")
     out.node = node
@@ -20,7 +20,7 @@ def clamp(a: Tensor, bounds: int) -> Tensor:
 
 
 def clamp_(a: Tensor, bounds: int) -> Tensor:
-    """a.clamp_ with one or two bounds: saves a copy of what a was; the result has a's storage."""
+    """Compute `a.clamp_` with one or two bounds. It saves a copy of the former a; the result has a's storage."""
     node = None
     if recording(a):
         original = like(a, "copy of the clamped")
@@ -37,7 +37,7 @@ def _clamp_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def clamp_to(a: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """a.clamp(low, high) with bounds that are tensors without a gradient: saves all three."""
+    """Compute `a.clamp(low, high)`, where the bounds are tensors that want no gradient. It saves all three."""
     node = Node(a.memory, _clamp_to_backward, (a,), (a, low, high)) if recording(a) else None
     out = like(a, "clamp")
     out.node = node
@@ -53,7 +53,9 @@ def _clamp_to_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
-    """torch.where(mask, value, scalar) without a gradient: the scalar becomes a tensor of `value`'s dtype first."""
+    """Compute `torch.where(mask, value, scalar)` without a gradient: the scalar first becomes a tensor of `value`'s
+    dtype.
+    """
     scalar = new_tensor(mask.memory, (), value.dtype, name)
     out = of_two(mask, value, name, value.dtype)
     del scalar
@@ -61,7 +63,7 @@ def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
 
 
 def where_else(condition: Tensor, a: Tensor, name: str) -> Tensor:
-    """torch.where(condition, a, constant) or a.masked_fill(condition, constant): saves the condition."""
+    """Compute `torch.where(condition, a, constant)` or `a.masked_fill(condition, constant)`. It saves the condition."""
     node = Node(a.memory, _where_else_backward, (a,), (condition,)) if recording(a) else None
     out = of_two(a, condition, name, a.dtype)
     out.node = node
@@ -74,13 +76,13 @@ def _where_else_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def masked_fill_(a: Tensor, mask: Tensor) -> Tensor:
-    """a.masked_fill_(mask, number): saves the mask; the result has a's storage."""
+    """Compute `a.masked_fill_(mask, number)`. It saves the mask; the result has a's storage."""
     node = Node(a.memory, _where_else_backward, (a,), (mask,)) if recording(a) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
 
 def masked_fill_view_(a: Tensor, mask: Tensor) -> Tensor:
-    """`masked_fill_` of a view of all of `a` (CopySlices)."""
+    """Compute `masked_fill_` of a view of all of `a` (CopySlices)."""
     node = Node(a.memory, _masked_fill_view_backward, (a,), (mask,)) if recording(a) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -94,7 +96,7 @@ def _masked_fill_view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def where_of_two(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """torch.where(condition, a, b): saves the condition."""
+    """Compute `torch.where(condition, a, b)`. It saves the condition."""
     node = Node(a.memory, _where_of_two_backward, (a, b), (condition,)) if recording(a, b) else None
     out = of_two(a, b, "chosen")
     out.node = node
@@ -109,13 +111,13 @@ def _where_of_two_backward(node: Node, grads: list[Tensor]) -> list[Tensor | Non
 
 
 def _where_gradient(grad: Tensor) -> Tensor:
-    """where(condition, grad, 0): the zero becomes a tensor first."""
+    """Compute `where(condition, grad, 0)`: the zero first becomes a tensor."""
     _zero = new_tensor(grad.memory, (), grad.dtype, "zero")
     return like(grad, "where gradient")
 
 
 def maximum(a: Tensor, other: Tensor) -> Tensor:
-    """torch.max(a, other) or torch.min(a, other) with an `other` that wants no gradient: saves both."""
+    """Compute `torch.max(a, other)` or `torch.min(a, other)`, where `other` wants no gradient. It saves both."""
     node = Node(a.memory, _maximum_backward, (a,), (a, other)) if recording(a) else None
     out = of_two(a, other, "maximum")
     out.node = node
@@ -128,7 +130,7 @@ def _maximum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def larger(a: Tensor, b: Tensor) -> Tensor:
-    """torch.maximum(a, b) of one shape: saves both."""
+    """Compute `torch.maximum(a, b)` of one shape. It saves both."""
     node = Node(a.memory, _larger_backward, (a, b), (a, b)) if recording(a, b) else None
     out = of_two(a, b, "larger")
     out.node = node

@@ -1,7 +1,7 @@
 """Views, copies and joins.
 
-A view shares its input's storage; a reshape copies where no view has the shape. Backward of a slice is a full tensor of
-zeros with the gradient in it (slice_backward); backward of `cat` is narrow views; backward of `split` is one `cat`.
+A view shares its input's storage. A reshape copies if no view has the shape. Backward of a slice is a full tensor of
+zeros with the gradient in it (slice_backward). Backward of `cat` is narrow views; backward of `split` is one `cat`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _view(a: Tensor, shape: Shape, strides: Strides, backward: object, context: 
 
 
 def view(a: Tensor, *shape: Dim) -> Tensor:
-    """a.view(shape). ValueError where torch would refuse it."""
+    """Compute `a.view(shape)`. Raises ValueError where torch would refuse it."""
     strides = view_strides(a.shape, a.strides, shape)
     if strides is None:
         raise ValueError(f"no view of {a.shape} {a.strides} has shape {shape}")
@@ -38,7 +38,7 @@ def _view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def reshape(a: Tensor, *shape: Dim) -> Tensor:
-    """a.reshape(shape): a view if there is one, else a contiguous copy."""
+    """Compute `a.reshape(shape)`: a view if there is one, else a contiguous copy."""
     strides = view_strides(a.shape, a.strides, shape)
     if strides is not None:
         return _view(a, shape, strides, _view_backward, a.shape)
@@ -47,7 +47,7 @@ def reshape(a: Tensor, *shape: Dim) -> Tensor:
 
 
 def clone(a: Tensor) -> Tensor:
-    """A contiguous copy."""
+    """Return a contiguous copy."""
     out = new_tensor(a.memory, a.shape, a.dtype, "contiguous copy")
     if recording(a):
         out.node = Node(a.memory, _pass_backward, (a,))
@@ -55,7 +55,7 @@ def clone(a: Tensor) -> Tensor:
 
 
 def contiguous(a: Tensor) -> Tensor:
-    """a.contiguous(): the tensor itself if it is."""
+    """Compute `a.contiguous()`: the tensor itself if it is contiguous."""
     return a if is_contiguous(a) else clone(a)
 
 
@@ -64,7 +64,7 @@ def _pass_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def transpose(a: Tensor, i: int, j: int) -> Tensor:
-    """a.transpose(i, j): a view."""
+    """Compute `a.transpose(i, j)`: a view."""
     return _view(a, *_swapped(a, i, j), _transpose_backward, (i, j))
 
 
@@ -80,7 +80,9 @@ def _transpose_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def part(a: Tensor, dim: Dim, axis: int = -1) -> Tensor:
-    """a[..., i:i+dim]: a slice of the last dim or of another one, a view; the whole of it is the tensor's alias."""
+    """Compute `a[..., i:i+dim]`: a slice of the last dim or of `axis`, as a view. A slice of the whole dim is an alias
+    of the tensor.
+    """
     if dim.size == a.shape[axis].size:
         return _view(a, a.shape, a.strides, _pass_backward)
     shape = list(a.shape)
@@ -93,24 +95,26 @@ def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def first(a: Tensor, *shape: Dim) -> Tensor:
-    """a[:n, :m, ...] of a tensor that wants no gradient: a view."""
+    """Compute `a[:n, :m, ...]` of a tensor that wants no gradient: a view."""
     return Tensor(a.storage, shape, a.strides, a.dtype)
 
 
 def select(a: Tensor, i: int) -> Tensor:
-    """a.select(i, k): a view without dim `i`; backward is a full tensor of zeros with the gradient in it."""
+    """Compute `a.select(i, k)`: a view without dim `i`. Backward is a full tensor of zeros with the gradient in it."""
     shape, strides = (*a.shape[:i], *a.shape[i + 1 :]), (*a.strides[:i], *a.strides[i + 1 :])
     return _view(a, shape, strides, _part_backward, a.shape)
 
 
 def every_second(a: Tensor) -> Tensor:
-    """a[..., ::2] and a[..., 1::2]: a view."""
+    """Compute `a[..., ::2]` or `a[..., 1::2]`: a view."""
     shape = (*a.shape[:-1], divided(a.shape[-1], 2))
     return _view(a, shape, (*a.strides[:-1], 2 * a.strides[-1]), _part_backward, a.shape)
 
 
 def copy_into(a: Tensor, part_of_a: Tensor) -> Tensor:
-    """a[..., i:i+n].copy_(part_of_a): `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp, CopySlices)."""
+    """Compute `a[..., i:i+n].copy_(part_of_a)`: `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp,
+    CopySlices).
+    """
     node = Node(a.memory, _copy_into_backward, (a, part_of_a)) if recording(a, part_of_a) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -126,19 +130,21 @@ def _copy_into_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def interleave(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
-    """torch.stack(tensors, -1).flatten(-2), a new tensor; `dim` is the joined last dim. Backward selects views."""
+    """Compute `torch.stack(tensors, -1).flatten(-2)`, a new tensor; `dim` is the joined last dim. Backward selects
+    views.
+    """
     return reshape(stack(tensors, Dim(str(len(tensors)), len(tensors))), *tensors[0].shape[:-1], dim)
 
 
 def repeat_interleave(a: Tensor, dim: Dim) -> Tensor:
-    """a.repeat_interleave(n, dim=-1), `dim` being the new last dim: a contiguous copy of an expanded view."""
+    """Compute `a.repeat_interleave(n, dim=-1)`, a contiguous copy of an expanded view; `dim` is the new last dim."""
     count = Dim(str(dim.size // a.shape[-1].size), dim.size // a.shape[-1].size)
     expanded = expand(unsqueeze(a, len(a.shape)), *a.shape, count)
     return reshape(clone(expanded), *a.shape[:-1], dim)
 
 
 def split(a: Tensor, *dims: Dim) -> tuple[Tensor, ...]:
-    """a.split(sizes, -1): views with one grad_fn; backward joins their gradients in one new tensor."""
+    """Compute `a.split(sizes, -1)`: views with one grad_fn. Backward joins their gradients in one new tensor."""
     node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=len(dims)) if recording(a) else None
     return tuple(Tensor(a.storage, (*a.shape[:-1], dim), a.strides, a.dtype, node, i) for i, dim in enumerate(dims))
 
@@ -149,12 +155,12 @@ def _split_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def chunk(a: Tensor, chunks: int) -> tuple[Tensor, ...]:
-    """a.chunk(chunks, -1) into equal parts."""
+    """Compute `a.chunk(chunks, -1)`: equal parts."""
     return split(a, *[divided(a.shape[-1], chunks)] * chunks)
 
 
 def split_one(a: Tensor, i: int) -> tuple[Tensor, ...]:
-    """a.split(1, i): views of size 1 in dim `i`, with one grad_fn as `split`."""
+    """Compute `a.split(1, i)`: views of size 1 in dim `i`, with one grad_fn as in `split`."""
     count = a.shape[i].size
     shape = (*a.shape[:i], ONE_DIM, *a.shape[i + 1 :])
     node = Node(a.memory, _split_backward, (a,), (), a.shape, outputs=count) if recording(a) else None
@@ -162,7 +168,7 @@ def split_one(a: Tensor, i: int) -> tuple[Tensor, ...]:
 
 
 def cat(tensors: Sequence[Tensor], dim: Dim, axis: int = -1) -> Tensor:
-    """torch.cat(tensors, axis), contiguous; `dim` is the joined dim."""
+    """Compute `torch.cat(tensors, axis)`, contiguous; `dim` is the joined dim."""
     first = tensors[0]
     shape = list(first.shape)
     shape[axis] = dim
@@ -173,7 +179,7 @@ def cat(tensors: Sequence[Tensor], dim: Dim, axis: int = -1) -> Tensor:
 
 
 def _widest(tensors: Sequence[Tensor]) -> DType:
-    """What a join of several dtypes has; they are all of one kind."""
+    """Return the dtype of a join of several dtypes of one kind: the widest."""
     return max((tensor.dtype for tensor in tensors), key=lambda dtype: dtype.itemsize)
 
 
@@ -186,7 +192,7 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def stack(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
-    """torch.stack(tensors, -1), contiguous; `dim` counts them. Backward is a view for each."""
+    """Compute `torch.stack(tensors, -1)`, contiguous; `dim` counts the tensors. Backward is a view for each."""
     first = tensors[0]
     out = new_tensor(first.memory, (*first.shape, dim), _widest(tensors), "stack")
     if recording(*tensors):
@@ -201,14 +207,14 @@ def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def unsqueeze(a: Tensor, i: int) -> Tensor:
-    """A dim of size 1 before dim `i` (i >= 0)."""
+    """Insert a dim of size 1 before dim `i` (i >= 0): a view."""
     stride = a.strides[i] * a.shape[i].size if i < len(a.shape) else 1
     strides = (*a.strides[:i], stride, *a.strides[i:])
     return _view(a, (*a.shape[:i], ONE_DIM, *a.shape[i:]), strides, _view_backward, a.shape)
 
 
 def expand(a: Tensor, *shape: Dim) -> Tensor:
-    """a.expand(shape), as many dims as before: a view with stride 0."""
+    """Compute `a.expand(shape)` with as many dims as before: a view with stride 0."""
     strides = tuple(
         stride if dim.size == target.size else 0 for dim, target, stride in zip(a.shape, shape, a.strides, strict=True)
     )
@@ -221,7 +227,7 @@ def _expand_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def rotate_half(a: Tensor) -> Tensor:
-    """cat((-a[..., half:], a[..., :half])): the two slices, a negated copy, and the join."""
+    """Compute `cat((-a[..., half:], a[..., :half]))`: the two slices, a negated copy, and the join."""
     half = divided(a.shape[-1], 2)
     first = part(a, half)
     second = part(a, half)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=4096)
 def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | None:
-    """Strides of `target` as a view of a tensor of `shape` and `strides`; None where only a copy can have it."""
+    """Return the strides of `target` as a view of a tensor of `shape` and `strides`; None if only a copy can have that
+    shape.
+    """
     if any(not dim.size for dim in shape):
         return strides if same_sizes(shape, target) else contiguous_strides(target)
     new = [0] * len(target)
@@ -41,7 +43,9 @@ def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | Non
 
 
 def elementwise_strides(shape: Shape, operands: Sequence[Tensor]) -> Strides:
-    """The layout of an elementwise result: the operands' where they agree, else as the first one orders its dims."""
+    """Return the layout of an elementwise result: the operands' layout if they agree, else the first one's order of
+    dims.
+    """
     row_major = contiguous_strides(shape)
     for operand in operands:
         if operand.strides != row_major or not same_sizes(operand.shape, shape):
@@ -85,7 +89,7 @@ def _broadcast(own: Shape, strides: Strides, shape: Shape) -> list[int]:
 
 
 def _compare(dim0: int, dim1: int, operands: list[list[int]], shape: Shape) -> int:
-    """TensorIterator's should_swap: > 0 when dim0 has to come after dim1."""
+    """Return > 0 if dim0 has to come after dim1 (TensorIterator's should_swap)."""
     for strides in operands:
         stride0, stride1 = strides[dim0], strides[dim1]
         if stride0 == 0 or stride1 == 0:

@@ -1,5 +1,8 @@
-"""Triangular systems. Sources: tools/autograd/derivatives.yaml (linalg_solve_triangular), FunctionsManual.cpp
-(linalg_solve_triangular_backward), torch/_meta_registrations.py (linalg_solve_triangular_meta)."""
+"""Triangular systems.
+
+Sources: tools/autograd/derivatives.yaml (linalg_solve_triangular), FunctionsManual.cpp
+(linalg_solve_triangular_backward), torch/_meta_registrations.py (linalg_solve_triangular_meta).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 
 def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
-    """torch.linalg.solve_triangular(a, b): saves a and its result, each matrix of which is column-major."""
+    """Compute `torch.linalg.solve_triangular(a, b)`. It saves a and its result; each matrix of the result is
+    column-major.
+    """
     out = _column_major(b)
     if recording(a, b):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)

@@ -1,9 +1,9 @@
-"""What products of matrices a run makes, as torch's own counter counts them (torch/utils/flop_counter.py).
+"""The matrix products of a run, counted as torch's own counter does (torch/utils/flop_counter.py).
 
-A product of (m, k) and (k, n) is 2·m·n·k FLOPs. Fused attention is two such products for each head, five in backward, which
-makes the scores again; all queries meet all keys there, however much of it a causal mask leaves out. Of a convolution with
-groups the weight's gradient counts with the channels of a group, where torch's counter takes all of them.
-Sums, norms, softmax, activations and the optimizer multiply no matrices, and are not counted.
+A product of (m, k) and (k, n) is 2·m·n·k FLOPs. Fused attention is two such products per head in forward and five in
+backward, which computes the scores again. All queries are counted with all keys, however many a causal mask leaves out.
+The weight's gradient of a convolution with groups is counted with the channels of a group; torch's counter takes all
+channels. Sums, norms, softmax, activations and the optimizer multiply no matrices and are not counted.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ if TYPE_CHECKING:
 
 
 def works(memory: Memory, name: str, factors: Shape, dtype: DType, products: int = 1, kind: str = "matmul") -> None:
-    """Note equal products; `factors` are the dims of the result and of what is summed over, each once."""
+    """Record equal products. `factors` are the dims of the result and the dim that is summed over, each once."""
     phase = "recomputation" if memory.recomputing else memory.phase
     memory.work.append(Work(kind, memory.scope, name, phase, memory.layer, factors, dtype, products))
 
 
 def works_backward(node: Node, name: str, factors: Shape, dtype: DType, kind: str = "matmul", first: int = 0) -> None:
-    """Note the gradients of a product's two factors, the inputs `first` and the next one, as far as they are asked for."""
+    """Record the gradients of a product's two factors, the inputs `first` and `first + 1`, as far as they are
+    needed.
+    """
     products = node.needs(first) + node.needs(first + 1)
     if products:
         works(node.memory, name, factors, dtype, products, kind)
 
 
 def attends(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
-    """Note fused attention of (batch, heads, queries, width), (…, keys, width) and (…, keys, width of the values)."""
+    """Record fused attention of (batch, heads, queries, width), (…, keys, width) and (…, keys, width of the values)."""
     _attention(memory, q, k, v, dtype, 1, 1)
 
 
 def attends_backward(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
-    """Note its backward: the scores again, the gradients of scores and values, those of queries and keys."""
+    """Record the backward of fused attention: the scores again, the gradients of scores and values, and those of
+    queries and keys.
+    """
     _attention(memory, q, k, v, dtype, 3, 2)
 
 
