@@ -68,7 +68,13 @@ ONLY: dict[str, tuple[str, ...]] = {
 }
 """Who may import what, anywhere in its source."""
 
-IN_PLAIN_WORDS = ("memcalc.core", "memcalc.errors", "memcalc.registry", "memcalc.units")
+IN_PLAIN_WORDS = (
+    "memcalc.core",
+    "memcalc.errors",
+    "memcalc.registry",
+    "memcalc.tape",
+    "memcalc.units",
+)
 """The rooms and modules whose docstrings begin with a verb or a noun phrase."""
 
 NO_BEGINNINGS = ("What", "Of", "The same", "Its", "Whose", "Which", "That")

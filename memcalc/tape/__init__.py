@@ -1,1 +1,1 @@
-"""The recorded run: its log, periods written out at the real depth, peaks by phase, engines played over it."""
+"""The recorded run: its log, the log written out at the real depth, peaks by phase, and engines played over the run."""

@@ -1,9 +1,8 @@
-"""A recorded run of few layers as that of the stack at its real depth: the log, the blocks, the products and the events that a
-run at that depth leaves, number by number.
+"""A recorded run of few layers, written out as the run of the stack at its real depth.
 
-What the late middle period does comes once for every period that the real stack has more, as in memcalc.tape.unrolled. A run
-that sends collectives of its own, or whose middle periods do not do the same, is NotPeriodic: it has to be made at its real
-depth.
+The log, the blocks, the products and the events are those of a run at that depth, number by number. The stack's
+additional periods repeat the late middle period, as in memcalc.tape.unrolled. Raises NotPeriodic for a run that sends
+collectives of its own, or whose middle periods differ. Such a run has to be made at its real depth.
 """
 
 from __future__ import annotations
@@ -26,7 +25,11 @@ if TYPE_CHECKING:
 
 
 def deepened(run: Trace, weights: Sequence[tuple[Where, int]]) -> Trace:
-    """The run at the depth of a stack with these weights: each one's name and layer, and how many elements it has."""
+    """Return the run at the depth of a stack with these weights: the name and layer of each weight, and its number of
+    elements.
+
+    Raises NotPeriodic if the run cannot be written out.
+    """
     assert run.noted is not None
     if run.sent or run.sent_once or run.repeated.more or run.forward_ends:
         raise NotPeriodic("what a run sends, and a run of several micro-batches, are not written out")
@@ -39,7 +42,7 @@ def deepened(run: Trace, weights: Sequence[tuple[Where, int]]) -> Trace:
 
 
 class _Deepening(Unrolling):
-    """The trace that is being written. Its blocks have the numbers in which they come."""
+    """The trace that is being written. Its blocks are numbered in the order of their allocation."""
 
     def __init__(self, run: Trace, noted: Noted, weights: Sequence[tuple[Where, int]]) -> None:
         super().__init__(run)
@@ -56,8 +59,11 @@ class _Deepening(Unrolling):
             self.events_of[event.segment + 1].append(event)
 
     def play(self, piece: Piece) -> None:
-        """One part of the log. What is outside the layers, or in one that is no neighbour, and does something to a block of the
-        late period does so to all that are like it."""
+        """Write one part of the log.
+
+        An entry outside the layers, or in a layer that is no neighbour of the late period, may touch a block of the
+        late period. Such an entry is written once for every period that the late one stands for.
+        """
         if piece.segment >= 0:
             _place, phase, layer = self.run.segments[piece.segment]
             self.segments.append((len(self.log), phase, _moved(layer, piece, self.periods)))
@@ -67,7 +73,7 @@ class _Deepening(Unrolling):
             place = self._up_to(event.place, place, piece, near=near)
             moved = self.depth.moved(event, piece)._replace(place=len(self.log), segment=len(self.segments) - 1)
             if isinstance(moved, Ready) and isinstance(event, Ready):
-                # its block goes on under the next number: two entries of the log
+                # the block goes on under the next number: two entries of the log
                 moved = moved._replace(after=len(self.log) + event.after - event.place, block=len(self.blocks))
             self.events.append(moved)
         self._up_to(piece.end, place, piece, near=near)
@@ -91,7 +97,9 @@ class _Deepening(Unrolling):
         return place
 
     def _entries(self, start: int, end: int, piece: Piece) -> None:
-        """Part of the log, as one period of the real stack has it."""
+        """Write a part of the log as one period of the real stack has it. Raises NotPeriodic if a block is freed
+        without being alive, or allocated twice.
+        """
         run, names, live, log, blocks = self.run, self.names, self.live, self.log, self.blocks
         length = self.periods.length
         if start <= run.forward_end < end:
@@ -138,14 +146,14 @@ class _Deepening(Unrolling):
 
 
 def _moved(layer: int | None, piece: Piece, periods: Periods) -> int | None:
-    """The layer of the real stack that a part of the log is of."""
+    """Return the layer of the real stack that a part of the log belongs to."""
     if layer is None or piece.period is None or piece.real is None:
         return layer
     return layer + (piece.real - piece.period) * periods.length
 
 
 def _products(work: Sequence[Work], periods: Periods) -> Iterator[Work]:
-    """The products of all layers."""
+    """Yield the products of all layers of the real stack."""
     for one in work:
         period = periods.of(one.layer)
         if one.layer is None or period is None or period < LATE:

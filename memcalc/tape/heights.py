@@ -1,4 +1,4 @@
-"""An engine over a tape: how many bytes are alive with its blocks, without a log of them."""
+"""An engine played over a tape: the bytes alive with the engine's blocks, without a log of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Heights(NamedTuple):
-    """The amounts of a step that could be a peak, by phase; those at the end of forward and of backward."""
+    """The amounts of a step that could be a peak, by phase. `saved` is the amount at the end of forward, `left` at the
+    end of backward.
+    """
 
     forward: list[int]
     backward: list[int]
@@ -23,14 +25,14 @@ class Heights(NamedTuple):
 
 
 def heights(tape: Tape, engine: OverRun) -> Heights:
-    """The amounts of a step with the engine's blocks."""
+    """Return the amounts of a step with the engine's blocks."""
     out = _Raised(tape)
     engine.play(tape.noted, out)
     return out.finished()
 
 
 class _Block:
-    """A block of the engine."""
+    """A block of the engine. Deleting it frees its bytes."""
 
     __slots__ = ("nbytes", "out")
 
@@ -43,7 +45,7 @@ class _Block:
 
 
 class _Kept:
-    """A gradient that the engine refers to: it counts from where the run frees it."""
+    """A gradient that the engine refers to. Its bytes count for the engine from where the run frees it."""
 
     __slots__ = ("number", "out")
 
@@ -57,25 +59,25 @@ class _Kept:
 
 
 class _Raised:
-    """The tape, raised by what the engine has."""
+    """The tape, raised by the engine's bytes. As an `Out` it receives what the engine does."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.place = 0
         self.extra: int = 0
-        """What the engine has now."""
+        """The engine's bytes now."""
         self.before: int = 0
-        """What it had when the run came here."""
+        """The engine's bytes when the run reached the current stretch."""
         self.highest: int = 0
-        """Most of what it had here."""
+        """The most bytes that the engine had in the current stretch."""
         self.start = 0
-        """Since when it has had that."""
+        """The stretch from which on the engine has had its bytes unchanged."""
         self.ranges: list[tuple[int, int, int]] = []
-        """Stretches from and to, and what the engine had in them."""
+        """Ranges of stretches (first, end) with the engine's bytes in them."""
         self.points: list[tuple[int, int]] = []
-        """Stretches, and what it had for a moment when they began."""
+        """Stretches with the most bytes that the engine had for a moment when they began."""
         self.waiting: dict[int, int] = {}
-        """Gradients that it refers to, and the stretch before which the run frees each of them."""
+        """The gradients that the engine refers to, each with the stretch before which the run frees it."""
         self.saved = 0
 
     def reach(self, place: int) -> None:
@@ -123,7 +125,7 @@ class _Raised:
         return _Kept(self, number)
 
     def send(self, sent: Sent, after: int) -> None:
-        """Collectives are not noted here."""
+        """Ignore the collective: heights need none."""
 
     def finished(self) -> Heights:
         tape = self.tape

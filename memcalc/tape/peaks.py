@@ -1,4 +1,4 @@
-"""Local maxima of what is alive in a run, by phase."""
+"""Local maxima of the bytes alive in a run, by phase."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from memcalc.tape.runs import Trace
 
 
 def peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
-    """Live bytes (packed) -> place, for every local maximum of forward and of backward; and at the end of each.
+    """Return the local maxima of forward and of backward, as amounts with their places in the log, and the amounts at
+    the end of each phase.
 
-    A local maximum is an allocation followed by a free or by another segment. Those of middle layers lie between the ones
-    of their neighbours.
+    A local maximum is an allocation followed by a free or by another segment. Maxima within the middle layers are left
+    out: they lie between those of their neighbours.
     """
     sizes = _sizes(run)
     early, late, more = run.middle
@@ -57,7 +58,9 @@ def peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
 
 
 def _sizes(run: Trace) -> list[int]:
-    """The bytes (packed) of each block, as often as the repeated micro-batch stands for others."""
+    """Return the amount of each block. A block of the repeated micro-batch counts once for every micro-batch that it
+    stands for.
+    """
     sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
     for block in run.copies():
         sizes[block] *= 1 + run.repeated.more
@@ -65,7 +68,9 @@ def _sizes(run: Trace) -> list[int]:
 
 
 def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
-    """Return where in the log another phase, layer or micro-batch begins: the phase, and whether its moments could be a peak."""
+    """Return the places in the log at which another phase, layer or micro-batch begins. Each has its phase, and True if
+    its moments could be a peak.
+    """
     early, late, _ = run.middle
     forward, backward, more = run.repeated
     segments = {place: (phase, layer) for place, phase, layer in run.segments}

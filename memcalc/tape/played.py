@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 class Recorded:
-    """A run that has noted what engines act at. It holds for every engine, and for all batches and sequences that take the
-    same branches."""
+    """A run with the events that engines act at. One run serves every engine, and all batches and sequences that take
+    the same branches.
+    """
 
     def __init__(self, program: Program, choices: Choices, batch: int, seq: int) -> None:
         self.program, self.choices, self.batch, self.seq = program, choices, batch, seq
@@ -47,7 +48,7 @@ class Recorded:
 
     @cached_property
     def tape(self) -> Tape:
-        """What is alive between the events; peaks follow from it."""
+        """Return the amounts between the events; peaks follow from them."""
         try:
             return tape_of(self._shallow, self._weights)
         except NotPeriodic:
@@ -55,12 +56,12 @@ class Recorded:
 
     @property
     def pads_queries(self) -> bool:
-        """Tell whether it holds only for sequences of the same remainder."""
+        """Tell whether the run holds only for sequences of the same remainder."""
         return self._shallow.pads_queries
 
     @cached_property
     def run(self) -> Trace:
-        """Every block, at the real depth; rows and the allocator want it."""
+        """Return the run with every block, at the real depth. Rows and the allocator need it."""
         try:
             return deepened(self._shallow, self._weights)
         except NotPeriodic:
@@ -68,7 +69,7 @@ class Recorded:
 
 
 class Played(Profile):
-    """The profile of what an engine makes of a recorded run. Blocks are made when they are asked for."""
+    """The profile of a recorded run with an engine's blocks. The blocks are made when they are asked for."""
 
     def __init__(self, recorded: Recorded, engine: OverRun) -> None:
         self._recorded, self._engine = recorded, engine
@@ -100,7 +101,9 @@ class Played(Profile):
 
     @staticmethod
     def _moments(amounts: list[int], first: int) -> tuple[Moment, ...]:
-        """Their places are not known: they have those of the moments instead, as negative numbers."""
+        """Return moments whose places are not known yet. Instead of its place each has its number among all moments, as
+        a negative number.
+        """
         return tuple(Moment(*bytes_of(one), ~(first + i)) for i, one in enumerate(amounts))
 
     @cached_property
@@ -112,7 +115,7 @@ class Played(Profile):
 
     @cached_property
     def _places(self) -> list[int]:
-        """The places of all moments in the log, in the order of `moments`."""
+        """Return the places of all moments in the log, in the order of `moments`."""
         heights, run = self._heights, self.run
         places = highest(run, {"forward": set(heights.forward), "backward": set(heights.backward)})
         of_phases = (
@@ -123,7 +126,9 @@ class Played(Profile):
 
 
 def highest(run: Trace, wanted: Mapping[str, AbstractSet[int]]) -> dict[str, dict[int, int]]:
-    """Return by phase at which place in the log of a run at its real depth an amount is first a local maximum."""
+    """Return by phase the place in the log at which each wanted amount is first a local maximum. The log is that of a
+    run at its real depth.
+    """
     sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
     phases = {place: phase for place, phase, _layer in run.segments}
     found: dict[str, dict[int, int]] = {phase: {} for phase in ("", *wanted)}

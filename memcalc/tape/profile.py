@@ -1,15 +1,16 @@
-"""The profile of a model's forward and backward: which bytes are alive at every moment that could be a peak.
+"""The profile of a model's forward and backward: the bytes alive at every moment that could be a peak.
 
-A profile comes from running the program on paper. It is symbolic in batch and seq (sizes are polynomials in them) and is
-extended in depth: live bytes grow linearly along a stack of equal blocks. The program is run with four periods of layers,
-and what is alive of one of the two middle ones is there once more for every period that the real stack has more. (Of the
-one that is not the neighbour of what is running: a neighbour's blocks may be on their way, and those exist once.) The
-moments of the first and of the last period are the two ends of the line that all moments in between lie on. A stack that is
-not periodic after its first few layers is run as it is. An engine that acts around layers needs two periods at each end.
+A profile comes from running the program on paper. It is symbolic in batch and seq: sizes are polynomials in them. It is
+extended in depth: live bytes grow linearly along a stack of equal blocks. The program is run with four periods of
+layers. The blocks of one of the two middle periods count once more for every period that the real stack has in
+addition. That is the middle period that does not touch the running layer: a block of a touching period may be on its
+way to the next layer, and exists once. The moments of the first and of the last period are the two ends of the line
+that all moments in between lie on. A stack that is not periodic after its first few layers is run at its full depth. An
+engine that acts around layers needs two periods at each end.
 
-A moment that another one exceeds in every coefficient can never be the peak; what is left is a handful per phase, which is
-what makes an estimate cost microseconds. Parameters, optimizer states and what an engine holds are not part of it: they
-are rows of the engine, which sees each moment with the gradients that it has produced so far.
+A moment that another one exceeds in every coefficient can never be the peak. The few moments per phase that remain make
+an estimate cost microseconds. Parameters, optimizer states and the engine's own buffers are not in the profile: they
+are rows of the engine, which sees each moment with the gradients produced so far.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ if TYPE_CHECKING:
 
 
 class HooksOf(Protocol):
-    """An engine that does something around layers: `start` makes the hooks of one run."""
+    """An engine that acts around layers. `start` returns the hooks of one run."""
 
     def start(self, run: Run) -> Hooks: ...
 
 
 @runtime_checkable
 class Resizable(HooksOf, Protocol):
-    """An engine whose runs differ in the sizes of its own blocks alone from those of one that is `alike`."""
+    """An engine whose runs differ from those of `alike` only in the sizes of its own blocks."""
 
     @property
     def alike(self) -> HooksOf: ...
 
     def resized(self, run: Trace) -> Trace:
-        """The run of that one with the sizes of this."""
+        """Return the run of `alike` with the sizes of this engine."""
         ...
 
 
 class Choices(NamedTuple):
-    """This is what a program's run depends on besides sizes."""
+    """Everything besides sizes that a program's run depends on."""
 
     dtype: DType
     attention: str
@@ -65,17 +66,21 @@ class Choices(NamedTuple):
     kernels: Kernels = TRANSFORMERS
     hooks: HooksOf | None = None
     policy: Policy | None = None
-    """Of which ops a recomputed layer keeps the results."""
+    """Says which ops' results a recomputed layer keeps."""
     buffer_dtype: DType | None = None
-    """Of the modules' floating-point buffers, where the engine leaves them in another one than `dtype`."""
+    """The dtype of the modules' floating-point buffers, if the engine keeps them in another one than `dtype`."""
     recompute_layers: int | None = None
-    """How many of the first layers are recomputed; None: all."""
+    """The number of layers that are recomputed, the first ones of the stack; None: all."""
     micro_batches: int = 1
-    """Of a step, in one run: more where those after the first find what it has left."""
+    """The micro-batches of a step in one run. More than one are run if later ones find something that the first has
+    left.
+    """
 
 
 class Moment(NamedTuple):
-    """One moment that could be a peak: live activations and temporaries as a polynomial, and gradients produced so far."""
+    """One moment that could be a peak: live activations and temporaries as a polynomial, and the bytes of gradients
+    produced so far.
+    """
 
     poly: Poly
     gradients: int
@@ -83,7 +88,9 @@ class Moment(NamedTuple):
 
 
 class Profile:
-    """All moments of forward and backward that could be a peak, what is saved in between and what is left behind."""
+    """All moments of forward and backward that could be a peak, the moment between the two, and the moment after
+    them.
+    """
 
     def __init__(self, run: Trace) -> None:
         forward, backward, saved, left = peaks(run)
@@ -92,12 +99,14 @@ class Profile:
         self.backward = _moments(backward)
         self.saved = Moment(*bytes_of(saved), run.forward_end)
         self.left = Moment(*bytes_of(left), len(run.log))
-        """After backward: what modules keep besides parameters and buffers, and what a graph keeps that has run."""
+        """The moment after backward. Modules may keep more than parameters and buffers then, and so may a graph that
+        has run.
+        """
         self._rows: dict[int, list[Row]] = {}
 
     @property
     def pads_queries(self) -> bool:
-        """Tell whether it holds only for sequences of the same remainder."""
+        """Tell whether the profile holds only for sequences of the same remainder."""
         return self.run.pads_queries
 
     @property
@@ -105,19 +114,21 @@ class Profile:
         return (*self.forward, *self.backward, self.saved, self.left)
 
     def rows(self, moment: Moment) -> list[Row]:
-        """Return what is alive at a moment, one row for equal blocks of all layers."""
+        """Return the rows alive at a moment, one row for equal blocks of all layers."""
         if moment.place not in self._rows:
             self._rows[moment.place] = _collapse(self.run, moment.place, *self._stay)
         return self._rows[moment.place]
 
     @cached_property
     def _stay(self) -> tuple[set[int], set[int]]:
-        """The blocks that forward leaves for backward, and those that are there when the run is over."""
+        """Return the blocks that forward leaves for backward, and those alive when the run is over."""
         return _saved(self.run), _stays(self.run)
 
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
-    """Run the program's forward and backward on paper with `depth` layers, or trace the module that stands for it."""
+    """Run the program's forward and backward on paper with `depth` layers, or trace the real module that the program
+    stands for.
+    """
     memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     whole = program.whole(size.seq)
@@ -157,11 +168,13 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
 
 
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:
-    """(weight class, elements) of every gradient in the order in which backward has it ready, tied weights last."""
+    """Return the weight class and the elements of every gradient in the order in which backward has it ready, tied
+    weights last.
+    """
     lead, period = program.pattern() or (program.layers, 0)
     more = (program.layers - lead) // period - 1 if period else 0
     depth = program.layers - more * period
-    seq = 16 if program.source else 2  # a real module may want more tokens than two
+    seq = 16 if program.source else 2  # a real module may need more tokens than two
     run = trace(program, Choices(fp32, program.attention_kinds[0], False, False, False, autocast), 1, seq, depth)
     ready = [row for row in run.rows if row.component == "gradients"]
     sized = [(row.name, numel(row.shape)[0]) for row in ready]
@@ -173,13 +186,18 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 
 
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
-    """The profile of a program. `batch` and `seq` only decide branches: the result holds for all that take the same."""
-    # Hooks reach into neighbours: what the first and the last layer lack, a prefetch or a reduction, all others have.
+    """Return the profile of a program. `batch` and `seq` only decide branches: the result holds for all values that
+    take the same branches.
+    """
+    # Hooks act on neighbouring layers too. The first and the last layer lack a prefetch or a reduction that all others
+    # have.
     return Profile(_cut_trace(program, choices, batch, seq, ends=1 if choices.hooks is None else 2))
 
 
 def _cut_trace(program: Program, choices: Choices, batch: int, seq: int, ends: int) -> Trace:
-    """A run without most of the layers that repeat, so many periods at each end of them; of all where too few do."""
+    """Run the program with `ends` periods at each end of the layers that repeat, two middle periods, and any layers
+    that do not fit a period. If too few periods repeat, run all layers.
+    """
     start, end, period = _longest(program, choices.recompute_layers)
     first = start + ends * period + (end - start) % period if period else 0
     if not period or (end - start) // period < 2 * ends + 3:
@@ -193,8 +211,11 @@ def _cut_trace(program: Program, choices: Choices, batch: int, seq: int, ends: i
 
 
 def _longest(program: Program, recomputed: int | None) -> tuple[int, int, int]:
-    """Return the longest part of the stack that repeats, and its period, 0 if none does. Where the first layers alone are
-    recomputed, they are a part and the others are one."""
+    """Return the longest part of the stack that repeats (first layer, end), and its period; the period is 0 if no part
+    repeats.
+
+    If only the first layers are recomputed, they are one part and the other layers another.
+    """
     pattern = program.pattern()
     if pattern is None:
         return 0, 0, 0
@@ -206,17 +227,19 @@ def _longest(program: Program, recomputed: int | None) -> tuple[int, int, int]:
 
 
 def full_profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
-    """The profile from a run at the real depth."""
+    """Return the profile of a run at the real depth."""
     return Profile(trace(program, choices, batch, seq, program.layers))
 
 
 def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> Trace:
-    """A run of few layers where the stack is periodic, for an engine that acts around layers."""
+    """Run the program with few layers if the stack is periodic, for an engine that acts around layers."""
     return _cut_trace(program, choices, batch, seq, ends=2)
 
 
 def profile_of_steps(run: Trace) -> Profile:
-    """The profile of a run of several micro-batches; saved is what the forward with most of it leaves."""
+    """Return the profile of a run of several micro-batches. `saved` is the end of the forward that leaves most
+    bytes.
+    """
     early, copies, saved = run.middle.early, run.copies(), _saved(run) - _stays(run)
     sizes = [
         numel(row.shape)[0] * row.dtype.itemsize * run.times(row, early) * (1 + run.repeated.more if i in copies else 1)
@@ -233,12 +256,12 @@ def profile_of_steps(run: Trace) -> Profile:
 
 
 def _moments(peaks: dict[int, int]) -> tuple[Moment, ...]:
-    """The moments that no other one reaches, whatever batch and seq and however gradients count."""
+    """Return the moments that no other one exceeds, for every batch, seq and weight of gradients."""
     return tuple(Moment(*bytes_of(live), peaks[live]) for live in undominated(peaks))
 
 
 def _alive(run: Trace, place: int) -> set[int]:
-    """The blocks alive just before `place` in the log."""
+    """Return the blocks alive just before `place` in the log."""
     alive: set[int] = set()
     for event in run.log[:place]:
         if event >= 0:
@@ -249,7 +272,7 @@ def _alive(run: Trace, place: int) -> set[int]:
 
 
 class _Kind(NamedTuple):
-    """Blocks that one row stands for."""
+    """A kind of blocks that one row stands for."""
 
     component: Component
     name: str
@@ -258,7 +281,7 @@ class _Kind(NamedTuple):
 
 
 def _saved(run: Trace) -> set[int]:
-    """The blocks that a forward leaves for its backward."""
+    """Return the blocks that a forward leaves for its backward."""
     if not run.forward_ends:
         return _alive(run, run.forward_end)
     ends, phases = set(run.forward_ends), {place: phase for place, phase, _ in run.segments}
@@ -272,14 +295,17 @@ def _saved(run: Trace) -> set[int]:
         phase = phases.get(place, phase)
         if event < 0:
             of_this.discard(~event)
-        elif phase == "forward":  # not a gradient that waits to be sent
+        elif phase == "forward":  # a gradient that waits to be sent is not saved
             of_this.add(event)
     return saved
 
 
 def _stays(run: Trace) -> set[int]:
-    """The blocks that are there when the run is over; of a step of several micro-batches also under the numbers that they
-    had before, as the losses, which the caller gets."""
+    """Return the blocks alive when the run is over.
+
+    After a step of several micro-batches they also have their numbers from before they were renamed: a loss is renamed
+    when the caller gets it.
+    """
     out = _alive(run, len(run.log))
     if run.forward_ends:
         out |= {~run.log[place] for place in run.renamed if run.log[place + 1] in out}
@@ -287,9 +313,10 @@ def _stays(run: Trace) -> set[int]:
 
 
 def _census(run: Trace, place: int, saved: set[int], left: set[int]) -> Counter[_Kind]:
-    """How many blocks of each kind are alive.
+    """Count the blocks of each kind that are alive.
 
-    What is alive at the end of forward too is a saved activation, what is at the end of backward as good as a buffer.
+    A block that is alive at the end of forward too is a saved activation. A block that is alive at the end of backward
+    counts as a buffer.
     """
     away, copies = run.away(place), run.copies()
     out: Counter[_Kind] = Counter()

@@ -1,8 +1,9 @@
-"""An engine's blocks between the events of a recorded run: the run's log is written again, with what the engine allocates
-and frees where it does so.
+"""An engine's blocks between the events of a recorded run. The log is written again, with each allocation and free of
+the engine in its place.
 
-What an engine only adds, and what it holds longer, needs no run of its own: one recorded run serves all rank counts, bucket
-sizes and ranks. The result is the trace that a run with the engine's hooks would leave, number by number.
+An engine that only adds blocks, or holds blocks longer, needs no run of its own: one recorded run serves all rank
+counts, bucket sizes and ranks. The result is the trace that a run with the engine's hooks would leave, number by
+number.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class Out(Protocol):
-    """The run that an engine acts over, while it goes on. An engine's block is freed when nobody refers to it any more."""
+    """The run that an engine acts over, as it goes on. A block of the engine is freed when its last reference goes."""
 
     def reach(self, place: int) -> None:
-        """The run goes on up to this place."""
+        """Let the run go on up to this place."""
         ...
 
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> object:
-        """A new block of the engine, of so many elements; it belongs to no layer."""
+        """Allocate a block of the engine with this many elements; it belongs to no layer."""
         ...
 
     def kept(self, number: int) -> object:
-        """The engine refers to a block of the run from here on."""
+        """Refer to a block of the run from here on."""
         ...
 
     def send(self, sent: Sent, after: int) -> None:
-        """The engine calls a collective, after so many of the run's own."""
+        """Call a collective of the engine, after the first `after` collectives of the run itself."""
         ...
 
 
@@ -47,7 +48,7 @@ class OverRun(Protocol):
 
 
 class Block:
-    """A block of the engine's own: it is freed when nobody refers to it any more."""
+    """A block of the engine's own. It is freed when its last reference goes."""
 
     __slots__ = ("log", "number")
 
@@ -61,7 +62,7 @@ class Block:
 
 
 class Kept:
-    """A block of the old log that the engine refers to: it is freed when neither the run nor the engine does so any more."""
+    """A block of the old log that the engine refers to. It is freed when both the run and the engine have let it go."""
 
     __slots__ = ("number", "out")
 
@@ -74,7 +75,7 @@ class Kept:
 
 
 def rewritten(run: Trace, engine: OverRun) -> Trace:
-    """The run with the engine's blocks in it."""
+    """Return the run with the engine's blocks in it."""
     assert run.noted is not None
     out = Rewriting(run)
     engine.play(run.noted, out)
@@ -82,24 +83,26 @@ def rewritten(run: Trace, engine: OverRun) -> Trace:
 
 
 class Rewriting:
-    """A log that is being written again: events of the old one are copied, an engine's blocks come between."""
+    """A log that is being written again: events of the old log are copied, the engine's blocks come between them."""
 
     def __init__(self, run: Trace) -> None:
         self.run = run
         self.memory = Memory()
-        """The log that is written, and what the engine sends."""
+        """The new log, and the collectives of the run and the engine."""
         self._new: dict[int, int] = {}
-        """The number that a block of the old log has now."""
+        """Block of the old log -> its number in the new one."""
         self._copied: list[int] = []
-        """Where each event of the old log is now."""
+        """The place in the new log of each event of the old one."""
         self._reached: list[int] = [0]
-        """How long the new log was when each event of the old one was reached: a segment begins before the engine's blocks."""
+        """The length of the new log when each event of the old one was reached. A segment begins before the engine's
+        blocks.
+        """
         self._held: dict[int, bool] = {}
-        """Blocks that the engine holds longer than the old log does, and whether that has freed them."""
+        """The blocks that the engine refers to; True if the old log has freed them."""
         self._sent = 0
 
     def reach(self, place: int) -> None:
-        """Copy the log up to there."""
+        """Copy the old log up to this place."""
         log, rows = self.memory.log, self.memory.rows
         for event in self.run.log[len(self._copied) : place]:
             self._copied.append(len(log))
@@ -135,7 +138,7 @@ class Rewriting:
             self.memory.log.append(~self._new[number])
 
     def finished(self) -> Trace:
-        """The trace, when all of the old log is copied."""
+        """Return the trace, with all of the old log copied."""
         run, memory = self.run, self.memory
         self.reach(len(run.log))
         self._copy_sent(len(run.sent))

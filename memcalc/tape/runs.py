@@ -1,4 +1,4 @@
-"""The log of a run on paper, and what of it stands for layers and micro-batches that were not run."""
+"""The log of a run on paper, and the layers and micro-batches of the real step that parts of it stand for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.kernels import TRANSFORMERS, Kernels
 
 
 class Middle(NamedTuple):
-    """The two middle periods of a run, and how many periods the real stack has more than the run."""
+    """The two middle periods of a run, and the number of periods that the real stack has in addition to the run's."""
 
     early: range
     late: range
@@ -21,9 +21,12 @@ NO_MIDDLE: Final = Middle(range(0), range(0), 0)
 
 
 class Repeated(NamedTuple):
-    """Of a run of several micro-batches one that stands for `more` others besides: its forward's place in the log, and that of
-    its backward. What its forward allocates is there once for each of them; the moments within the two lie between those of
-    its neighbours."""
+    """A micro-batch that stands for `more` others in a run of several micro-batches, with the places of its forward and
+    backward in the log.
+
+    The blocks that its forward allocates count once for each of these micro-batches. The moments within its forward and
+    backward lie between those of the neighbouring micro-batches.
+    """
 
     forward: range
     backward: range
@@ -42,27 +45,31 @@ class Trace(NamedTuple):
     forward_end: int
     middle: Middle
     source: str = ""
-    """What was traced; nothing for a program on paper."""
+    """The source of a traced run; empty for a program on paper."""
     kernels: Kernels = TRANSFORMERS
     sent: tuple[Sent, ...] = ()
     work: tuple[Work, ...] = ()
     forward_ends: tuple[int, ...] = ()
-    """Of a run of several micro-batches, where each one's forward ends."""
+    """The places at which each micro-batch's forward ends, in a run of several micro-batches."""
     sent_once: tuple[Sent, ...] = ()
-    """What such a run sends when they are all done; `sent` is that of every one of them."""
+    """The collectives that a run of several micro-batches sends once, after the last one. `sent` holds those of every
+    micro-batch.
+    """
     repeated: Repeated = ONCE
     renamed: frozenset[int] = frozenset()
-    """Places of the log where a block goes on under the number that follows."""
+    """The places in the log at which a block goes on under the next number."""
     noted: Noted | None = None
-    """What the run was asked to note."""
+    """The recorded events, if the run was asked to record them."""
     pads_queries: bool = False
-    """True if it holds only for sequences of the same remainder (`Program.remainder`)."""
+    """True if the run holds only for sequences of the same remainder (`Program.remainder`)."""
 
     def turns(self) -> dict[int, range]:
-        """From which places in the log on which of the middle periods is not a neighbour of what is running.
+        """Return the middle period that stands for others, by the place in the log from which on it does. It does not
+        touch the running layer.
 
-        In a step of one micro-batch the early one is, until backward comes to them; in a step of several, and where layers
-        are gathered or reduced one by one, the one that is farther from the running layer.
+        In a step of one micro-batch that is the early period, until backward reaches the middle periods. In a step of
+        several micro-batches, and if layers are gathered or reduced one by one, it is the period farther from the
+        running layer.
         """
         early, late, _ = self.middle
         out = {0: early}
@@ -77,8 +84,12 @@ class Trace(NamedTuple):
         return out
 
     def _turns_of_backward(self) -> dict[int, range]:
-        """The late period is away from where backward has come to it; where backward goes through the stack once more, as of
-        an auxiliary loss before all else, the early one is again until then."""
+        """Return the places in backward at which the other middle period begins to stand for the others.
+
+        The late period does so from where backward reaches it. If backward goes through the stack twice, as for an
+        auxiliary loss, the early period does so again from the start of the second pass until backward reaches the late
+        period.
+        """
         early, late, _ = self.middle
         out: dict[int, range] = {}
         away, over = early, False
@@ -95,14 +106,14 @@ class Trace(NamedTuple):
         return out
 
     def away(self, place: int) -> range:
-        """The middle period whose blocks that are alive at `place` stand for those of others."""
+        """Return the middle period whose blocks stand for those of others at `place`."""
         return [away for begin, away in self.turns().items() if begin < place or not begin][-1]
 
     def copies(self) -> set[int]:
-        """The blocks that the forward of the repeated micro-batch has allocated."""
+        """Return the blocks that the forward of the repeated micro-batch has allocated."""
         forward = self.repeated.forward
         return {event for event in self.log[forward.start : forward.stop] if event >= 0}
 
     def times(self, row: StorageRow, away: range) -> int:
-        """How often a block of this run is there in the real stack."""
+        """Return the number of blocks of the real stack that a block of this run stands for."""
         return 1 + self.middle.more if row.layer is not None and row.layer in away else 1

@@ -1,8 +1,9 @@
-"""A recorded run by stretches: how many bytes are alive from one event that an engine acts at to the next.
+"""A recorded run by stretches: the bytes alive from one event that an engine acts at to the next.
 
 A run with middle periods is written out for the stack at its real depth. Live bytes grow linearly along equal layers: a
-stretch of the r-th middle period is on the line through the same stretch of the two periods that were run. Where these do not
-do the same, or it is no line, NotPeriodic is raised: such a stack is run at its real depth.
+stretch of the r-th middle period lies on the line through the same stretch of the two middle periods that were run. If
+these two differ in what they do, or their stretches lie on no line, NotPeriodic is raised, and the stack is run at its
+real depth.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Gradient(NamedTuple):
 
     amount: int
     freed: int
-    """The stretch before which the run frees it."""
+    """The stretch before which the run frees the gradient."""
 
 
 class Tape:
-    """The stretches of a step, and the events between them: an event's place is the stretch that begins with it."""
+    """The stretches of a step, and the events between them. An event's place is the stretch that begins with it."""
 
     def __init__(
         self,
@@ -42,16 +43,16 @@ class Tape:
     ) -> None:
         self.noted = noted
         self.at = at
-        """What is alive when each stretch begins."""
+        """The amount alive when each stretch begins."""
         self.tops = tops
-        """The local maxima within it."""
+        """The local maxima within each stretch."""
         self.gradients = gradients
-        """`block` of a Ready is a place in these."""
+        """The gradients in the order in which they are ready. `block` of a Ready is an index into this list."""
         self.forward, self.backward = forward, backward
         self._joined: dict[tuple[int, int], list[int]] = {}
 
     def highest(self, stretches: range) -> Iterator[int]:
-        """The amounts within these stretches that could be a peak."""
+        """Yield the amounts within these stretches that could be a peak."""
         start, stop = stretches.start, stretches.stop
         while start < stop:
             size = start & -start or stop
@@ -61,7 +62,7 @@ class Tape:
             start += size
 
     def _of(self, start: int, size: int) -> Sequence[int]:
-        """The undominated ones of so many stretches, a power of two."""
+        """Return the undominated amounts of `size` stretches from `start` on; `size` is a power of two."""
         if size == 1:
             return self.tops[start]
         key = start, size
@@ -72,7 +73,7 @@ class Tape:
 
 
 class _Heights(NamedTuple):
-    """What is alive: all of it, and that of the early and of the late middle period."""
+    """The amount alive, and the parts of it that belong to the early and to the late middle period."""
 
     live: int
     early: int
@@ -80,18 +81,18 @@ class _Heights(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """One of the run."""
+    """One stretch of the run."""
 
     at: _Heights
     tops: tuple[_Heights, ...]
 
     def amounts(self, more: int) -> list[int]:
-        """All of it that is alive, and so much more."""
+        """Return all amounts of the stretch, each with `more` added."""
         return [self.at.live + more, *(top.live + more for top in self.tops)]
 
 
 class _Segment(NamedTuple):
-    """One of the run, whose stretches begin at `places`."""
+    """One segment of the run, whose stretches begin at `places`."""
 
     phase: str
     period: int | None
@@ -99,11 +100,15 @@ class _Segment(NamedTuple):
     stretches: tuple[_Stretch, ...]
     events: tuple[Event, ...]
     freed: tuple[tuple[int, int], ...]
-    """Blocks that are gradients, and the places behind those where the run frees them."""
+    """The blocks that are gradients, each with the place after the one at which the run frees it."""
 
 
 def tape_of(run: Trace, weights: Sequence[tuple[Where, int]]) -> Tape:
-    """The tape of a recorded run, for a stack of these weights: each one's name and layer, and how many elements it has."""
+    """Return the tape of a recorded run for a stack of these weights: the name and layer of each weight, and its number
+    of elements.
+
+    Raises NotPeriodic if the run has to be made at its real depth.
+    """
     assert run.noted is not None
     writing = _Writing(run, run.noted, weights)
     for piece in pieces(run):
@@ -112,7 +117,9 @@ def tape_of(run: Trace, weights: Sequence[tuple[Where, int]]) -> Tape:
 
 
 def _segments(run: Trace, noted: Noted) -> list[_Segment]:
-    """The segments of a run; at the end one for what is left, and what is before the first, which has the number -1."""
+    """Return the segments of a run. One follows at the end for what is left; the part before the first segment comes
+    last, as number -1.
+    """
     bounds = [(0, "", None), *run.segments, (len(run.log), "", None)]
     events: list[list[Event]] = [[] for _ in bounds]
     for event in noted.events:
@@ -130,13 +137,13 @@ def _segments(run: Trace, noted: Noted) -> list[_Segment]:
 
 
 def _freed(run: Trace, noted: Noted) -> dict[int, int]:
-    """Where the run frees a gradient that is ready: place -> block."""
+    """Return the places at which the run frees a gradient that was ready, with the gradient's block."""
     blocks = {event.block for event in noted.events if isinstance(event, Ready)}
     return {place: ~event for place, event in enumerate(run.log) if ~event in blocks}
 
 
 class _Walk:
-    """The log from its beginning on."""
+    """A walk along the log from its beginning."""
 
     def __init__(self, run: Trace) -> None:
         early, late, _ = run.middle
@@ -186,7 +193,7 @@ class _Writing:
         self.events: list[Event] = []
         self.gradients: list[Gradient] = []
         self.open: dict[int, int] = {}
-        """Gradients that are not freed yet, by their blocks."""
+        """The gradients that are not freed yet, by their blocks."""
         self.begins: dict[str, int] = {}
         """The stretch that each phase begins with."""
 
@@ -232,11 +239,11 @@ class _Lines:
         self.segments, self.more = segments, more
         self.phase = ""
         self.was_late = False
-        """Whether the phase has come to the late period."""
+        """True once the phase has come to the late period."""
         self.slopes = {"": (0, 0)} | {phase: self._slopes(phase) if more else (0, 0) for phase in PASSES}
 
     def of(self, piece: Piece) -> list[tuple[int, tuple[int, ...]]]:
-        """What is alive when each stretch begins, and its tops."""
+        """Return the amount alive at the begin of each stretch, and the stretch's local maxima."""
         segment, more = self.segments[piece.segment], self.more
         if segment.phase != self.phase:
             self.phase, self.was_late = segment.phase, False
@@ -257,7 +264,9 @@ class _Lines:
         ]
 
     def _slopes(self, phase: str) -> tuple[int, int]:
-        """The amount of a middle period before the one that runs, and of one behind it, in the order of the stack."""
+        """Return the amount of one middle period before the running one, and of one after it, in the order of the
+        stack. Raises NotPeriodic if the two middle periods differ.
+        """
         own = [i for i, segment in enumerate(self.segments) if segment.phase == phase]
         early, late = ([i for i in own if self.segments[i].period == period] for period in (LATE - 1, LATE))
         both = [*early, *late] if phase == "forward" else [*late, *early]
@@ -277,7 +286,7 @@ class _Lines:
 
 
 def _on_a_line(early: _Segment, late: _Segment, step: int) -> bool:
-    """Tell whether both have the same events, and stretches that differ by `step`."""
+    """Tell whether both segments have the same events, and stretches that differ by `step`."""
     return (
         list(map(type, early.events)) == list(map(type, late.events))
         and len(early.freed) == len(late.freed)
@@ -286,7 +295,7 @@ def _on_a_line(early: _Segment, late: _Segment, step: int) -> bool:
 
 
 class Depth:
-    """The events of a run as those of the stack at its real depth: layers and parameters have other numbers there."""
+    """The events of a run as events of the stack at its real depth, where layers and parameters have other numbers."""
 
     def __init__(self, run: Trace, noted: Noted, weights: Sequence[tuple[Where, int]]) -> None:
         self.noted, self.periods = noted, periods_of(run)
@@ -294,12 +303,14 @@ class Depth:
         self.moved_sets: dict[tuple[Visited, int | None, int | None], Visited] = {}
         self.numbers = 1 + max((event.number for event in noted.events if isinstance(event, Holds)), default=0)
         self.alike: dict[Where, list[int]] = {}
-        """Of each parameter of the run those that are like it."""
+        """Parameter of the run -> the parameters of the real stack that it stands for."""
         for i, (where, _elements) in enumerate(weights):
             self.alike.setdefault(self._in_the_run(where), []).append(i)
 
     def moved(self, event: Event, piece: Piece) -> Event:
-        """The event where a piece has it, but for its place. NotPeriodic where it is about a layer that is not near."""
+        """Return the event as a piece has it, except for its place. Raises NotPeriodic if the event is about a middle
+        layer that is no neighbour.
+        """
         if not self.periods.more:
             return event
         if isinstance(event, Begins):
@@ -320,7 +331,9 @@ class Depth:
         return event._replace(parameter=parameter)
 
     def _number(self, number: int, piece: Piece) -> int:
-        """Each of the periods that the late one stands for has its own."""
+        """Return the number of a checkpoint or a reference. Each of the periods that the late one stands for has its
+        own numbers.
+        """
         return number + self.numbers * piece.real if piece.period == LATE and piece.real is not None else number
 
     def _visited(self, visited: Visited, piece: Piece) -> Visited:
@@ -333,15 +346,20 @@ class Depth:
         return self.moved_sets[key]
 
     def _set(self, parameters: frozenset[int], layer: int | None, piece: Piece) -> frozenset[int]:
-        """Of a module in a layer its own; of one that the layers are in those of all of them."""
+        """Return parameters by their numbers in the real stack. A module in a layer has that layer's parameters; a
+        module that contains layers has those of all of them.
+        """
         names = [self.noted.weights[i] for i in parameters]
         if layer is None:
             return frozenset([i for name in names for i in self.alike.get(name, ())])
         return frozenset([self.places[self._layer(name, piece)] for name in names])
 
     def _layer(self, where: Where, piece: Piece) -> Where:
-        """The layer is as far from the one that runs as in the run, if it is near; else it is the same from the top or the
-        bottom of the stack."""
+        """Return a module or weight in its layer of the real stack.
+
+        A layer near the running one keeps its distance from it. Any other layer keeps its distance from the top or the
+        bottom of the stack.
+        """
         path, layer = where
         period = self.periods.of(layer)
         if layer is None or period is None:
@@ -355,7 +373,7 @@ class Depth:
         return path, layer + periods * self.periods.length
 
     def _in_the_run(self, where: Where) -> Where:
-        """The weight of the run that stands for one of the real stack."""
+        """Return the weight of the run that stands for a weight of the real stack."""
         name, layer = where
         period = self.periods.of(layer)
         if layer is None or period is None or period <= LATE:

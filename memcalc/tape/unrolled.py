@@ -1,10 +1,10 @@
 """A run's allocations and frees in their order, for the stack at its real depth.
 
-A profile's run has four or six periods of layers. What is between its first and its last ones is written out here: every
-period that the real stack has more does what the late middle one does, to its own blocks and to its neighbours'. A block
-is told from its like in another period by the module and phase that it was allocated in, its name, size and dtype, and
-by how many of these came before it. Blocks that the engine or the caller holds (parameters, buffers, the batch) are left
-out: their allocations come before the step.
+A profile's run has four or six periods of layers. The periods between the first and the last ones are written out here:
+every additional period does what the late middle period does, to its own blocks and to its neighbours'. A block is
+matched with a block of another period by the module and phase that allocated it, its name, size and dtype, and its
+number among equal ones. Blocks that the engine or the caller holds (parameters, buffers, the batch) are left out: they
+are allocated before the step.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from memcalc.tape.runs import Trace
 
 
 class Unrolled(NamedTuple):
-    """`log` holds `i` where block number `i` is allocated and `~i` where it is freed."""
+    """The written-out log. `log` holds `i` where block number `i` is allocated and `~i` where it is freed."""
 
     log: list[int]
     rows: list[int]
-    """Of each block, the row of the run that it was allocated as."""
+    """The row of the run that each block was allocated as."""
     backward: int
-    """Where backward begins."""
+    """The place at which backward begins."""
     gradients: tuple[int, ...]
-    """Blocks that are gradients in the end, in the order in which they became so."""
+    """The blocks that are gradients in the end, in the order in which they became gradients."""
 
 
 class NotPeriodic(Exception):
-    """The middle periods of a run do not do the same."""
+    """Raised where the middle periods of a run differ."""
 
 
 def unrolled(run: Trace) -> Unrolled:
-    """NotPeriodic where a block of one period has no like in another one that does the same to it, and for a pipeline's run
-    that has left micro-batches out."""
+    """Return a run's log at the real depth.
+
+    Raises NotPeriodic if a block has no equal in the other period that is treated alike, and for a pipeline's run that
+    has left micro-batches out.
+    """
     if run.repeated.more:
         raise NotPeriodic("micro-batches that were left out of a run are not written out")
     if not run.middle.more:
@@ -52,7 +55,7 @@ def _held(component: str) -> bool:
 
 
 def _as_it_is(run: Trace) -> Unrolled:
-    """A run at its real depth: a renamed block keeps its first number."""
+    """Return the log of a run at its real depth. A renamed block keeps its first number."""
     log: list[int] = []
     rows: list[int] = []
     number: dict[int, int] = {}
@@ -80,7 +83,9 @@ def _as_it_is(run: Trace) -> Unrolled:
 
 
 def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
-    """A block that is the caller's from here on takes the place of the one of the step before, which goes."""
+    """Give a renamed block its new owner: a block that is the caller's from here on replaces the one of the step
+    before, which is freed.
+    """
     if renamed < 0:
         return
     if _held(run.rows[event].component):
@@ -90,19 +95,19 @@ def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: l
 
 
 class Piece(NamedTuple):
-    """A part of the run's log, and which period of the real stack runs it."""
+    """A part of the run's log, and the period of the real stack that runs it."""
 
     segment: int
-    """The segment of the run that it is, or is part of; -1 for what comes before the first."""
+    """The segment of the run that the piece is a part of; -1 before the first segment."""
     start: int
     end: int
     period: int | None
-    """Of the run; None outside the layers."""
+    """The period in the run; None outside the layers. `real` is the period in the real stack."""
     real: int | None
 
 
 class Periods(NamedTuple):
-    """The layers of a run in periods; those from `late` on have `more` before them in the real stack."""
+    """The layers of a run in periods. In the real stack `more` periods come before those from LATE on."""
 
     first: int
     """The first layer of the early middle period."""
@@ -110,7 +115,9 @@ class Periods(NamedTuple):
     more: int
 
     def of(self, layer: int | None) -> int | None:
-        """Periods are counted from the early one. A run without middle periods has none."""
+        """Return the period of a layer, counted from the early middle one; None outside the layers and without middle
+        periods.
+        """
         return None if layer is None or not self.length else (layer - self.first) // self.length
 
 
@@ -122,11 +129,14 @@ LATE = 1
 
 
 def pieces(run: Trace) -> Iterator[Piece]:
-    """The log in the order of the real stack: what the late period does comes once for every one that is added, the first
-    or the last one first, whichever end of the stack was before."""
+    """Yield the parts of the log in the order of the real stack.
+
+    The late period's parts come once for every period that it stands for. Their order is that in which the run goes
+    through the stack: upwards in forward, downwards in backward.
+    """
     periods = periods_of(run)
     cuts = [*run.segments, (len(run.log), "", None)]
-    here: list[tuple[int, int, int]] = []  # the late period's, forward or backward
+    here: list[tuple[int, int, int]] = []  # the late period's parts, of forward or of backward
     before = LATE - 1
     if cuts[0][0]:
         yield Piece(-1, 0, cuts[0][0], None, None)
@@ -147,7 +157,9 @@ def pieces(run: Trace) -> Iterator[Piece]:
 
 
 class Unrolling:
-    """The log that is being written: `live` has the number of every block by its period of the real stack and its name."""
+    """The log that is being written. `live` has the number of every live block by its period in the real stack and its
+    name.
+    """
 
     def __init__(self, run: Trace) -> None:
         self.run = run
@@ -161,8 +173,11 @@ class Unrolling:
         self.renamed = -1
 
     def play(self, piece: Piece) -> None:
-        """What is outside the layers, or in one that is no neighbour, and frees a block of the late period does so to all that
-        are like it."""
+        """Write one part of the log.
+
+        An entry outside the layers, or in a layer that is no neighbour of the late period, may touch a block of the
+        late period. Such an entry is written once for every period that the late one stands for.
+        """
         if piece.period is not None and abs(piece.period - LATE) < 2:
             self._play(piece)
             return
@@ -218,7 +233,9 @@ class Unrolling:
         return self.live.pop(key)
 
     def real_of(self, period: int | None, piece: Piece) -> int | None:
-        """The period of the real stack that a block is of: of neighbours as far from the running one as in the run."""
+        """Return the period of the real stack that a block belongs to. Neighbours of the running period keep their
+        distance from it.
+        """
         if period is None:
             return None
         if piece.period is None or piece.real is None or abs(piece.period - period) > 1:
@@ -227,8 +244,9 @@ class Unrolling:
 
 
 def _names(run: Trace, periods: Periods) -> list[tuple[int | None, int]]:
-    """Of each block of the run its period and what it is called there, as a number. Outside the layers every block has a name of
-    its own."""
+    """Return the period of each block of the run, and its name there as a number. Outside the layers every block has a
+    name of its own.
+    """
     phase: list[str] = [""] * len(run.rows)
     cuts = {place: name for place, name, _ in run.segments}
     now = ""
