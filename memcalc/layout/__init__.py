@@ -1,1 +1,3 @@
-"""Who has what: collectives, tensor, sequence, context and expert parallelism, layers by their weights."""
+"""The parts of a model that each rank holds: tensor, sequence, context and expert parallelism, collectives, layers by
+weights.
+"""

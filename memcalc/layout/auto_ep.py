@@ -1,11 +1,13 @@
-"""DeepSpeed's AutoEP (deepspeed/module_inject/auto_ep_layer.py, AutoEPMoELayer): what stands in the place of transformers' own
-routed block on a rank that has a part of the experts.
+"""DeepSpeed's AutoEP (deepspeed/module_inject/auto_ep_layer.py, AutoEPMoELayer). It replaces transformers' routed block
+on a rank that has a part of the experts.
 
-Written as a GPU runs it that has torch's grouped product (`use_grouped_mm`, Hopper and newer): rows are gathered into one
-block for each expert, padded, by Triton kernels (moe/ep_kernels.py), and SwiGLU is one kernel (ops/triton_ops/
-swiglu_triton.py). Older GPUs take a grouped product of DeepSpeed's own, which saves the same, only that it saves the weight and
-not a view of it: under ZeRO-3 what was gathered is freed there when the module is over. Each rank sends every token to
-`per_token` experts, and each expert gets its share of all tokens, the busiest one `imbalance` times that.
+The layer is written as a GPU runs it that has torch's grouped product (`use_grouped_mm`, Hopper and newer). Triton
+kernels gather rows into one padded block per expert (moe/ep_kernels.py), and SwiGLU is one kernel
+(ops/triton_ops/swiglu_triton.py). Older GPUs take a grouped product of DeepSpeed's own. It saves the weight instead of
+a view of it, and otherwise the same: under ZeRO-3 the gathered weight is freed there when the module is over.
+
+Each rank sends every token to `per_token` experts. Each expert gets an equal share of all tokens, the busiest one
+`imbalance` times that.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
 
 SOURCE: Final = "deepspeed/module_inject/auto_ep_layer.py"
 _ALIGNMENT: Final = 8
-"""TOKEN_GROUP_ALIGN_SIZE_M: an expert's rows are a multiple of it."""
+"""The number of rows of an expert is padded to a multiple of this (TOKEN_GROUP_ALIGN_SIZE_M)."""
 
 
 @dataclass(frozen=True)
 class Router:
-    """TokenChoiceTopKRouter (deepspeed/moe/ep_router.py)."""
+    """The router: TokenChoiceTopKRouter (deepspeed/moe/ep_router.py)."""
 
     count: Dim
     per_token: Dim
@@ -51,11 +53,11 @@ class Router:
     normalised: bool
     groups: Groups | None
     by_maximum: bool
-    """Whether a group is as good as its best expert; else as the sum of its two best."""
+    """True if a group's score is that of its best expert; False if it is the sum of its two best."""
 
     @module
     def forward(self, m: Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of the chosen experts, which these are, and how many rows every expert gets."""
+        """Return the weights and indices of the chosen experts, and the number of rows that every expert gets."""
         scores = (m / "gate").linear(x)
         scores = sigmoid(cast(scores, fp32)) if self.preset.sigmoid else softmax(cast(scores, fp32))
         scores_for_choice = scores
@@ -72,7 +74,7 @@ class Router:
         return top_scores, selected_experts_indices, self.count_tokens_per_expert(selected_experts_indices)
 
     def node_limited(self, groups: Groups, scores_for_choice: Tensor) -> Tensor:
-        """_get_node_limited_routing_scores"""
+        """Return the scores with all groups but the best ones masked (_get_node_limited_routing_scores)."""
         tokens = scores_for_choice.shape[0]
         scores_grouped = groups.apart(scores_for_choice)
         if self.by_maximum:
@@ -92,7 +94,7 @@ class Router:
 
 @dataclass(frozen=True)
 class AutoEPMoELayer:
-    """The routed block on one of `ranks` ranks, each with as many experts."""
+    """The routed block on one of `ranks` ranks, each with an equal number of experts."""
 
     router: Router
     ffn: Dim
@@ -103,11 +105,13 @@ class AutoEPMoELayer:
 
     @cached_property
     def local(self) -> Dim:
-        """The experts that the rank has."""
+        """Return the dim of the experts on this rank."""
         return Dim("experts/ep", self.router.count.size // self.ranks)
 
     def weights(self, shared: Iterator[Weight]) -> Iterator[Weight]:
-        """In the order of `named_parameters()`, with AutoEPMoELayer's names; `shared` are those of the shared experts."""
+        """Yield the weights in the order of `named_parameters()`, with AutoEPMoELayer's names. `shared` are those of
+        the shared experts.
+        """
         router, ffn = self.router, self.ffn
         yield Weight("mlp.router.gate.weight", (router.count, router.hidden), "router")
         yield Weight("mlp.experts.w1", (self.local, ffn, router.hidden), "experts")
@@ -125,7 +129,7 @@ class AutoEPMoELayer:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """AutoEPMoELayer._forward"""
+        """Run AutoEPMoELayer._forward."""
         batch, seq, hidden = hidden_states.shape
         tokens, per_token = merge(batch, seq), self.router.per_token
         x = reshape(hidden_states, tokens, hidden)
@@ -151,11 +155,11 @@ class AutoEPMoELayer:
         return self.finalize(m, output, x, hidden_states)
 
     def received(self, copies: Dim) -> Dim:
-        """Rows that come to the rank's experts, when every rank sends `copies` rows."""
+        """Return the number of rows that come to the rank's experts, when every rank sends `copies` rows."""
         return copies if self.imbalance == 1 else _busiest(copies, self.local.size, self.imbalance)
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """_split_plan_from_expert_counts: what the others send for the rank's own experts."""
+        """Exchange the ranks' counts of rows for each other's experts (_split_plan_from_expert_counts)."""
         received = like(counts, "counts received")
         memory = counts.memory
         memory.sent.append(
@@ -164,7 +168,7 @@ class AutoEPMoELayer:
         return received
 
     def all_to_all(self, x: Tensor, name: str, rows: Dim) -> Tensor:
-        """_AllToAllV"""
+        """Exchange rows between the ranks (_AllToAllV); `rows` of them arrive."""
         out = new_tensor(x.memory, (rows, *x.shape[1:]), x.dtype, f"{name} exchanged")
         _send(x, name)
         if recording(x):
@@ -172,7 +176,7 @@ class AutoEPMoELayer:
         return out
 
     def permute(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """permute_by_local_expert: a block of rows for each expert, and which row each of theirs was."""
+        """Gather rows into one block per expert (permute_by_local_expert). Returns the blocks and the permutation."""
         memory = tokens.memory
         padded = _padded(tokens.shape[0], self.local.size)
         permuted_indices = new_tensor(memory, (padded,), int32, "permutation by expert")
@@ -183,7 +187,7 @@ class AutoEPMoELayer:
 
     @module
     def experts(self, m: Module, x: Tensor, rows: Dim) -> Tensor:
-        """GroupedExperts (deepspeed/moe/ep_experts.py, _run_experts_grouped_mm); `rows` of x are no padding."""
+        """Run GroupedExperts (deepspeed/moe/ep_experts.py, _run_experts_grouped_mm); `rows` of x are no padding."""
         offsets = new_tensor(x.memory, (self.local,), int32, "offsets of the experts")
         gate, up = (_product(x, m.weight(name), offsets, rows) for name in ("w1", "w3"))
         h = swiglu(gate, up)
@@ -192,7 +196,9 @@ class AutoEPMoELayer:
     def combine(
         self, expert_output: Tensor, top_scores: Tensor, token_indices_sorted: Tensor, shape: tuple[Dim, Dim, Dim]
     ) -> Tensor:
-        """combine_from_routed, weighted_sum: scores are applied after the experts."""
+        """Return the outputs by token, weighted by the scores after the experts and summed (combine_from_routed,
+        weighted_sum).
+        """
         tokens, per_token, _hidden = shape
         output = like(expert_output, "outputs by token")
         output = view(placed(output, token_indices_sorted, expert_output), *shape)
@@ -200,7 +206,7 @@ class AutoEPMoELayer:
         return cast(weighted, expert_output.dtype)
 
     def finalize(self, m: Module, output: Tensor, x: Tensor, hidden_states: Tensor) -> Tensor:
-        """_finalize_output"""
+        """Add the shared experts' output (_finalize_output)."""
         preset = self.router.preset
         if self.shared is not None:
             shared_expert_output = self.shared(m / "shared_experts", x if preset.gated else hidden_states)
@@ -208,14 +214,16 @@ class AutoEPMoELayer:
                 shared_expert_gate = sigmoid((m / "shared_experts_gate").linear(x))
                 shared_expert_output = shared_expert_gate * shared_expert_output
             output = output + reshape(shared_expert_output, *output.shape)
-        if preset.returns_logits:  # nothing asks for them
+        if preset.returns_logits:  # nothing uses the logits
             logits = (m / "router" / "gate").linear(x)
             _logits = cast(softmax(cast(logits, fp32)), logits.dtype)
         return output
 
 
 def check_experts(ranks: int, name: str, program: Any) -> None:
-    """InputError for what AutoEP itself refuses, or fails at (validate_autoep_post_detection, _resolve_expert_activation)."""
+    """Raise InputError for experts that AutoEP refuses or fails on (validate_autoep_post_detection,
+    _resolve_expert_activation).
+    """
     config, experts = program.config, program.experts.count.size
     if experts % ranks:
         divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
@@ -232,7 +240,7 @@ def check_experts(ranks: int, name: str, program: Any) -> None:
 
 
 def on_rank(program: Program, model_type: str, ranks: int, imbalance: float) -> Program:
-    """The program of one of `ranks` ranks, in which AutoEPMoELayer stands where transformers' routed block was."""
+    """Return the program of one of `ranks` ranks, with AutoEPMoELayer in the place of transformers' routed block."""
     own: Any = copy.copy(program)
     own.expert_parallel = ranks
     preset = support_of(model_type).auto_ep
@@ -271,14 +279,16 @@ def _router(own: Any, preset: Preset) -> Router:
     normalised = bool(config.norm_topk_prob) if preset.normalises is None else preset.normalises
     count, per_token = own.experts.count, own.experts.per_token
     groups = None
-    if getattr(config, "n_group", None) is not None:  # fill_autoep_config_from_hf: whatever topk_method says
+    if getattr(config, "n_group", None) is not None:  # fill_autoep_config_from_hf sets groups whatever topk_method says
         groups = Groups(count, Dim("groups", config.n_group), Dim("groups_per_token", config.topk_group))
     limited = getattr(config, "topk_method", None) == "group_limited_greedy"
     return Router(count, per_token, own.hidden, preset, normalised, groups, by_maximum=limited)
 
 
 def _branch(program: Program, block: AutoEPMoELayer, batch: int, seq: int) -> Hashable:
-    """Padding depends on the rows modulo the alignment; an uneven routing on the very number of them."""
+    """Return the key of the branches: padding depends on the number of rows modulo the alignment, uneven routing on the
+    number itself.
+    """
     if block.imbalance != 1:
         return batch, seq
     return program.branch(batch, seq), batch * seq * block.router.per_token.size % _ALIGNMENT
@@ -289,12 +299,14 @@ def _branch(program: Program, block: AutoEPMoELayer, batch: int, seq: int) -> Ha
 
 @lru_cache(maxsize=1024)
 def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
-    """Of its `local` experts one has `imbalance` times its share."""
+    """Return the rows of the rank with the busiest expert: one of its `local` experts gets `imbalance` times its
+    share.
+    """
     return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
 
 
 def _padded(rows: Dim, experts: int) -> Dim:
-    """The longest that the experts' blocks can be in all, each padded."""
+    """Return the greatest total length of the experts' padded blocks."""
     return plus(rows, experts * _ALIGNMENT + -rows.size % _ALIGNMENT)
 
 
@@ -302,8 +314,11 @@ def _padded(rows: Dim, experts: int) -> Dim:
 
 
 def _given(x: Tensor) -> Tensor:
-    """Under ZeRO-3 what a module is given comes out of a node (parameter_offload.py, PostBackwardFunctionModule): gradients
-    for it are added after those of the module's weights are ready, which is where the experts' bucket is reduced."""
+    """Return the module's input with a node of its own under ZeRO-3 (parameter_offload.py, PostBackwardFunctionModule).
+
+    Gradients of the input are added up after those of the module's weights are ready, and that is when the experts'
+    bucket is reduced.
+    """
     if x.memory.visitor is None or not recording(x):
         return x
     return Tensor(x.storage, x.shape, x.strides, x.dtype, Node(x.memory, _given_backward, (x,)))

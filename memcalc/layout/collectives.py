@@ -1,4 +1,6 @@
-"""Collectives: payload is the full tensor, wire is what one GPU sends for it (nccl-tests, doc/PERFORMANCE.md)."""
+"""Collectives. Payload is the full tensor, wire the bytes that one GPU sends for it (nccl-tests,
+doc/PERFORMANCE.md).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from memcalc.layout.layer_kinds import Shares
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast", "reduce"]
 Overlap = Literal["exposed", "forward", "backward"]
-"""What the engine lets a collective hide behind: that phase's compute, or nothing."""
+"""The phase whose compute can hide a collective; "exposed" if none can."""
 
-# Bytes that one GPU sends for n ranks: factor · (n - 1) / n of the payload; None: the payload itself.
+# The bytes that one of n ranks sends: factor · (n - 1) / n of the payload; None means the payload itself.
 _FACTOR: Final[dict[str, int | None]] = {
     "all_reduce": 2,
     "all_gather": 1,
@@ -24,7 +26,7 @@ _FACTOR: Final[dict[str, int | None]] = {
 
 
 class Collective(NamedTuple):
-    """`calls` equal or unequal calls of one kind per optimizer step, `payload` bytes in all."""
+    """`calls` calls of one kind per optimizer step, equal or not, with `payload` bytes in total."""
 
     axis: str
     collective: Kind
@@ -37,25 +39,25 @@ class Collective(NamedTuple):
     formula: str
     layer: str | None = None
     layers: int = 0
-    """How many of the rank's layers send it, where layers do."""
+    """The number of the rank's layers that send the collective, if layers send it."""
     shares: Shares | None = None
-    """What of it each layer has, where the payload is parameters or gradients."""
+    """Each layer's share of the payload, if it is parameters or gradients."""
     once: bool = False
-    """True if a layer sends it once a step, however many micro-batches that has."""
+    """True if a layer sends the collective once per step, whatever the number of micro-batches."""
     each: str = ""
-    """One call of one layer, in named dims."""
+    """The payload of one call of one layer, in named dims."""
     basis: Basis = "modelled"
     source: str = ""
     overlap: Overlap = "exposed"
 
     @property
     def wire(self) -> int:
-        """Bytes that this rank sends."""
+        """Return the bytes that this rank sends."""
         return wire_bytes(self.collective, self.group_size, self.payload)
 
 
 def wire_bytes(collective: str, group_size: int, payload: int) -> int:
-    """Bytes that one of `group_size` ranks sends for a payload (0 for a group of one)."""
+    """Return the bytes that one of `group_size` ranks sends for a payload: 0 for a group of one."""
     if group_size == 1:
         return 0
     factor = _FACTOR[collective]

@@ -1,17 +1,17 @@
-"""Context parallelism of transformers' models as its Trainer runs it (trainer.py, _prepare_context_parallel_inputs; accelerate
-1.15, maybe_context_parallel): a step in torch's `context_parallel`.
+"""Context parallelism of transformers' models as the Trainer runs it: a step inside torch's `context_parallel`
+(trainer.py, _prepare_context_parallel_inputs; accelerate 1.15, maybe_context_parallel).
 
-The batch is input_ids, labels, shift_labels and position_ids, each of whole sequences. They are cut in place: a rank goes on
-with its two chunks of every sequence, and the storages stay as large as they were. Everything outside attention runs over
-those tokens alone, attention over all (memcalc/core/ops/ring_attention.py).
+The batch is input_ids, labels, shift_labels and position_ids, each of whole sequences. They are cut in place: a rank
+continues with its two chunks of every sequence, and the storages stay as large as they were. Everything outside
+attention runs over those tokens only, attention over all (memcalc/core/ops/ring_attention.py).
 
-In a pipeline the step of its schedule is in the context, as torchtitan's trainer has it: the ids of the first stage and the
-shifted labels of the last one are cut, and then split into micro-batches. Every stage is given the same positions, with a batch
-dim of 1, which are made whole again behind the step, as torchtitan does it with its rotary frequencies.
+In a pipeline the whole step of its schedule is in the context, as in torchtitan's trainer. The ids of the first stage
+and the shifted labels of the last one are cut, and then split into micro-batches. Every stage gets the same positions,
+with a batch dim of 1. They are restored after the step, as torchtitan restores its rotary frequencies.
 
-Positions that jump from the early chunk to the late one are to transformers what packed sequences are, so all ranks but the
-last one build a mask of their own tokens. accelerate takes it away from modules that are called `self_attn`, which are the
-ones that run; the model's forward holds it, and so does every checkpoint.
+Positions that jump from the early chunk to the late one look like packed sequences to transformers. So all ranks but
+the last one build a mask of their own tokens. accelerate removes the mask from the modules that run, those called
+`self_attn`; the model's forward holds it, and so does every checkpoint.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SOURCE: Final = (
     "tools/autograd/derivatives.yaml"
 )
 _CHUNKS: Final = 2
-"""Of a sequence that a rank has."""
+"""The number of chunks of a sequence on a rank."""
 GIVEN: Final = ("input_ids", "labels", "shift_labels", "position_ids")
-"""The batch."""
+"""The tensors of the batch."""
 
 
 class ContextParallel(NamedTuple):
-    """How a program's sequences are shared; its sizes are polynomials in the tokens of a chunk."""
+    """The sharing of a program's sequences. The program's sizes are polynomials in the tokens of a chunk."""
 
     ring: Ring
 
@@ -57,40 +57,43 @@ class ContextParallel(NamedTuple):
         return self.ring.ranks
 
     def own(self, chunk: Dim) -> Dim:
-        """A rank's tokens of a sequence."""
+        """Return a rank's tokens of a sequence."""
         return _tokens(chunk, _CHUNKS, "seq/cp")
 
     def inputs(self, batch: Dim, own: Dim) -> tuple[Input, ...]:
-        """The batch of which a rank has `own` tokens of each sequence."""
+        """Return the batch of which a rank has `own` tokens of each sequence."""
         return tuple(Input(name, (batch, self.whole(own)), int64) for name in GIVEN)
 
     def whole(self, own: Dim) -> Dim:
-        """The sequence of which a rank has `own` tokens."""
+        """Return the sequence length of which a rank has `own` tokens."""
         return _tokens(own, self.ring.ranks, "seq")
 
     def positions(self, own: Dim) -> Input:
-        """What the stages of a pipeline are given, of which the context leaves a rank `own`."""
+        """Return the positions that a pipeline's stages are given. The context leaves a rank `own` of them."""
         return Input("position_ids", (ONE_DIM, self.whole(own)), int64)
 
     def cut_positions(self, positions: Tensor, own: Dim) -> Tensor:
         return _resized(positions, (ONE_DIM, own))
 
     def held_around_a_schedule(self, memory: Memory, batch: Shape | None, own: Dim) -> list[Tensor]:
-        """Variables of context_parallel's frame: shards of the `batch` (ids or labels, where a rank has them) and of the
-        positions, a copy of the latter's shard, and them as they were."""
+        """Allocate the variables of context_parallel's frame around a schedule.
+
+        They are the shard of the `batch` (ids or labels, on a rank that has them), the shard of the positions, a copy
+        of that shard, and the whole positions.
+        """
         cut = (ONE_DIM, own)
         shapes = [*([] if batch is None else [batch]), cut, cut, (ONE_DIM, self.whole(own))]
         return [new_tensor(memory, shape, int64, "shard of the batch", component="gathered") for shape in shapes]
 
     def give(self, run: Run) -> Tensor:
-        """The rank's tokens, which here stand for its labels too; the run gets its positions."""
+        """Return the rank's ids, which also stand for its labels. The run gets its positions."""
         cut = {one.name: _resized(run.add_input(one), (run.batch, run.seq)) for one in self.inputs(run.batch, run.seq)}
         run.positions = cut["position_ids"]
         run.held += [_shard(run) for _ in (*cut, "copy of the last")]  # variables of context_parallel's frame
         return cut["input_ids"]
 
     def loss(self, run: Run, loss: Tensor) -> Tensor:
-        """Each rank's is its own."""
+        """Return the loss unchanged: each rank has a loss of its own."""
         return loss
 
 
@@ -99,7 +102,7 @@ def _shard(run: Run) -> Tensor:
 
 
 def _resized(a: Tensor, shape: Shape) -> Tensor:
-    """a.resize_(shape) to less than it was: the same storage."""
+    """Compute `a.resize_(shape)` to a smaller shape: the storage stays."""
     return Tensor(a.storage, shape, contiguous_strides(shape), a.dtype)
 
 
@@ -109,7 +112,7 @@ def _tokens(of: Dim, times: int, name: str) -> Dim:
 
 
 def share(program: Program, ring: Ring) -> Program:
-    """The program of one of the ranks that share its sequences."""
+    """Return the program of one of the ranks that share its sequences."""
     own: Any = copy.copy(program)
     own.context_parallel = ContextParallel(ring)
     return own
@@ -117,10 +120,10 @@ def share(program: Program, ring: Ring) -> Program:
 
 @lru_cache(maxsize=64)
 def replaced(ring: Ring) -> tuple[tuple[Callable[..., Any], Callable[..., Any]], ...]:
-    """What a run calls in place of transformers' attention, mask and loss."""
+    """Return the functions that a run calls in place of transformers' attention, mask and loss."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-        """sdpa_attention_forward without a mask, over the patched scaled_dot_product_attention."""
+        """Run sdpa_attention_forward without a mask, over the patched scaled_dot_product_attention."""
         grouped = q.shape[1].size != k.shape[1].size
         if grouped and not k.shape[3].size == v.shape[3].size <= _WIDEST_GROUPED:
             k = repeat_kv(k, q.shape[1])
@@ -128,11 +131,11 @@ def replaced(ring: Ring) -> tuple[tuple[Callable[..., Any], Callable[..., Any]],
         attn_output = ring_attention(ring, q, k, v)
         return contiguous(transpose(attn_output, 1, 2)), None
 
-    jumps = ring.rank < ring.ranks - 1  # of the last rank the late chunk follows the early one
+    jumps = ring.rank < ring.ranks - 1  # on the last rank the late chunk follows the early one
     return (
         (sdpa_attention, attention),
         (causal_mask, packed_causal_mask if jumps else causal_mask_of_one_sequence),
-        (causal_lm_loss, masked_lm_loss),  # labels come shifted
+        (causal_lm_loss, masked_lm_loss),  # labels are already shifted
     )
 
 

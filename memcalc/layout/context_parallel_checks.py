@@ -1,5 +1,6 @@
-"""What torch's context parallelism, accelerate and transformers' Trainer ask of a setup, and what of it is modelled. Each
-refusal is an InputError of one line."""
+"""Checks of a setup with torch's context parallelism: the demands of torch, accelerate and transformers' Trainer, and
+the limits of what is modelled. Each refusal is an InputError of one line.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 _WITH: Final = "with engine fsdp2 and cp above 1 "
 _DROPOUTS: Final = ("attention_dropout", "attn_pdrop")
 _WINDOWED: Final = 1 << 30
-"""Tokens that reach any window."""
+"""A number of tokens that exceeds any window."""
 
 
 def check_shared_sequences(options: Options, precision: str, seq_len: int, attention: str, model: Model) -> None:
-    """Options first, then the model, then what divides."""
+    """Raise InputError for a setup that cannot share its sequences. Options are checked first, then the model, then
+    divisibility.
+    """
     if options.padded:
         why = "torch's context parallelism has no masks, and accelerate takes that of padding away"
         refuse("padded", "on", f"{_WITH}{why}; allowed: off")
@@ -56,7 +59,7 @@ def _check_model(options: Options, attention: str, model: Model) -> None:
 
 
 def has_windows(program: Program) -> bool:
-    """Whether some layer does not see all tokens before its own."""
+    """Tell whether some layer does not attend to all earlier tokens."""
     own: Any = program
     kinds = {own.layer_kind(i) for i in range(own.layers)}
     if kinds != {"full_attention"}:

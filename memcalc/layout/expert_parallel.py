@@ -1,12 +1,13 @@
-"""Expert parallelism as transformers does it (`ep_plan`; distributed/expert_parallel.py, AllToAllEP, which training takes).
+"""Expert parallelism as transformers does it (`ep_plan`; distributed/expert_parallel.py, AllToAllEP, which training
+takes).
 
-Each rank has an equal part of every layer's experts. A copy of a token goes to the rank that has its expert, in an
-all-to-all, and what the expert makes of it comes back in a second one. Before the first, ranks exchange how many rows they
-send. The experts run on what they have received as if every row were a token with one expert and a weight of one; the
-router's weights are applied to what comes back. Rows are spread evenly over the experts, or by `imbalance` one expert of the
-rank has that many times its share.
+Each rank has an equal part of every layer's experts. A copy of a token goes to the rank that has its expert in one
+all-to-all, and the expert's output comes back in a second one. Before the first, ranks exchange the numbers of rows
+that they send. The experts run on the received rows as if every row were a token with one expert and a weight of one;
+the router's weights are applied to the outputs that come back. Rows are spread evenly over the experts, or one expert
+of the rank has `imbalance` times its share.
 
-Ranks of a tensor-parallel group have the same tokens. Each sends an equal slice of them, and what comes back is gathered.
+Ranks of a tensor-parallel group have the same tokens. Each sends an equal slice of them, and the outputs are gathered.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DispatchedExperts(RankExperts):
-    """A layer's experts, of which a rank has its own and sends tokens to the others' (`ep_dispatch_experts`)."""
+    """A layer's experts. The rank has `own` and sends tokens to the others' (`ep_dispatch_experts`)."""
 
     ranks: int
     imbalance: float
 
     def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """The module's call, with an engine's hooks around it."""
+        """Call the module with an engine's hooks around it."""
         hooks = m.run.hooks
         if hooks is None:
             return self.ep_forward(m, hidden_states, top_k_index, top_k_weights)
@@ -52,7 +53,7 @@ class DispatchedExperts(RankExperts):
 
     @module
     def ep_forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """AllToAllEP.__call__: hidden states (tokens, hidden), indices and weights (tokens, per_token)."""
+        """Run AllToAllEP.__call__: hidden states (tokens, hidden), indices and weights (tokens, per_token)."""
         with self.with_local_parameters(m):
             tokens, expert_ids, weights, order, own_weights = self.dispatch_tokens(
                 hidden_states, top_k_index, top_k_weights, m.run.tensor_parallel
@@ -66,8 +67,11 @@ class DispatchedExperts(RankExperts):
     def dispatch_tokens(
         self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, group: TensorParallel | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """_dispatch_tokens: the rows that this rank's experts run on, each row's expert and weight; of the rows that this rank
-        sends, the order and the router's weights."""
+        """Send tokens to the experts (_dispatch_tokens).
+
+        Returns the rows that this rank's experts run on, each row's expert and weight, and for the rows that this rank
+        sends their order and the router's weights.
+        """
         memory = hidden_states.memory
         if group is not None:
             hidden_states, top_k_index, top_k_weights = (
@@ -90,13 +94,13 @@ class DispatchedExperts(RankExperts):
         return recv_tokens, unsqueeze(recv_expert_ids, 1), recv_weights, order, top_k_weights
 
     def read_back(self, memory: Memory) -> None:
-        """How many rows go to and come from each rank, on their way to the host."""
+        """Copy the numbers of rows that go to and come from each rank to the host."""
         ranks = Dim("ep", self.ranks)
         _sums = [new_tensor(memory, (ranks,), int64, "rows of a rank") for _ in range(2)]
         _stacked = new_tensor(memory, (Dim("2", 2), ranks), int64, "rows of a rank")
 
     def local_ids(self, recv_tokens: Tensor, recv_counts: Tensor) -> Tensor:
-        """torch.arange(local experts).repeat(ranks).repeat_interleave(recv_counts)"""
+        """Compute `torch.arange(local experts).repeat(ranks).repeat_interleave(recv_counts)`."""
         memory = recv_tokens.memory
         _arange = new_tensor(memory, (self.own.count,), int64, "arange")
         _repeated = like(recv_counts, "experts of each rank")
@@ -105,7 +109,7 @@ class DispatchedExperts(RankExperts):
         return like(_indices, "expert of a row")
 
     def combine_tokens(self, expert_output: Tensor, top_k_weights: Tensor, order: Tensor) -> Tensor:
-        """_combine_tokens: the rows in the order of their tokens, weighted and added up."""
+        """Return the outputs in the order of their tokens, weighted and summed (_combine_tokens)."""
         tokens, per_token = top_k_weights.shape
         recv_out = self.all_to_all(expert_output, "outputs of experts", merge(tokens, per_token))
         token_outputs = like(recv_out, "rows by token")
@@ -114,11 +118,11 @@ class DispatchedExperts(RankExperts):
         return sum_middle(token_outputs * unsqueeze(top_k_weights, 2))
 
     def received(self, copies: Dim) -> Dim:
-        """Rows that come to the rank's experts, when every rank sends `copies` rows."""
+        """Return the number of rows that come to the rank's experts, when every rank sends `copies` rows."""
         return copies if self.imbalance == 1 else _busiest(copies, self.own.count.size, self.imbalance)
 
     def all_to_all(self, x: Tensor, name: str, rows: Dim) -> Tensor:
-        """all_to_all_single_autograd: `rows` rows for those of `x`."""
+        """Run all_to_all_single_autograd: send the rows of `x`, receive `rows` rows."""
         _send(x.memory, self.ranks, name, x.shape, x.dtype)
         out = new_tensor(x.memory, (rows, *x.shape[1:]), x.dtype, f"{name}, received")
         if recording(x):
@@ -127,7 +131,7 @@ class DispatchedExperts(RankExperts):
 
 
 def own_slice(group: TensorParallel, x: Tensor, name: str) -> Tensor:
-    """redistribute from Replicate to Shard(0): a copy of this rank's rows; the rows' gradients are gathered."""
+    """Redistribute from Replicate to Shard(0): a copy of this rank's rows. Backward gathers the rows' gradients."""
     tokens, *rest = x.shape
     out = new_tensor(x.memory, (_slice(tokens, group.ranks), *rest), x.dtype, f"{name}, own slice")
     if recording(x):
@@ -136,7 +140,7 @@ def own_slice(group: TensorParallel, x: Tensor, name: str) -> Tensor:
 
 
 def slices_gathered(group: TensorParallel, own: Tensor, tokens: Dim) -> Tensor:
-    """full_tensor() of Shard(0): every rank's rows; of the gradient a copy of this rank's rows."""
+    """Compute `full_tensor()` of Shard(0): every rank's rows. Backward copies this rank's rows of the gradient."""
     whole = (tokens, *own.shape[1:])
     out = new_tensor(own.memory, whole, own.dtype, "outputs of experts, gathered")
     group.send(own.memory, "all_gather", "outputs of experts", whole, own.dtype)
@@ -146,18 +150,22 @@ def slices_gathered(group: TensorParallel, own: Tensor, tokens: Dim) -> Tensor:
 
 
 def expert_path(program: Program) -> str | None:
-    """The module of the routed experts in a layer, as the names of their weights have it; None for a dense model."""
+    """Return the path of a layer's routed experts as in the names of their weights; None for a dense model."""
     names = [w.name for w in program.weights() if w.component == "experts"]
     return names[0].rpartition(".")[0] if names else None
 
 
 def runs_dispatched(program: Program) -> bool:
-    """Whether its experts are what `ep_dispatch_experts` is written for: a tensor of all of a layer's for each product."""
+    """Tell whether `ep_dispatch_experts` supports the program's experts: each product has one tensor for all experts of
+    a layer.
+    """
     return isinstance(getattr(program, "experts", None), Experts)
 
 
 def share_experts(program: Program, ranks: int, imbalance: float) -> Program:
-    """The program of one of `ranks` expert-parallel ranks; the experts have to divide."""
+    """Return the program of one of `ranks` expert-parallel ranks. The number of experts must be divisible by
+    `ranks`.
+    """
     own: Any = copy.copy(program)
     whole: Experts = own.experts
     local = replace(whole, count=_part(whole.count, ranks), per_token=ONE_DIM, is_expert_parallel=True)
@@ -180,7 +188,9 @@ def _slice(tokens: Dim, ranks: int) -> Dim:
 
 @lru_cache(maxsize=1024)
 def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
-    """Of its `local` experts one has `imbalance` times its share."""
+    """Return the rows of the rank with the busiest expert: one of its `local` experts gets `imbalance` times its
+    share.
+    """
     return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
 
 

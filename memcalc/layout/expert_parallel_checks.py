@@ -1,5 +1,6 @@
-"""What transformers' expert parallelism asks of a setup (distributed/configuration_utils.py, expert_parallel.py), and what of it
-is modelled. Each refusal is an InputError of one line."""
+"""Checks of a setup with transformers' expert parallelism: its demands (distributed/configuration_utils.py,
+expert_parallel.py), and the limits of what is modelled. Each refusal is an InputError of one line.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ _WITH: Final = "with engine fsdp2 and ep above 1 "
 
 
 def check_expert_parallel(options: Options, model: Model | None) -> None:
-    """What it goes with, what divides, then the model."""
+    """Raise InputError for a setup that cannot share its experts. Other options are checked first, then divisibility,
+    then the model.
+    """
     if options.pp > 1:
         why = "transformers itself refuses to dispatch tokens to experts in a pipeline (distributed/configuration_utils.py)"
         refuse("ep", options.ep, f"with engine fsdp2 and pp {options.pp} {why}; allowed: 1, or --pp 1")
@@ -44,7 +47,9 @@ def check_expert_parallel(options: Options, model: Model | None) -> None:
 
 
 def _check_ranks(options: Options, experts: int | None) -> int:
-    """How many ranks the expert groups are taken from: those of a shard group, tensor-parallel ones included."""
+    """Return the number of ranks that expert groups are taken from: a shard group's, tensor-parallel ranks included.
+    Raises InputError if `ep` does not divide it.
+    """
     tp, dp, group = options.tp, options.gpus // options.tp, options.shard_group
     if group and dp % group:
         divisors = ", ".join(str(n) for n in range(1, dp + 1) if dp % n == 0)
@@ -65,7 +70,7 @@ def _check_ranks(options: Options, experts: int | None) -> int:
 
 
 def _multiples(tp: int, ranks: int) -> str:
-    """The divisors of `ranks` that are multiples of `tp`, and no expert parallelism at all."""
+    """Return the divisors of `ranks` that are multiples of `tp`, and 1 for no expert parallelism."""
     return ", ".join(str(n) for n in sorted({1, *range(tp, ranks + 1, tp)}) if ranks % n == 0)
 
 
@@ -81,7 +86,9 @@ def _check_experts(options: Options, model: Model, ranks: int) -> None:
 
 
 def check_token_slices(options: Options, seq_len: int) -> None:
-    """Ranks of a tensor-parallel group have the same tokens, of which each sends a slice to the experts."""
+    """Raise InputError if the tokens of a micro-batch cannot be cut into equal slices, one for each rank of a
+    tensor-parallel group.
+    """
     tokens = options.micro_batch_size * seq_len
     if tokens % options.tp:
         batch = f"micro-batch {options.micro_batch_size} · {seq_len} = {tokens} tokens"
@@ -90,7 +97,9 @@ def check_token_slices(options: Options, seq_len: int) -> None:
 
 
 def check_split_experts(options: Options, model: Model) -> None:
-    """Without expert parallelism a tensor-parallel plan splits the experts as well."""
+    """Raise InputError for an `etp` other than `tp`: without expert parallelism a tensor-parallel plan splits the
+    experts as well.
+    """
     if options.etp not in (None, options.tp) and expert_path(model.program) is not None:
         why = f"transformers' tp_plan splits experts over the same ranks, tp {options.tp}"
         refuse("etp", options.etp, f"with engine fsdp2 {why}; allowed: {options.tp}, or --ep")

@@ -1,4 +1,4 @@
-"""Layers of a rank by their weights: those with experts beside dense ones, a decoder's beside an encoder's."""
+"""Layers of a rank by their weights: layers with experts beside dense ones, a decoder's beside an encoder's."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class LayerKind(NamedTuple):
-    """`layers` layers whose weights are alike."""
+    """`layers` layers with the same weights."""
 
     layers: int
     elements: int
-    """Of one layer, as many as are sent: an engine may pad them."""
+    """The elements of one layer as they are sent: an engine may pad them."""
     formula: str
-    """Their weights in named dims."""
+    """The weights of one layer in named dims."""
 
 
 class Shares(NamedTuple):
-    """This is what of a collective over parameters or gradients is the layers'."""
+    """The layers' shares of a collective over parameters or gradients."""
 
     kinds: tuple[LayerKind, ...]
     whole: int
-    """Elements of all that is sent, those outside the layers included."""
+    """The elements that are sent in total, including those outside the layers."""
 
     @property
     def of_layers(self) -> int:
-        """Elements of all layers."""
+        """Return the elements of all layers."""
         return sum(kind.layers * kind.elements for kind in self.kinds)
 
 
@@ -42,7 +42,9 @@ def elements_of(weight: Weight) -> int:
 
 
 def shares_of(*stacks: Iterable[Weight], sent: Callable[[Weight], int] = elements_of) -> Shares:
-    """Of the weights of one program, or of each chunk of a pipeline rank. `sent`: elements that the engine moves for one."""
+    """Return the shares of the weights of one program, or of each chunk of a pipeline rank. `sent` returns the elements
+    that the engine moves for a weight.
+    """
     counts: Counter[tuple[int, str]] = Counter()
     whole = 0
     for stack in stacks:
@@ -66,7 +68,9 @@ def _key(layer: Sequence[Weight]) -> Hashable:
 
 
 def in_named_dims(weights: Sequence[Weight], sent: Callable[[Weight], int] = elements_of) -> str:
-    """ "3·ffn·hidden + 2·hidden", the largest first; products of the same dims are one."""
+    """Return the weights' elements in named dims, the largest first: "3·ffn·hidden + 2·hidden". Products of the same
+    dims are one term.
+    """
     terms: dict[tuple[str, ...], _Term] = {}
     for weight in weights:
         if sent(weight):
@@ -82,7 +86,7 @@ def in_named_dims(weights: Sequence[Weight], sent: Callable[[Weight], int] = ele
 
 
 class _Term(NamedTuple):
-    """So many products of the same dims."""
+    """`times` products of the same dims, with their elements."""
 
     elements: int
     times: int

@@ -1,12 +1,13 @@
-"""Tensor parallelism with sequence parallelism, as torch's own plan has it (`parallelize_module` with RowwiseParallel,
+"""Tensor parallelism with sequence parallelism by torch's own plan (`parallelize_module` with RowwiseParallel,
 ColwiseParallel, SequenceParallel and PrepareModuleInput; torch/distributed/tensor/parallel/style.py).
 
-Between attention and MLP a rank has its part of each sequence: embeddings and the outputs of row-parallel layers are
-reduced and scattered, the inputs of attention, MLP and head gathered. q, k and v share one gathered input, so its gradients
-are added up before they are reduced. Weights of norms are whole on every rank; their gradients are a rank's part of a sum,
-which is made when FSDP2 takes them.
+Between attention and MLP a rank has its part of each sequence. Embeddings and the outputs of row-parallel layers are
+reduced and scattered; the inputs of attention, MLP and head are gathered. q, k and v share one gathered input, so its
+gradients are added up before they are reduced. Weights of norms are whole on every rank. Each rank has a part of the
+sum that is their gradient; the sum is made when FSDP2 takes the gradient.
 
-transformers counts the tokens of the embeddings, which are a shard here, so the caller gives `position_ids`.
+transformers derives positions from the length of the embeddings, which are a shard here. So the caller gives
+`position_ids`.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ ENTERED: Final = (".self_attn", ".mlp")
 """The ends of the names of modules whose input is gathered (PrepareModuleInput)."""
 
 LOSS_PARALLEL: Final[Plan] = {"lm_head": "colwise_gather_input"}
-"""What `loss_parallel` changes in a plan: the logits stay split over the vocabulary."""
+"""The entry of a plan that `loss_parallel` changes: the logits stay split over the vocabulary."""
 
 
 class SequenceParallel(TensorParallel):
-    """The group of such a run; every parameter is a DTensor over it."""
+    """The tensor-parallel group of a run with sequence parallelism. Every parameter is a DTensor over the group."""
 
     __slots__ = ()
 
     def whole(self, shard: Dim) -> Dim:
-        """The sequence of which a tensor between two layers has `shard`."""
+        """Return the sequence length of which a tensor between two layers has `shard`."""
         return whole_of(shard, self.ranks, "/tp")
 
     def between_layers(self, whole: Dim) -> Dim:
-        """What a tensor between two layers has of a sequence: this rank's part."""
+        """Return this rank's part of a sequence: the length of a tensor between two layers."""
         return _part(whole, self.ranks)
 
     def given_positions(self, whole: Dim) -> Input | None:
         return Input("position_ids", (ONE_DIM, whole), int64)
 
     def entered(self, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the module at `path` is called with: its first argument gathered, if that is in the plan."""
+        """Return the arguments of the module at `path`. The first is gathered if the plan says so."""
         if not path.endswith(ENTERED):
             return args
         first, *rest = args
@@ -84,7 +85,9 @@ class SequenceParallel(TensorParallel):
         return True
 
     def own_part(self, leaf: Leaf, grad: Tensor) -> Tensor:
-        """The gradient that FSDP2 takes: of a norm's weight the sum over the group (FSDPParam._get_grad_inner_tensor)."""
+        """Return the gradient that FSDP2 takes: for a norm's weight the sum over the group
+        (FSDPParam._get_grad_inner_tensor).
+        """
         if self.style(leaf.scope) not in (None, "replicated_with_grad_allreduce"):
             return super().own_part(leaf, grad)
         name = f"gradient of {leaf.scope.split('*.')[-1]}"
@@ -92,21 +95,23 @@ class SequenceParallel(TensorParallel):
         return new_tensor(grad.memory, leaf.shape, grad.dtype, leaf.scope, component="gradients")
 
     def _sequence_gathered(self, shard: Tensor, name: str) -> Tensor:
-        """redistribute from Shard(1) to Replicate; backward: from Partial to Shard(1)."""
+        """Redistribute from Shard(1) to Replicate. Backward redistributes from Partial to Shard(1)."""
         out = self._all_gathered(shard, f"input of {name}")
         if recording(shard):
             out.node = Node(shard.memory, _scatter_gradient, (shard,), (), (self, name))
         return out
 
     def _scattered(self, partial: Tensor, name: str) -> Tensor:
-        """redistribute from Partial to Shard(1); backward: from Shard(1) to Replicate."""
+        """Redistribute from Partial to Shard(1). Backward redistributes from Shard(1) to Replicate."""
         out = self._reduce_scattered(partial, f"output of {name}")
         if recording(partial):
             out.node = Node(partial.memory, _gather_gradient, (partial,), (), (self, name))
         return out
 
     def _all_gathered(self, shard: Tensor, name: str) -> Tensor:
-        """Ranks are gathered along the first dim, then put one behind the other; a batch of one lies that way already."""
+        """Gather the ranks' parts along the first dim, then copy them into the order of the sequence. A batch of one
+        needs no copy.
+        """
         batch, part, *rest = shard.shape
         full = (batch, self.whole(part), *rest)
         gathered = new_tensor(shard.memory, (group_dim(self.ranks), *shard.shape), shard.dtype, f"{name}, gathered")
@@ -116,7 +121,7 @@ class SequenceParallel(TensorParallel):
         return new_tensor(shard.memory, full, shard.dtype, f"{name}, gathered and put in order")
 
     def _reduce_scattered(self, partial: Tensor, name: str) -> Tensor:
-        """The parts are put one behind the other in a copy, which is reduced."""
+        """Copy the parts one behind the other, then reduce and scatter the copy."""
         batch, whole, *rest = partial.shape
         _ordered = like(partial, f"{name}, put in order")
         shape = batch, _part(whole, self.ranks), *rest
@@ -130,12 +135,14 @@ class SequenceParallel(TensorParallel):
 
 
 def masks(program: Any, attention: str, seq_len: int) -> bool:
-    """Whether a program's attention has a mask. transformers makes it as long as the embeddings: of a shard."""
+    """Tell whether a program's attention has a mask. transformers makes it as long as the embeddings, which are a
+    shard.
+    """
     return bool(_kinds_with_mask(program, attention, seq_len))
 
 
 def layers_mask(program: Any, attention: str, seq_len: int) -> bool:
-    """Whether a layer takes one: qwen2_moe makes one for windows that no layer may have."""
+    """Tell whether a layer takes a mask: qwen2_moe makes one for windows that no layer may have."""
     masked = _kinds_with_mask(program, attention, seq_len)
     return any(program.layer_kind(i) in masked for i in range(program.layers))
 

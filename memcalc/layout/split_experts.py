@@ -1,5 +1,6 @@
-"""Routed experts of which every tensor-parallel rank has a part of the width (transformers' MoeExpertsParallel,
-distributed/tensor_parallel.py): the router is whole on every rank, and all tokens are, so none is sent to another one."""
+"""Routed experts whose width is split over the tensor-parallel ranks (transformers' MoeExpertsParallel,
+distributed/tensor_parallel.py). The router and all tokens are whole on every rank, so no token is sent.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SplitExperts(RankExperts):
-    """A layer's experts, of which a rank has `own`: of each a part."""
+    """A layer's experts. The rank has `own`, a part of each expert."""
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Hidden states (tokens, hidden), indices and weights (tokens, per_token). Gradients of both are parts of sums."""
+        """Run the experts: hidden states (tokens, hidden), indices and weights (tokens, per_token). Gradients of hidden
+        states and weights are summed over the ranks.
+        """
         group, name = m.run.tensor_parallel, m.path.split("*.")[-1]
         assert group is not None
         hidden_states = group.gradient_summed(hidden_states, f"tokens of {name}")

@@ -1,10 +1,10 @@
-"""Tensor parallelism as transformers does it (`tp_plan="auto"`; distributed/tensor_parallel.py): the model's own modules over
-DTensors, with what they send.
+"""Tensor parallelism as transformers does it (`tp_plan="auto"`; distributed/tensor_parallel.py): the model's own
+modules over DTensors, with the collectives that these send.
 
-A plan says of each linear layer and of the table of embeddings how it is split. A rank runs the same program over its part
-of the heads, the feed-forward width and the vocabulary. Each column-parallel layer takes its input as a DTensor of its own,
-so each reduces its own input gradient: three times for q, k and v, where Megatron's one layer does it once. The optimizer
-sees parameters on two meshes, those that are split and those that are not.
+A plan says how each linear layer and the table of embeddings is split. A rank runs the same program over its part of
+the heads, the feed-forward width and the vocabulary. Each column-parallel layer makes its input a DTensor of its own,
+so each reduces its own input gradient: three times for q, k and v, where Megatron's one layer does it once. The
+optimizer sees parameters on two meshes, split ones and whole ones.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from memcalc.layout.collectives import Kind
 
 _WHOLE: Final = (None, "replicated_with_grad_allreduce", "moe_tp_experts", "mla_kv_a_proj")
-"""Styles of parameters that stay whole."""
+"""The styles of parameters that stay whole."""
 
 
 class TensorParallel(NamedTuple):
-    """The tensor-parallel group of a run, its plan, and the vocabulary before it was split."""
+    """The tensor-parallel group of a run, its plan, and the vocabulary before the split."""
 
     ranks: int
     plan: Plan
     vocab: Dim
     widths: Mapping[str, Dim] = MappingProxyType({})
-    """Of the linear layers whose outputs are gathered, before they were split."""
+    """The output width before the split of each linear layer whose output is gathered."""
 
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The nn.Linear at `path`, split as the plan says; its inputs and outputs are plain tensors."""
+        """Run the nn.Linear at `path`, split as the plan says. Its inputs and outputs are plain tensors."""
         style = self.plan.get(path)
         if style in _WHOLE:
             return linear(x, weight, bias)
@@ -60,14 +60,14 @@ class TensorParallel(NamedTuple):
         if style == "rowwise":
             return self._summed(part_of_sum(x, weight, bias), name)
         if style == "rowwise_split_input":
-            # The module's frame holds them until the sum is there.
+            # The module's frame holds the columns until the sum is there.
             columns = self._own_columns(x, weight.shape[1], name)
             return self._summed(part_of_sum(columns, weight, bias), name)
         out = linear(self._replicated(x, name), weight, bias)
         return self._gathered(out, name, self.widths[path]) if style == "colwise_gather_output" else out
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
-        """The nn.Embedding of a table that is split over the vocabulary (EmbeddingParallel, _MaskPartial)."""
+        """Run the nn.Embedding of a table that is split over the vocabulary (EmbeddingParallel, _MaskPartial)."""
         name = table.name.removesuffix(".weight")
         if name not in self.plan:
             return embedding(table, ids)
@@ -95,66 +95,72 @@ class TensorParallel(NamedTuple):
         return new_tensor(table.memory, (*ids.shape, table.shape[1]), table.dtype, "embeddings of the shard")
 
     def gradient_hook(self, weight: Weight) -> Callable[[Tensor], None] | None:
-        """What is done with a gradient once it is there: that of a norm within the heads is one rank's heads' alone."""
+        """Return the function that is called with a weight's gradient when it is ready; None for most weights. The
+        gradient of a norm within the heads covers one rank's heads, so it is reduced.
+        """
         if self.style(weight.name) != "replicated_with_grad_allreduce":
             return None
         name = f"gradient of {weight.name.split('*.')[-1]}"
         return lambda grad: self.send(grad.memory, "all_reduce", name, grad.shape, grad.dtype)
 
     def is_split(self, name: str) -> bool:
-        """Whether a parameter is a DTensor over the group, its rank's part or (the bias of a sum) all of it."""
+        """Tell whether a parameter is a DTensor over the group: its rank's part or (the bias of a sum) all of it."""
         return self.style(name) not in _WHOLE
 
     def style(self, parameter: str) -> Style | None:
-        """A parameter's own, or that of its module (_get_parameter_plan)."""
+        """Return a parameter's style: its own or its module's (_get_parameter_plan)."""
         return self.plan.get(parameter) or self.plan.get(_module(parameter))
 
     def gradient_summed(self, x: Tensor, name: str) -> Tensor:
-        """What every rank has all of, and uses a part of: its gradient is summed in place (_AllReduceBackward)."""
+        """Return a tensor that is whole on every rank and used in parts. Backward sums its gradient in place
+        (_AllReduceBackward).
+        """
         if not recording(x):
             return x
         return same(x, Node(x.memory, _sum_in_place, (x,), (), (self, name)))
 
     def of_experts(self, partial: Tensor, name: str) -> Tensor:
-        """The sum over the ranks of what their parts of the experts make, in place (_AllReduceForward)."""
+        """Return the sum over the ranks of the outputs of their parts of the experts, in place (_AllReduceForward)."""
         self.send(partial.memory, "all_reduce", f"output of {name}", partial.shape, partial.dtype)
         return same(partial, Node(partial.memory, _pass, (partial,))) if recording(partial) else partial
 
     def whole(self, shard: Dim) -> Dim:
-        """The sequence of which a tensor between two layers has `shard`: all of it."""
+        """Return the sequence length of which a tensor between two layers has `shard`: the same length."""
         return shard
 
     def between_layers(self, whole: Dim) -> Dim:
-        """What a tensor between two layers has of a sequence: all of it."""
+        """Return the length of a tensor between two layers for a sequence: all of it."""
         return whole
 
     def given_positions(self, whole: Dim) -> Input | None:
-        """The positions of a sequence, where the caller has to give them."""
+        """Return the positions of a sequence if the caller has to give them; None otherwise."""
         return None
 
     def entered(self, path: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the module at `path` is called with."""
+        """Return the arguments of the module at `path`."""
         return args
 
     def own_part(self, leaf: Leaf, grad: Tensor) -> Tensor:
-        """Of a gradient that is the whole table's, this rank's part (FSDPParam._get_grad_inner_tensor)."""
+        """Return this rank's part of a gradient of the whole table (FSDPParam._get_grad_inner_tensor)."""
         if numel(grad.shape)[0] == numel(leaf.shape)[0]:
             return grad
         return new_tensor(grad.memory, leaf.shape, grad.dtype, leaf.scope, component="gradients")
 
     def send(self, memory: Memory, kind: Kind, name: str, shape: Shape, dtype: DType, layer: int | None = None) -> None:
-        """Note a collective over the group; `shape` is that of its payload, `layer` the running one unless it is given."""
+        """Record a collective over the group. `shape` is that of its payload; `layer` is the running one unless it is
+        given.
+        """
         of = memory.layer if layer is None else layer
         memory.sent.append(Sent("tp", kind, name, memory.phase, of, shape, dtype))
 
     def _replicated(self, x: Tensor, name: str) -> Tensor:
-        """DTensor.from_local(x, Replicate()): the gradient that comes back is a part of a sum."""
+        """Compute `DTensor.from_local(x, Replicate())`. Backward sums the gradient over the ranks."""
         if not recording(x):
             return x
         return same(x, Node(x.memory, _sum_input_gradient, (x,), (), (self, name)))
 
     def _summed(self, partial: Tensor, name: str) -> Tensor:
-        """redistribute from Partial to Replicate: an all-reduce out of place; gradients pass."""
+        """Redistribute from Partial to Replicate: an all-reduce out of place. Backward passes the gradient on."""
         self.send(partial.memory, "all_reduce", f"output of {name}", partial.shape, partial.dtype)
         out = like(partial, f"{name}, summed")
         if recording(partial):
@@ -162,23 +168,25 @@ class TensorParallel(NamedTuple):
         return out
 
     def _own_columns(self, x: Tensor, part: Dim, name: str) -> Tensor:
-        """redistribute from Replicate to Shard(-1): a copy of this rank's columns; those of the gradient are gathered."""
+        """Redistribute from Replicate to Shard(-1): a copy of this rank's columns. Backward gathers the columns of the
+        gradient.
+        """
         out = new_tensor(x.memory, (*x.shape[:-1], part), x.dtype, f"{name} input, own part")
         if recording(x):
             out.node = Node(x.memory, _columns_of_gradient, (x,), (), (self, name))
         return out
 
     def _gathered(self, shard: Tensor, name: str, whole: Dim) -> Tensor:
-        """redistribute from Shard(-1) to Replicate; of the gradient a copy of this rank's columns."""
+        """Redistribute from Shard(-1) to Replicate. Backward copies this rank's columns of the gradient."""
         out = self.side_by_side(shard, f"output of {name}", whole)
         if recording(shard):
             out.node = Node(shard.memory, _shard_of_gradient, (shard,), (), (shard.shape, name))
         return out
 
     def side_by_side(self, shard: Tensor, name: str, whole: Dim) -> Tensor:
-        """Ranks are gathered along the first dim, then put side by side.
+        """Gather the ranks' columns along the first dim, then put them side by side.
 
-        Of a width that does not divide, each rank sends as much as the first one has.
+        If the width does not divide, each rank sends as many columns as the first one has.
         """
         *lead, width = shard.shape
         ranks = group_dim(self.ranks)
@@ -193,9 +201,11 @@ class TensorParallel(NamedTuple):
 
 
 def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = TensorParallel) -> Program:
-    """The program of the first of `ranks` tensor-parallel ranks, whose parts are the largest; heads must divide.
+    """Return the program of the first of `ranks` tensor-parallel ranks, whose parts are the largest. The heads must
+    divide.
 
-    Experts that ranks share (`share_experts`) are in no plan, and take equal slices of the tokens, whose number must divide.
+    Experts that ranks share (`share_experts`) are in no plan. They take equal slices of the tokens, so the number of
+    tokens must divide.
     """
     own: Any = copy.copy(program)
     if isinstance(getattr(own, "experts", None), DispatchedExperts):
@@ -220,7 +230,9 @@ def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = 
 
 @cache
 def _cutting(kind: type[Program]) -> type[Program]:
-    """Such programs whose parameters are cut by the plan, where the parts of their dims have not done it."""
+    """Return the subclass of a program whose parameters are cut by the plan, where the parts of the program's dims have
+    not cut them.
+    """
 
     def weights(self: Any) -> Iterator[Weight]:
         outside = {one.name: one for one in self.uncut.weights() if one.layer is None}
@@ -235,7 +247,7 @@ def _cutting(kind: type[Program]) -> type[Program]:
 
 
 _STACK: Final = "model.layers.*"
-"""What the names of a layer's weights are behind, in every plan."""
+"""The prefix of the names of a layer's weights, in every plan."""
 
 
 def _cut(whole: Weight, own: Weight, group: TensorParallel, path: str = "") -> Weight:
@@ -251,7 +263,7 @@ def _cut(whole: Weight, own: Weight, group: TensorParallel, path: str = "") -> W
 _CUT: Final[Mapping[str, int]] = {
     "colwise": 0, "colwise_gather_output": 0, "embedding_rowwise": 0, "rowwise": -1, "rowwise_split_input": -1,
 }  # fmt: skip
-"""Along which dim a style cuts a matrix. Experts are cut by their width."""
+"""The dim along which a style cuts a matrix. Experts are cut by their width."""
 
 
 def _module(parameter: str) -> str:
@@ -259,7 +271,7 @@ def _module(parameter: str) -> str:
 
 
 def split_dims(program: Program, plan: Plan) -> list[str]:
-    """The dims of a program that a plan splits, by their names there. Experts have a width of their own."""
+    """Return the names of the program's dims that a plan splits. Experts have a width of their own."""
     ends = {".".join(path.split(".")[-2:]) for path, style in plan.items() if style in ("colwise", "rowwise")}
     split = [name for name, witnesses in _WITNESSES.items() if ends & witnesses and hasattr(program, name)]
     return [*split, "vocab"] if {program.embedding, program.unembedding} <= plan.keys() else split
@@ -271,30 +283,30 @@ _WITNESSES: Final[Mapping[str, frozenset[str]]] = {
     "ffn": frozenset({"mlp.down_proj", "mlp.fc2", "mlp.c_proj"}),
     "shared_ffn": frozenset({"shared_experts.down_proj", "shared_expert.down_proj"}),
 }
-"""The linear layers that are split with a dim."""
+"""The linear layers that tell whether a dim is split."""
 
 
 @lru_cache
 def group_dim(ranks: int) -> Dim:
-    """The ranks of a group, of which each has a part."""
+    """Return the dim that counts the ranks of a group."""
     return Dim("tp", ranks)
 
 
 @lru_cache(maxsize=1024)
 def part(dim: Dim, ranks: int) -> Dim:
-    """The first rank's part of a dim, which is the largest (torch.chunk)."""
+    """Return the first rank's part of a dim, which is the largest (torch.chunk)."""
     name = f"⌈{dim.name}/tp⌉" if dim.size % ranks else f"{dim.name}/tp"
     return Dim(name, -(-dim.size // ranks))
 
 
 def part_of_sum(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A rank's part of a row-parallel layer's output, to which every rank adds its share of the bias."""
+    """Return a rank's part of a row-parallel layer's output. Every rank adds its share of the bias to it."""
     _share = None if bias is None else like(bias, "bias / tp")
     return linear(x, weight, bias)
 
 
 def same(tensor: Tensor, node: Node) -> Tensor:
-    """A view of all of a tensor, with a grad_fn of its own."""
+    """Return a view of all of a tensor, with a grad_fn of its own."""
     return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype, node)
 
 
@@ -326,6 +338,8 @@ def _shard_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _embedding_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    """A dense gradient of the whole table on every rank: ids and output gradients are all there (embedding_dense_backward)."""
+    """Allocate a gradient of the whole table, dense on every rank: all ids and output gradients are there
+    (embedding_dense_backward).
+    """
     _ids = node.unpack()
     return [new_tensor(node.memory, node.metadata[0][0], grads[0].dtype, f"{node.context} weight gradient")]

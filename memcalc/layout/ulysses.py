@@ -1,9 +1,10 @@
-"""A rank's program where ranks share sequences: it has its tokens of each, between the layers and in them.
+"""A rank's program where ranks share sequences: the rank has its tokens of each sequence, between the layers and in
+them.
 
-What the caller gives is cut by the data loader: ids, positions and labels (DeepSpeed 0.19.8
-deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter). The labels are shifted before the cut, so the
-model's loss takes them as they are. The loss is that of all ranks' tokens (transformers/integrations/deepspeed.py,
-deepspeed_sp_compute_loss): HF Trainer's, and DeepSpeed's own recipe.
+The data loader cuts the caller's ids, positions and labels (DeepSpeed 0.19.8
+deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPDataLoaderAdapter). The labels are shifted before the cut,
+so the model's loss takes them as they are. The loss is the mean over all ranks' tokens
+(transformers/integrations/deepspeed.py, deepspeed_sp_compute_loss), as in HF Trainer and in DeepSpeed's own recipe.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @lru_cache
 def group_dim(ranks: int) -> Dim:
-    """The ranks of a sequence, of which each has a part."""
+    """Return the dim that counts the ranks of a sequence."""
     return Dim("cp", ranks)
 
 
@@ -41,20 +42,20 @@ class Ulysses(NamedTuple):
     ranks: int
 
     def own(self, shard: Dim) -> Dim:
-        """This rank's tokens of a sequence, of which there are so many."""
+        """Return the dim of this rank's tokens of a sequence; `shard` is their number."""
         return _part(shard)
 
     def inputs(self, batch: Dim, own: Dim) -> tuple[Input, ...]:
-        """The batch as the data loader cuts it."""
+        """Return the batch as the data loader cuts it."""
         return tuple(Input(name, (batch, own), int64) for name in ("input_ids", "position_ids", "shift_labels"))
 
     def give(self, run: Run) -> Tensor:
-        """The rank's tokens; the run gets its positions and labels."""
+        """Return the rank's ids. The run gets its positions and labels."""
         ids, run.positions, run.shift_labels = (run.add_input(one) for one in self.inputs(run.batch, run.seq))
         return ids
 
     def loss(self, run: Run, loss: Tensor) -> Tensor:
-        """The mean over the tokens of all ranks, of which each has its own mean and count."""
+        """Return the mean loss over the tokens of all ranks. Each rank has its own mean and count."""
         assert run.shift_labels is not None
         memory = run.memory
         memory.scope = "loss of all ranks"
@@ -87,7 +88,7 @@ class Ulysses(NamedTuple):
 
 
 def _scattered(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    """Each rank's loss is in every rank's mean: their gradients are added up."""
+    """Reduce and scatter the gradients of the losses: each rank's loss is in every rank's mean."""
     _saved = node.unpack()
     _note(node.memory, "reduce_scatter", "gradient of the losses", node.context, grads[0].dtype)
     return [like(grads[0], "gradient of this rank's loss")]
