@@ -1,7 +1,7 @@
-"""Kernels behind the names that programs call: a choice, not a flag inside a program.
+"""Kernels behind the functions that programs call: a choice of the setup, not a flag inside a program.
 
 `hf` is transformers' own code; `fused` is Liger-Kernel as it patches transformers; `megatron` is Megatron-Core with
-Transformer Engine. The loss is a choice of its own: `eager` (transformers'), `fused` (Liger's, or Transformer Engine's
+Transformer Engine. The loss is a separate choice: `eager` (transformers'), `fused` (Liger's, or Transformer Engine's
 with Megatron's kernels), `chunked` (torch's linear_cross_entropy), `vocab-parallel` (Megatron's).
 """
 
@@ -28,21 +28,21 @@ DEFAULT_LOSS: Final = {"hf": "eager", "fused": "fused", "megatron": "vocab-paral
 
 
 class Kernels(NamedTuple):
-    """What a run calls in place of transformers' functions."""
+    """The functions that a run calls in place of transformers'."""
 
     replaced: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = ()
     source: str = _TORCH
-    """Where what they save and allocate was read."""
+    """The sources that say what the functions save and allocate."""
     basis: Basis = "exact"
     chunks: Callable[[int, int, int], Hashable] | None = None
-    """(tokens, vocab, hidden) -> the sizes that a chunked loss cuts them into; they are no polynomials."""
+    """(tokens, vocab, hidden) -> the sizes of the chunks of a chunked loss. They are no polynomials."""
 
 
 TRANSFORMERS: Final = Kernels()
 
 
 def refusal(kernels: str, model_type: str, config: Any) -> str | None:
-    """Why a model cannot have these kernels, None if it can."""
+    """Return the reason why a model cannot have these kernels; None if it can."""
     support = support_of(model_type)
     if kernels == "fused":
         from memcalc.kernels.liger import ACTIVATIONS, LARGEST
@@ -67,7 +67,7 @@ def _activation(name: str, allowed: tuple[str, ...] | None) -> str | None:
 
 
 def losses(kernels: str, model_type: str) -> tuple[str, ...]:
-    """The cross-entropies that a model can have with these kernels."""
+    """Return the names of the cross-entropies that a model can have with these kernels."""
     if kernels == "megatron":
         return ("vocab-parallel", "fused")
     support = support_of(model_type)
@@ -78,7 +78,7 @@ def losses(kernels: str, model_type: str) -> tuple[str, ...]:
 
 @cache
 def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool = False) -> Kernels:
-    """The kernels of a run. `selective`: Megatron's recomputation of core attention alone."""
+    """Return the kernels of a run. `selective` is Megatron's recomputation of core attention only."""
     if (kernels, cross_entropy) == ("hf", "eager"):
         return TRANSFORMERS
     replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -112,7 +112,9 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
 
 
 def held(kernels: str, attention: str | None, program: Any, dtype: DType) -> tuple[Row, ...]:
-    """What kernels keep from step to step: Megatron's attention, one buffer of scores."""
+    """Return rows of buffers that kernels keep from step to step: one buffer of scores for Megatron's eager
+    attention.
+    """
     if kernels != "megatron" or attention != "eager":
         return ()
     from memcalc.core.rows import Row

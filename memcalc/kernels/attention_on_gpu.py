@@ -1,14 +1,13 @@
-"""Which kernel torch's scaled_dot_product_attention takes on a GPU that is known.
+"""The choice of a kernel by torch's scaled_dot_product_attention on a known GPU.
 
-Flash attention takes 16 bits on Ampere and later, grouped heads too, and no mask. The memory-efficient kernel takes fp32,
-and masks, but in torch 2.13 no grouped heads, and no bf16 before Ampere. What neither takes goes to the math kernel, which
-makes the scores of all heads and keeps them for backward: Llama 3 or Mistral in fp32 on any NVIDIA GPU, and in 16 bits on a
-V100 or T4.
+Flash attention takes 16 bits on Ampere and later, grouped heads too, and no mask. The memory-efficient kernel takes
+fp32 and masks, but in torch 2.13 no grouped heads, and no bf16 before Ampere. The math kernel takes all other operands.
+It makes the scores of all heads and keeps them for backward: for Llama 3 or Mistral in fp32 on any NVIDIA GPU, and in
+16 bits on a V100 or T4.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (can_use_flash_attention, can_use_mem_efficient_attention,
 minimum_gemm_alignment) and sdp_utils_cpp.h (check_batch_size_and_num_heads_dense). cuDNN's kernel, which newer versions
-take first on Hopper, saves what flash attention saves, and the state of
-its dropout, some bytes.
+prefer on Hopper, saves what flash attention saves, and some bytes of its dropout's state.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _BITS: Final = {fp32: 32, fp16: 16, bf16: 16}
 
 
 class Operands(NamedTuple):
-    """What the choice looks at."""
+    """The properties of the operands that the choice depends on."""
 
     dtype: DType
     heads: int
@@ -43,17 +42,17 @@ class Operands(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """The fused kernels of a GPU: what each takes."""
+    """The dtypes that each fused kernel of a GPU takes."""
 
     flash: tuple[DType, ...]
     efficient: tuple[DType, ...]
     aligned: tuple[DType, ...]
-    """In which the memory-efficient kernel wants rows of whole 16 bytes."""
+    """The dtypes whose rows must be multiples of 16 bytes for the memory-efficient kernel."""
     narrow: bool
-    """Whether flash attention has no backward for heads of 193 to 224."""
+    """True if flash attention has no backward for heads of 193 to 224."""
 
     def kernel(self, given: Operands) -> str:
-        """ "flash", "efficient" or "math"."""
+        """Return the kernel that takes the operands: "flash", "efficient" or "math"."""
         if self._takes_flash(given):
             return "flash"
         return "efficient" if self._takes_efficient(given) else "math"
@@ -72,7 +71,9 @@ class Fused(NamedTuple):
 
 @cache
 def fused_on(compute_capability: str) -> Fused | None:
-    """The kernels of an NVIDIA GPU, as "8.6"; None for another vendor's, whose kernels are not modelled."""
+    """Return the fused kernels of an NVIDIA GPU by its compute capability, such as "8.6". Return None for a GPU of
+    another vendor: its kernels are not modelled.
+    """
     major, point, minor = compute_capability.partition(".")
     if not point:
         return None
@@ -85,14 +86,16 @@ def fused_on(compute_capability: str) -> Fused | None:
 
 
 def fused_kernels(gpu: str | None) -> Fused | None:
-    """Of a GPU by name; None where none is named, or another vendor's. Of one that is only known by its memory Ampere's, which
-    all later ones have."""
+    """Return the fused kernels of a GPU by name; None if no GPU is named, or one of another vendor.
+
+    A GPU known only by its memory gets Ampere's kernels, which all later GPUs have.
+    """
     return None if gpu is None else fused_on(load_gpu(gpu).compute_capability or _AMPERE)
 
 
 @cache
 def on_gpu(kernels: Kernels, fused: Fused | None) -> Kernels:
-    """The same kernels, with the attention of a GPU if it is known."""
+    """Return the kernels with the attention of a GPU; unchanged if the GPU is unknown."""
     if fused is None:
         return kernels
     attend = autocast("scaled_dot_product_attention")(partial(_attend, fused=fused))
@@ -100,11 +103,12 @@ def on_gpu(kernels: Kernels, fused: Fused | None) -> Kernels:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True, *, fused: Fused) -> Tensor:
-    """scaled_dot_product_attention. A bias that wants a gradient has one kernel on every GPU."""
+    """Run scaled_dot_product_attention on a GPU. A bias that wants a gradient has one kernel on every GPU."""
     head_dim, value_dim = q.shape[3].size, v.shape[3].size
     kernel = fused.kernel(Operands(q.dtype, q.shape[1].size, k.shape[1].size, head_dim, value_dim, mask is not None))
     if kernel == "math":
         return math_attention(q, k, v, mask, causal)
-    # a mask leaves the CPU's flash kernel, whose bytes are the same but for rows of padding (memcalc.core.ops.attention)
+    # With a mask, the CPU's flash kernel is played: its bytes are the same but for rows of padding
+    # (memcalc.core.ops.attention).
     efficient = takes_efficient(q, v, mask) or (kernel == "efficient" and mask is None)
     return fused_attention(q, k, v, mask, efficient)

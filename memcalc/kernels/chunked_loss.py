@@ -1,7 +1,8 @@
-"""torch.nn.functional.linear_cross_entropy with LinearCrossEntropyOptions() on an NVIDIA GPU of compute capability 8.0 or
-newer (torch 2.13, nn/modules/linear_cross_entropy.py): the head and the loss, a chunk of tokens at a time.
+"""torch.nn.functional.linear_cross_entropy with LinearCrossEntropyOptions() on an NVIDIA GPU of compute capability 8.0
+or newer (torch 2.13, nn/modules/linear_cross_entropy.py). It computes the head and the loss for one chunk of tokens at
+a time.
 
-The defaults there are the policy "compact" with fp32 accumulation and chunks of half the bytes of the hidden states. Both
+The defaults are the policy "compact" with fp32 accumulation and chunks of half the bytes of the hidden states. Both
 gradients are computed in forward and scaled in place in backward.
 """
 
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def loss_chunks(tokens: int, vocab: int, hidden: int) -> tuple[int, ...]:
-    """Tokens of the first two chunks: all later ones are as large as these or smaller."""
+    """Return the tokens of the first two chunks. All later chunks are at most as large."""
     share = -(-tokens // -(-vocab // hidden))
     chunk = max(1, min((1 << (share - 1).bit_length()) // 2, tokens))
     return tuple(min(chunk, tokens - start) for start in range(0, tokens, chunk)[:2])
 
 
 def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
-    """linear_cross_entropy(hidden_states, head.weight, labels shifted as ForCausalLMLoss shifts them)"""
+    """Compute `linear_cross_entropy(hidden_states, head.weight, labels)`, with labels shifted as in ForCausalLMLoss."""
     head.memory.scope = "loss"
     _padded, target = blocks.shifted_labels(head.run, labels)
     x = view(hidden_states, merge(*hidden_states.shape[:-1]), hidden_states.shape[-1])
@@ -76,7 +77,9 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def _per_token(memory: Memory, tokens: Dim) -> tuple[Tensor, ...]:
-    """What is kept of all targets: which are ignored, the targets without those, and their weights in the mean."""
+    """Allocate the tensors kept for all targets: a mask of ignored ones, the targets without these, and their weights
+    in the mean.
+    """
     ignored = new_tensor(memory, (tokens,), boolean, "ignored tokens")
     zero = new_tensor(memory, (), int64, "zero")
     targets = new_tensor(memory, (tokens,), int64, "targets")

@@ -1,8 +1,9 @@
-"""Liger-Kernel 0.8.5 (src/liger_kernel), as `apply_liger_kernel_to_*` puts it into transformers' models on an NVIDIA GPU of
-compute capability 8.0 or newer.
+"""Liger-Kernel 0.8.5 (src/liger_kernel), as `apply_liger_kernel_to_*` puts it into transformers' models on an NVIDIA
+GPU of compute capability 8.0 or newer.
 
-Its backwards write where they can: the gated unit over its saved inputs, rotary positions over q and k, the norm over its
-incoming gradient. The fused loss computes both gradients in forward, chunk by chunk, and never has all logits.
+The backwards write over existing tensors where they can: the gated unit over its saved inputs, rotary positions over q
+and k, the norm over its incoming gradient. The fused loss computes both gradients in forward, chunk by chunk, and never
+has all logits.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Module
 
 _MULTIPROCESSORS: Final = 132
-"""Rows of the partial weight gradients that a norm's backward adds up, one per multiprocessor: 132 on H100 and H200."""
+"""The rows of the partial weight gradients that a norm's backward adds up, one per multiprocessor: 132 on H100 and
+H200.
+"""
 
 LARGEST: Final = 65536
 """The widest row that a kernel takes (ops/utils.py, calculate_settings)."""
 
 
 def packed(t: Tensor) -> Tensor:
-    """t.contiguous() inside an autograd.Function, where nothing is recorded."""
+    """Compute `t.contiguous()` inside an autograd.Function, where no graph is recorded."""
     return t if is_contiguous(t) else new_tensor(t.memory, t.shape, t.dtype, "contiguous copy")
 
 
 def alias(t: Tensor) -> Tensor:
-    """The same bytes, without a graph: what an in-place backward returns."""
+    """Return a tensor over the same bytes without a grad_fn, as an in-place backward does."""
     return Tensor(t.storage, t.shape, t.strides, t.dtype)
 
 
@@ -47,13 +50,15 @@ def alias(t: Tensor) -> Tensor:
 
 
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
-    """LigerRMSNorm: saves its input and an fp32 rstd per row; the input's gradient is written over the output's."""
+    """Run LigerRMSNorm. It saves its input and an fp32 rstd per row; the input's gradient is written over the
+    output's.
+    """
     with m:
         return _rms_norm(hidden_states, m.weight(), in_place=True)
 
 
 def rms_norm_kept(m: Module, hidden_states: Tensor) -> Tensor:
-    """LigerRMSNorm with in_place=False: where a residual needs the output's gradient too."""
+    """Run LigerRMSNorm with in_place=False, for a norm whose output's gradient a residual needs too."""
     with m:
         return _rms_norm(hidden_states, m.weight(), in_place=False)
 
@@ -83,12 +88,14 @@ def _rms_norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
-    """LigerSwiGLUMLP, LigerGEGLUMLP: both projections, then one kernel."""
+    """Run LigerSwiGLUMLP or LigerGEGLUMLP: both projections, then one kernel."""
     return gated_halves(gate.linear(x), up.linear(x), name)
 
 
 def gated_halves(gate: Tensor, up: Tensor, name: str) -> Tensor:
-    """LigerSiLUMulFunction, LigerGELUMulFunction: saves gate and up; backward writes their gradients over them."""
+    """Run LigerSiLUMulFunction or LigerGELUMulFunction. It saves gate and up; backward writes their gradients over
+    them.
+    """
     kept = packed(gate), packed(up)
     out = new_tensor(gate.memory, gate.shape, gate.dtype, "gated")
     if recording(gate, up):
@@ -106,7 +113,7 @@ def _gated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """LigerRopeFunction: rotates q and k where they are, packed by token; saves cos and sin."""
+    """Run LigerRopeFunction. It rotates q and k in place, packed by token, and saves cos and sin."""
     q_rows, k_rows = _by_token(q), _by_token(k)
     node = Node(q.memory, _rope_backward, (q, k), (cos, sin), outputs=2) if recording(q, k) else None
     return _by_head(q_rows, node, 0), _by_head(k_rows, node, 1)
@@ -119,7 +126,7 @@ def _rope_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _by_token(x: Tensor) -> Tensor:
-    """(batch, heads, seq, width) as (batch, seq, heads, width), contiguous."""
+    """Return (batch, heads, seq, width) as (batch, seq, heads, width), contiguous."""
     shape, strides = _swapped(x)
     return packed(Tensor(x.storage, shape, strides, x.dtype))
 
@@ -137,13 +144,15 @@ def _swapped(x: Tensor) -> tuple[Any, Any]:
 
 
 def loss_chunk(tokens: int, vocab: int, hidden: int) -> int:
-    """Tokens whose logits exist at a time: about as many bytes as the hidden states have, rounded to a power of two."""
+    """Return the number of tokens whose logits exist at a time. They have about as many bytes as the hidden states,
+    rounded to a power of two.
+    """
     share = -(-tokens // -(-vocab // hidden))
     return min(1 << (share - 1).bit_length(), tokens)
 
 
 def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
-    """LigerForCausalLMLoss: LigerFusedLinearCrossEntropyFunction over the hidden states and the head's weight."""
+    """Run LigerForCausalLMLoss: LigerFusedLinearCrossEntropyFunction over the hidden states and the head's weight."""
     memory = head.memory
     memory.scope = "loss"
     _padded, target = blocks.shifted_labels(head.run, labels)
@@ -163,8 +172,8 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     logits = new_tensor(memory, (chunk, vocab), x.dtype, "logits of a chunk")
     works(
         memory, weight.name.removesuffix(".weight"), (tokens, hidden, vocab), x.dtype, products=3
-    )  # both gradients too
-    if x.dtype is fp32:  # 16-bit products are added to the gradient where they are made
+    )  # and both gradients
+    if x.dtype is fp32:  # 16-bit products are added to the gradient as they are computed
         product = new_tensor(memory, weight.shape, fp32, "weight gradient of a chunk")
         del product
     del logits
@@ -175,11 +184,11 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def _linear_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    _one = new_tensor(node.memory, (), fp32, "one")  # what the incoming gradient is compared with
+    _one = new_tensor(node.memory, (), fp32, "one")  # compared with the incoming gradient
     return [alias(grad) for grad in node.unpack()]
 
 
-# --- which model types it patches, and with what (transformers/monkey_patch.py)
+# --- the model types that Liger patches, and their replacements (transformers/monkey_patch.py)
 
 _ROPE: Final[Replacements] = {
     blocks.apply_rotary_pos_emb: apply_rotary_pos_emb,
@@ -198,7 +207,11 @@ _GEMMA2: Final[Replacements] = {
 }
 
 PATCHES: Final[Mapping[str, Replacements]] = {"llama": _LLAMA, "gemma2": _GEMMA2}
-"""What stands in for what, by what a family's record names. The fused loss is a choice of its own (`--cross-entropy`)."""
+"""The replaced functions with Liger's, by the name in a family's record. The fused loss is a separate choice
+(`--cross-entropy`).
+"""
 
 ACTIVATIONS: Final[Mapping[str, tuple[str, ...] | None]] = {"llama": ("silu", "swish"), "gemma2": None}
-"""Those that its gated unit computes; None: LigerGEGLUMLP asks for none and computes GELU by tanh."""
+"""The activations that Liger's gated unit computes. None: LigerGEGLUMLP does not check the activation and computes GELU
+by tanh.
+"""

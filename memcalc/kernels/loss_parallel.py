@@ -1,8 +1,8 @@
 """torch's `loss_parallel`: cross-entropy of logits that stay split over the vocabulary
-(torch/distributed/tensor/parallel/loss.py). What ranks exchange are three numbers of each token.
+(torch/distributed/tensor/parallel/loss.py). Ranks exchange three numbers of each token.
 
-log_softmax and nll_loss keep what the ordinary ones keep; the backward of the first does nothing, because that of the second
-has done its part.
+log_softmax and nll_loss keep what the ordinary ones keep. The backward of log_softmax does nothing, because that of
+nll_loss has done its part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
-    """ForCausalLMLoss (transformers' loss/loss_utils.py) under `loss_parallel()`: logits (batch, seq, vocab/tp)."""
+    """Compute ForCausalLMLoss (transformers' loss/loss_utils.py) under `loss_parallel()`: logits (batch, seq,
+    vocab/tp).
+    """
     run.memory.scope = "loss"
     logits = cast(logits, fp32)
     _padded, shift_labels = shifted_labels(run, labels)
@@ -87,7 +89,7 @@ def _nll_loss_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _not_ignored(targets: Tensor, value: Tensor, name: str, shape: Shape | None = None) -> Tensor:
-    """torch.where(targets != ignore_index, value, 0)"""
+    """Compute `torch.where(targets != ignore_index, value, 0)`."""
     mask = like(targets, "not ignored", boolean)
     if shape is None:
         return where(mask, value, name)
@@ -98,7 +100,9 @@ def _not_ignored(targets: Tensor, value: Tensor, name: str, shape: Shape | None 
 
 
 def _in_the_shard(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """_MaskPartial._mask_tensor: which targets are other ranks', and the targets counted from this rank's first."""
+    """Return a mask of the targets of other ranks, and the targets counted from this rank's first
+    (_MaskPartial._mask_tensor).
+    """
     below, above = like(targets, "targets below the shard", boolean), like(targets, "targets above the shard", boolean)
     outside = like(targets, "targets outside the shard", boolean)
     del below, above

@@ -1,11 +1,13 @@
-"""Megatron-Core 0.16.1 with Transformer Engine 2.11: what their kernels save, without parallel layouts.
+"""Megatron-Core 0.16.1 with Transformer Engine 2.11: the tensors that their kernels save, without parallel layouts.
 
-Norms save their input and fp32 statistics (transformer_engine/pytorch/csrc/extensions/normalization.cpp), an activation or
-a gated unit its input alone (megatron/core/fusions/fused_bias_gelu.py, fused_bias_swiglu.py), rotary positions only the
-angles (transformer_engine/pytorch/attention/rope.py). A bias is added inside the kernel that follows; dropout keeps one
-byte per element. `--attention eager` is Megatron-Core's DotProductAttention with its fused softmax, the attention of
-Korthikanti et al. 2022 (arXiv 2205.05198); `sdpa` is Transformer Engine's FusedAttention (cuDNN), `flash` its
-FlashAttention (the flash-attn package), which it takes on GPUs before Hopper (get_attention_backend in
+Norms save their input and fp32 statistics (transformer_engine/pytorch/csrc/extensions/normalization.cpp). An activation
+or a gated unit saves only its input (megatron/core/fusions/fused_bias_gelu.py, fused_bias_swiglu.py). Rotary positions
+save only the angles (transformer_engine/pytorch/attention/rope.py). A bias is added inside the kernel that follows;
+dropout keeps one byte per element.
+
+`--attention eager` is Megatron-Core's DotProductAttention with its fused softmax, the attention of Korthikanti et al.
+2022 (arXiv 2205.05198). `sdpa` is Transformer Engine's FusedAttention (cuDNN). `flash` is its FlashAttention (the
+flash-attn package), which it takes on GPUs before Hopper (get_attention_backend in
 transformer_engine/pytorch/attention/dot_product_attention/utils.py).
 """
 
@@ -38,13 +40,13 @@ if TYPE_CHECKING:
 
 
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
-    """RMSNorm: saves its input and an fp32 rstd per row."""
+    """Run RMSNorm. It saves its input and an fp32 rstd per row."""
     with m:
         return _norm(hidden_states, (m.weight(),), ("rstd",))
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """LayerNorm: saves its input and fp32 mean and rstd per row."""
+    """Run LayerNorm. It saves its input and fp32 mean and rstd per row."""
     return _norm(x, tuple(t for t in (weight, bias) if t is not None), ("mean", "rstd"))
 
 
@@ -67,12 +69,14 @@ def _norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def act(x: Tensor, name: str) -> Tensor:
-    """GeLUFunction: saves its input."""
+    """Run GeLUFunction. It saves its input."""
     return activation(x, "gelu")
 
 
 def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
-    """SwiGLUFunction over the output of one projection, here gate and up: saves that; the gradient is as large."""
+    """Run SwiGLUFunction over the output of one projection, here gate and up. It saves that output; the gradient is as
+    large.
+    """
     return _gated(gate.linear(x), up.linear(x))
 
 
@@ -91,7 +95,9 @@ def _gated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """FusedRoPEFunc for q and for k: new tensors, packed by token; saves the angles, which take what cos and sin take."""
+    """Run FusedRoPEFunc for q and for k: new tensors, packed by token. It saves the angles, which are as large as cos
+    and sin.
+    """
     return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
@@ -109,7 +115,9 @@ def _rotated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-    """FusedAttnFunc: saves q, k, v, the output and one fp32 logsumexp per query and head; no mask, grouped k and v."""
+    """Run FusedAttnFunc without a mask, with grouped k and v. It saves q, k, v, the output and one fp32 logsumexp per
+    query and head.
+    """
     return te_fused_attention(q, k, v), None
 
 
@@ -118,10 +126,11 @@ def te_fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def te_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """FlashAttention (dot_product_attention/backends.py): its kernel wants the batch first, Megatron has the sequence first.
+    """Run FlashAttention (dot_product_attention/backends.py). Its kernel takes the batch first, Megatron has the
+    sequence first.
 
-    So q, k and v are copied, and those copies saved; so is the output, which the kernel has saved already. With one sequence
-    both orders are the same.
+    So q, k and v are copied, and the copies saved. The output is copied too, while the kernel has saved the original.
+    With one sequence both orders are the same.
     """
     if q.shape[0].size == 1:
         return te_fused_attention(q, k, v)
@@ -135,7 +144,7 @@ def _batch_first(x: Tensor) -> Tensor:
 def core_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
-    """DotProductAttention (megatron/core/transformer/dot_product_attention.py)."""
+    """Run DotProductAttention (megatron/core/transformer/dot_product_attention.py)."""
     return dot_product_attention(q, k, v, p), None
 
 
@@ -147,7 +156,7 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """A batched product that reads its factors where they lie: saves both, copies neither."""
+    """Compute a batched product that reads its factors in place. It saves both and copies neither."""
     return _product(a, b, name, _product_backward)
 
 
@@ -167,7 +176,7 @@ def _product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def scaled_product(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """torch.baddbmm with a scale, which each factor's gradient is multiplied with in turn."""
+    """Compute `torch.baddbmm` with a scale. Each factor's gradient is multiplied by the scale."""
     return _product(a, b, name, _scaled_product_backward)
 
 
@@ -183,7 +192,7 @@ def _scaled_product_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _gradient_of(factor: Tensor) -> Tensor:
-    """Laid out by token for queries, keys and values, as the views that lead to them need it."""
+    """Allocate a factor's gradient: by token for queries, keys and values, as the views that lead to them need it."""
     if factor.strides[2] == 1 != factor.strides[3]:
         return transpose(_gradient_of(transpose(factor, 2, 3)), 2, 3)
     strides = heads_inside(factor.shape) if factor.strides[1] < factor.strides[2] else None
@@ -191,7 +200,9 @@ def _gradient_of(factor: Tensor) -> Tensor:
 
 
 def masked_softmax(scores: Tensor) -> Tensor:
-    """ScaledUpperTriangMaskedSoftmax: saves its result in 16 bits; backward writes over the incoming gradient."""
+    """Run ScaledUpperTriangMaskedSoftmax. It saves its result in 16 bits; backward writes over the incoming
+    gradient.
+    """
     out = new_tensor(scores.memory, scores.shape, scores.dtype, "softmax")
     if recording(scores):
         out.node = Node(out.memory, _masked_softmax_backward, (scores,), (alias(out),))
@@ -206,24 +217,30 @@ def _masked_softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 def core_attention_recomputed(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
-    """Selective recomputation (--recompute-activations): q, k and v are kept, the rest of core attention is run again."""
+    """Run core attention with selective recomputation (--recompute-activations): q, k and v are kept, the rest is run
+    again.
+    """
     return checkpoint(q.memory, dot_product_attention, q, k, v, p, early_stop=False), None
 
 
 def fused_attention_recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-    """The same of the fused kernel: saves its output and logsumexp."""
+    """Run the fused kernel with selective recomputation: only q, k and v are kept, not the kernel's output and
+    logsumexp.
+    """
     return checkpoint(q.memory, te_fused_attention, q, k, v, early_stop=False), None
 
 
 def no_mask(run: Run, window: int | None = None) -> None:
-    """The kernels know that attention is causal, and its window."""
+    """Return no mask: the kernels know that attention is causal, and its window."""
 
 
 # --- the loss
 
 
 def vocab_parallel_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
-    """tensor_parallel/cross_entropy.py on one rank: an fp32 copy of the logits, which becomes the softmax and its gradient."""
+    """Run tensor_parallel/cross_entropy.py on one rank: an fp32 copy of the logits becomes the softmax and its
+    gradient.
+    """
     return _mean_loss(run, _cross_entropy(logits, _targets(run, labels)))
 
 
@@ -233,7 +250,7 @@ def _targets(run: Run, labels: Tensor) -> Tensor:
 
 
 def _mean_loss(run: Run, losses: Tensor) -> Tensor:
-    """The loss function of pretrain_gpt.py: the tokens' losses, times a mask that the batch brings, summed."""
+    """Run the loss function of pretrain_gpt.py: the sum of the tokens' losses times a mask from the batch."""
     mask = new_tensor(run.memory, losses.shape, fp32, "loss mask")
     weighted = losses * mask
     loss = new_tensor(run.memory, (), fp32, "loss")
@@ -285,7 +302,9 @@ def cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def fused_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
-    """CrossEntropyFunction (transformer_engine/pytorch/cross_entropy.py): the gradient is written over the logits."""
+    """Run CrossEntropyFunction (transformer_engine/pytorch/cross_entropy.py). The gradient is written over the
+    logits.
+    """
     return _mean_loss(run, _fused_cross_entropy(logits, _targets(run, labels)))
 
 
@@ -300,11 +319,11 @@ def _fused_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _fused_cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    _one = new_tensor(node.memory, (), fp32, "one")  # what the incoming gradient is compared with
+    _one = new_tensor(node.memory, (), fp32, "one")  # compared with the incoming gradient
     return [alias(grad) for grad in node.unpack()]
 
 
-# --- which model types it runs, and with what
+# --- the functions of transformers' programs that Megatron's kernels replace
 
 REPLACED: Final[Replacements] = {
     blocks.rms_norm: rms_norm,
@@ -322,7 +341,7 @@ SELECTIVE: Final[Replacements] = {
     gpt2.eager_attention: core_attention_recomputed,
     blocks.sdpa_attention: fused_attention_recomputed,
 }
-"""What --recompute selective has in place of attention."""
+"""The functions that replace attention with --recompute selective."""
 
 LOSSES: Final[Mapping[str, Replacements]] = {
     "vocab-parallel": {blocks.causal_lm_loss: vocab_parallel_cross_entropy},

@@ -1,10 +1,11 @@
-"""Attention over sequences that ranks share, as DeepSpeed runs it in transformers' models (Ulysses, arXiv 2309.14509):
-heads are exchanged for tokens, so that a rank attends over the whole sequence with its part of the heads.
+"""Attention over sequences that ranks share, as DeepSpeed runs it in transformers' models (Ulysses, arXiv 2309.14509).
+Ranks exchange heads for tokens, so that a rank attends over the whole sequence with its part of the heads.
 
-Source: DeepSpeed 0.19.8 deepspeed/runtime/sequence_parallel/ulysses_sp.py (UlyssesSPAttentionHF), which takes the place of
-transformers' attention interface, and deepspeed/sequence/layer.py (_dim_zero_all_to_all). Where there are fewer key/value
-heads than ranks each is repeated, and sent to several ranks. A mask is dropped: sdpa's own causal one is all there is. NCCL
-joins the list that positions are gathered into in one more buffer, 8 bytes a token, before anything larger is there: no peak.
+Source: DeepSpeed 0.19.8 deepspeed/runtime/sequence_parallel/ulysses_sp.py (UlyssesSPAttentionHF), which replaces
+transformers' attention interface, and deepspeed/sequence/layer.py (_dim_zero_all_to_all). If there are fewer key/value
+heads than ranks, each head is repeated and sent to several ranks. A mask is dropped: sdpa's own causal mask is the only
+one. NCCL joins the list that positions are gathered into in one more buffer, 8 bytes a token. It does so before
+anything larger is allocated, so this buffer is never at a peak.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SOURCE: Final = "DeepSpeed 0.19.8 deepspeed/runtime/sequence_parallel/ulysses_sp
 
 @cache
 def over_ranks(kernels: Kernels, ranks: int) -> Kernels:
-    """The same kernels, their attention over sequences that `ranks` share."""
+    """Return the kernels with attention over sequences that `ranks` ranks share."""
     replaced = dict(kernels.replaced)
     own = replaced[sdpa_attention] if sdpa_attention in replaced else unwrap(sdpa_attention)
     replaced[sdpa_attention] = partial(shared_attention, attend=own, ranks=ranks)
@@ -44,16 +45,17 @@ def over_ranks(kernels: Kernels, ranks: int) -> Kernels:
 def shared_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, attend: Callable[..., Attended], ranks: int
 ) -> Attended:
-    """q, k, v (batch, heads, seq/cp, head_dim), k and v with their heads -> (batch, seq/cp, heads·head_dim), contiguous.
+    """Compute attention: q, k, v (batch, heads, seq/cp, head_dim), k and v with their heads -> (batch, seq/cp,
+    heads·head_dim), contiguous.
 
-    The last copy is the caller's own, who finds the output laid out as (seq/cp, batch, heads·head_dim).
+    The caller makes the last copy: the output arrives laid out as (seq/cp, batch, heads·head_dim).
     """
     output, weights = _over_whole_sequence(q, k, v, attend, ranks)
     return contiguous(output), weights
 
 
 def _over_whole_sequence(q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., Attended], ranks: int) -> Attended:
-    """UlyssesSPAttentionHF.forward: what it names stays until it returns."""
+    """Run UlyssesSPAttentionHF.forward. Its named tensors stay until it returns."""
     q, k, v = _tokens_first(q), _tokens_first(k), _tokens_first(v)
     _positions = _gathered_positions(q, ranks)
     query = _to_heads(q, ranks, "queries")
@@ -70,17 +72,17 @@ def _over_whole_sequence(q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., 
 
 
 def _tokens_first(x: Tensor) -> Tensor:
-    """(batch, heads, seq, head_dim) -> (seq, batch, heads, head_dim), a view."""
+    """Return (batch, heads, seq, head_dim) as (seq, batch, heads, head_dim): a view."""
     return transpose(transpose(x, 1, 2), 0, 1)
 
 
 def _heads_first(x: Tensor) -> Tensor:
-    """(seq, batch, heads, head_dim) -> (batch, heads, seq, head_dim), a view."""
+    """Return (seq, batch, heads, head_dim) as (batch, heads, seq, head_dim): a view."""
     return transpose(transpose(x, 0, 1), 1, 2)
 
 
 def _gathered_positions(q: Tensor, ranks: int) -> tuple[list[Tensor], Tensor]:
-    """position_ids of all ranks (int64): a list of them, and joined."""
+    """Gather the position_ids of all ranks (int64): a list of them, and the joined tensor."""
     seq, batch = q.shape[:2]
     whole = whole_of(seq, ranks, "/cp")
     listed = [new_tensor(q.memory, (batch, seq), int64, "position ids of a rank") for _ in range(ranks)]
@@ -91,7 +93,7 @@ def _gathered_positions(q: Tensor, ranks: int) -> tuple[list[Tensor], Tensor]:
 
 
 def _to_heads(x: Tensor, ranks: int, name: str) -> Tensor:
-    """combine_sequence: (seq/cp, batch, heads, head_dim) -> (seq, batch, heads/cp, head_dim)."""
+    """Run combine_sequence: (seq/cp, batch, heads, head_dim) -> (seq, batch, heads/cp, head_dim)."""
     seq, batch, heads, width = x.shape
     by_rank, own = group_dim(ranks), _own(heads, ranks)
     if ranks > heads.size:
@@ -105,19 +107,19 @@ def _to_heads(x: Tensor, ranks: int, name: str) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _own(dim: Dim, ranks: int) -> Dim:
-    """An equal part of a dim."""
+    """Return one of `ranks` equal parts of a dim."""
     return Dim(f"{dim.name}/cp", dim.size // ranks, tuple(c // ranks for c in dim.poly))  # type: ignore[arg-type]
 
 
 def _repeated(x: Tensor, times: int, heads: Dim) -> Tensor:
-    """x.repeat_interleave(times, dim=2): a contiguous copy of an expanded view."""
+    """Compute `x.repeat_interleave(times, dim=2)`: a contiguous copy of an expanded view."""
     seq, batch, few, width = x.shape
     copies = expand(unsqueeze(x, 3), seq, batch, few, Dim(str(times), times), width)
     return reshape(clone(copies), seq, batch, heads, width)
 
 
 def _to_tokens(x: Tensor, hidden: Dim, ranks: int) -> Tensor:
-    """_partition_global_sequence: (seq, batch, heads/cp·head_dim) -> (seq/cp, batch, heads·head_dim)."""
+    """Run _partition_global_sequence: (seq, batch, heads/cp·head_dim) -> (seq/cp, batch, heads·head_dim)."""
     whole, batch, own = x.shape
     seq = _own(whole, ranks)
     x = contiguous(reshape(x, group_dim(ranks), seq, batch, own))
@@ -127,7 +129,9 @@ def _to_tokens(x: Tensor, hidden: Dim, ranks: int) -> Tensor:
 
 
 def _exchanged(x: Tensor, name: str) -> Tensor:
-    """_dim_zero_all_to_all of a contiguous tensor: saves nothing; backward is the same of the gradient."""
+    """Run _dim_zero_all_to_all on a contiguous tensor. It saves nothing; backward exchanges the gradient in the same
+    way.
+    """
     out = _sent(x, name)
     if recording(x):
         out.node = Node(x.memory, _exchanged_backward, (x,), (), name)
@@ -139,8 +143,10 @@ def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _sent(x: Tensor, name: str) -> Tensor:
-    """What comes back of an all-to-all has the shape of what was sent: a rank's tokens of each rank's heads, then each rank's
-    tokens of its own heads, or the other way round."""
+    """Send a tensor in an all-to-all and return the received one, which has the same shape.
+
+    One of the two holds a rank's tokens of each rank's heads, the other each rank's tokens of its own heads.
+    """
     by_rank, part, *rest = x.shape
     _note(x, "all_to_all", name, (whole_of(part, by_rank.size, "/cp"), *rest))
     return new_tensor(x.memory, x.shape, x.dtype, f"{name}, received")

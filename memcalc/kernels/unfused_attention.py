@@ -1,5 +1,6 @@
-"""Transformer Engine's UnfusedDotProductAttention: what it takes where no fused kernel runs, in fp32 for one
-(`--attention-backend unfused`; transformer_engine/pytorch/attention/dot_product_attention/backends.py, softmax.py)."""
+"""Transformer Engine's UnfusedDotProductAttention, used where no fused kernel runs, as in fp32 (`--attention-backend
+unfused`; transformer_engine/pytorch/attention/dot_product_attention/backends.py, softmax.py).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ _THREADS_PER_BLOCK: Final = 128
 
 
 def unfused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Causal attention of q, k, v (batch, heads, seq, head_dim) and the batch's mask (batch, 1, seq, seq): batch, seq, heads, …
+    """Compute causal attention of q, k, v (batch, heads, seq, head_dim) with the batch's mask (batch, 1, seq, seq) ->
+    (batch, seq, heads, head_dim).
 
-    The scores of every head exist, in a block that the product of q and k does not write into; names of the real forward
-    hold the mask and the scores to its end.
+    The scores of every head exist, in a block that the product of q and k does not write into. Names of the real
+    forward hold the mask and the scores to its end.
     """
     full = _full_mask(q.memory, q.shape[2], mask)
     key, value = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
@@ -34,7 +36,9 @@ def unfused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: f
 
 
 def _full_mask(memory: Memory, seq: Dim, mask: Tensor | None) -> Tensor:
-    """get_full_mask: every layer makes one, out of distances of queries and keys, and joins the batch's to it."""
+    """Return the mask of get_full_mask. Every layer makes one from distances of queries and keys, and combines it with
+    the batch's mask.
+    """
     shape: Shape = (ONE_DIM, ONE_DIM, seq, seq)
     between = [new_tensor(memory, shape, int32, f"{name} of query and key") for name in ("distance", "left", "right")]
     after, before = (new_tensor(memory, shape, boolean, f"{side} key") for side in ("later", "earlier"))
@@ -50,7 +54,7 @@ def _full_mask(memory: Memory, seq: Dim, mask: Tensor | None) -> Tensor:
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """FusedScaleMaskSoftmax: one kernel in 16 bits where sizes allow it, else torch's softmax in fp32."""
+    """Run FusedScaleMaskSoftmax: one kernel in 16 bits if the sizes allow it, else torch's softmax in fp32."""
     if has_kernel(scores.dtype, scores.shape):
         return masked_softmax(scores)
     causal = new_tensor(mask.memory, mask.shape, boolean, "mask with the causal one")
@@ -61,7 +65,9 @@ def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def has_kernel(dtype: DType, shape: Shape) -> bool:
-    """is_kernel_available, of scores (batch, heads, seq, seq) under a causal mask."""
+    """Tell whether the fused softmax takes scores (batch, heads, seq, seq) under a causal mask
+    (is_kernel_available).
+    """
     seq = shape[3].size
     power = 1 << (seq - 1).bit_length()
     rows = _THREADS_PER_BLOCK // min(power, _THREADS_PER_WARP) * (2 if power <= 128 else 1)
