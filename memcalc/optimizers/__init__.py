@@ -1,6 +1,7 @@
-"""Optimizers: what each keeps between steps and what its step allocates, found by the name that `--optimizer` takes.
+"""Optimizers: the states that each keeps between steps and the temporaries of its step, found by the name that
+`--optimizer` takes.
 
-Every module but `base` is one, which is its constant OPTIMIZER.
+Every module except `base` is one optimizer, its constant OPTIMIZER.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["OPTIMIZERS", "Optimizer", "Parameter", "State", "load_optimizer"]
 
 
 def load_optimizer(name: str) -> Optimizer:
-    """The optimizer of that name; InputError lists the known ones."""
+    """Return the optimizer of that name. Raises InputError, with the known names, for any other."""
     if name not in OPTIMIZERS:
         close = nearest(name, OPTIMIZERS, most=1)
         hint = f"did you mean {close[0]}? " if close else ""

@@ -1,7 +1,7 @@
-"""Adafactor as torch has it: torch/optim/_adafactor.py.
+"""Adafactor as in torch: torch/optim/_adafactor.py.
 
-It keeps a row and a column of every matrix (over the last two dims of a tensor with more) and a full second moment of
-every vector. Each norm of a whole tensor goes to the CPU at once, so that one number of it lives for a moment only.
+Adafactor keeps a row and a column of every matrix (over the last two dims of a tensor with more) and a full second
+moment of every vector. Each norm of a whole tensor goes to the CPU at once, so only one such number is alive at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOURCE: Final = "torch/optim/_adafactor.py: Adafactor._init_group"
 
 @dataclass(frozen=True, slots=True)
 class Adafactor(Optimizer):
-    """A factored second moment. Unlike torch's other optimizers it does not take foreach unless told to."""
+    """Adafactor with a factored second moment. Unlike torch's other optimizers it takes foreach only if told to."""
 
     needs_shapes: ClassVar[bool] = True
 
@@ -62,17 +62,17 @@ def _is_multidim(parameter: Parameter) -> bool:
 
 
 def _row(shape: Shape) -> Shape:
-    """What a reduction over the last dim leaves."""
+    """Return the shape that a reduction over the last dim leaves."""
     return (*shape[:-1], ONE_DIM)
 
 
 def _column(shape: Shape) -> Shape:
-    """What a reduction over the last dim but one leaves."""
+    """Return the shape that a reduction over the last dim but one leaves."""
     return (*shape[:-2], ONE_DIM, shape[-1])
 
 
 def _scalar(shape: Shape) -> Shape:
-    """What both leave."""
+    """Return the shape that reductions over the last two dims leave."""
     return _row(_column(shape))
 
 
@@ -88,7 +88,7 @@ def _single_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dt
         if _is_multidim(parameter):
             row_mean = temporary(memory, _row(shape), grad_dtype, "row_mean")
             col_mean = temporary(memory, _column(shape), grad_dtype, "col_mean")
-            # `update` is the last parameter's var_estimate by another name, and still holds it.
+            # `update` is the last parameter's var_estimate under another name, and still holds it.
             var_estimate = temporary(memory, shape, dtype, "var_estimate")
             temporary(memory, _scalar(shape), dtype, "row_var.mean()")
         else:
@@ -100,7 +100,7 @@ def _single_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dt
 
 
 def _multi_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType) -> None:
-    # Matrices and vectors are groups of their own, in the order in which the first of each comes.
+    # Matrices and vectors are separate groups. The group of the first parameter comes first.
     grouped: dict[bool, list[Parameter]] = {}
     for parameter in parameters:
         grouped.setdefault(_is_multidim(parameter), []).append(parameter)
@@ -114,7 +114,7 @@ def _multi_tensor_adafactor(memory: Memory, parameters: Sequence[Parameter], dty
             del row_means
             col_means = temporaries(memory, group, grad_dtype, "col_means", _column)
             del col_means
-            # `updates` still holds the other group's until it is bound again below.
+            # `updates` still holds the other group's tensors until it is bound again below.
             var_estimates = temporaries(memory, group, dtype, "var_estimates")
             row_var_means = temporaries(memory, group, dtype, "row_var_means", _scalar)
             del row_var_means

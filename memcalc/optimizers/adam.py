@@ -1,4 +1,4 @@
-"""Adam: AdamW without its weight decay (torch/optim/adam.py, where that is 0 by default), so without a copy of the gradient."""
+"""Adam: AdamW without weight decay, which is 0 by default in torch/optim/adam.py, so without a copy of the gradient."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""AdamW: torch/optim/adamw.py, a row of torch/optim/adam.py with decoupled weight decay.
+"""AdamW: torch/optim/adamw.py, which is torch/optim/adam.py with decoupled weight decay.
 
-It needs no copy of the gradient: weight decay multiplies the parameter in place.
+AdamW needs no copy of the gradient: weight decay multiplies the parameter in place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOURCE: Final = "torch/optim/adam.py: Adam._init_group"
 
 @dataclass(frozen=True, slots=True)
 class Adam(Optimizer):
-    """Two moments of every parameter."""
+    """Adam, which keeps two moments of every parameter."""
 
     elementwise: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""AdamW with 8-bit states as bitsandbytes has it: bitsandbytes/optim/optimizer.py, Optimizer2State."""
+"""AdamW with 8-bit states as in bitsandbytes: bitsandbytes/optim/optimizer.py, Optimizer2State."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODES: Final = Dim("codes", 256)
 
 @dataclass(frozen=True, slots=True)
 class AdamW8bit(Optimizer):
-    """Two moments of one byte, with an fp32 maximum for each block of 256; small tensors keep two fp32 moments."""
+    """AdamW with two one-byte moments, and an fp32 maximum per block of 256. Small tensors keep two fp32 moments."""
 
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         self.check(implementation)
@@ -46,7 +46,7 @@ class AdamW8bit(Optimizer):
     def step(
         self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
     ) -> None:
-        # One CUDA kernel a tensor, which works in place: bitsandbytes/backends/cuda/ops.py.
+        # One CUDA kernel per tensor, which works in place: bitsandbytes/backends/cuda/ops.py.
         self.check(implementation)
 
 

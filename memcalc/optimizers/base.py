@@ -1,12 +1,12 @@
-"""What every optimizer is: the tensors that it keeps, and one step on paper.
+"""The parts of every optimizer: the tensors that it keeps, and one step on paper.
 
-A step is written with the variables of the real one, bound and rebound at the same places, because that is what decides
-which temporaries are alive together: a name bound in a loop holds the tensor of one parameter while the next one's is
-being made. Ops that work in place do not appear. Bytes that a CUDA kernel borrows while it runs (the partial sums of a
-large reduction, a cuBLAS workspace) are not tensors, and not here.
+A step is written with the variables of the real one, bound and rebound at the same places, because that decides which
+temporaries are alive together. For example, a name bound in a loop holds the tensor of one parameter while the next
+parameter's is made. Ops that work in place do not appear. Bytes that a CUDA kernel borrows while it runs (the partial
+sums of a large reduction, a cuBLAS workspace) are no tensors and are not counted here.
 
 `parameters` are classes of equal tensors, in the order of the model. Neighbours with the same count are one stack of
-layers, which the real optimizer meets as a b a b …, not as a a b b.
+layers. The real optimizer meets their parameters as a b a b …, not as a a b b.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from memcalc.errors import InputError, one_line
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`count` equal parameters: one, or one per layer. `is_matrix`: a 2-D weight inside the layers."""
+    """`count` equal parameters: one, or one per layer. `is_matrix` marks a 2-D weight inside the layers."""
 
     name: str
     shape: Shape
     count: int
     is_matrix: bool
     stack: int = 0
-    """Tells stacks of equal depth apart that are no neighbours in the model, once what was between them is left out."""
+    """Distinguishes stacks of equal depth that are no neighbours in the model, after the parameters between them were
+    left out.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +52,48 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer(ABC):
-    """One optimizer and the implementations of its step. The first is what CUDA tensors get by default."""
+    """One optimizer and the implementations of its step. The first one is the default for CUDA tensors."""
 
     elementwise: ClassVar[bool] = False
-    """Whether its step over the shards of a parameter is that over the parameter: it looks at every element alone."""
+    """True if a step over the shards of a parameter equals the step over the parameter: every element is updated by
+    itself.
+    """
 
     needs_shapes: ClassVar[bool] = False
-    """Whether its states depend on the shapes of the parameters, not on how many elements they have."""
+    """True if the states depend on the shapes of the parameters, not only on their numbers of elements."""
 
     name: str
     implementations: tuple[str, ...]
 
     def check(self, implementation: str) -> None:
-        """InputError for an implementation that this optimizer does not have."""
+        """Raise InputError for an implementation that this optimizer does not have."""
         if implementation not in self.implementations:
             allowed = ", ".join(self.implementations)
             raise InputError(f"--optimizer-implementation {one_line(implementation)}: {self.name} has {allowed}")
 
     @abstractmethod
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
-        """The tensors that it keeps on the GPU between steps. `dtype` is that of the tensors it updates."""
+        """Return the tensors that the optimizer keeps on the GPU between steps. `dtype` is that of the tensors it
+        updates.
+        """
 
     @abstractmethod
     def step(
         self, memory: Memory, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType, implementation: str
     ) -> None:
-        """One step once the states exist: allocates and drops its temporaries as the real one does."""
+        """Play one step with existing states: allocate and free temporaries as the real step does."""
 
 
 def like_parameter(name: str, parameter: Parameter, dtype: DType, source: str) -> State:
-    """A state made by `zeros_like(parameter)`."""
+    """Return the state that `zeros_like(parameter)` makes."""
     return State(name, parameter, parameter.shape, dtype, parameter.count, source)
 
 
 def one_by_one(memory: Memory, parameters: Sequence[Parameter]) -> Iterator[Parameter]:
-    """The parameters as a for-loop meets them, each stack of layers twice.
+    """Yield the parameters as a for-loop meets them, each stack of layers at most twice.
 
-    What the loop's variables hold after one pass over a stack no longer changes with another one, so the second pass is
-    like all later ones and two show every moment that many have.
+    The loop's variables hold the same after every later pass over a stack as after the first. So the second pass is
+    like all later ones, and two passes show every moment that many have.
     """
     outer = memory.scope
     try:
@@ -102,17 +108,19 @@ def one_by_one(memory: Memory, parameters: Sequence[Parameter]) -> Iterator[Para
 
 
 def temporary(memory: Memory, shape: Shape, dtype: DType, name: str) -> Tensor:
-    """Allocate what the step will drop."""
+    """Allocate a tensor that the step frees again."""
     return Tensor(Storage(memory, shape, dtype, "temporaries", name), shape, contiguous_strides(shape), dtype)
 
 
 def then(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:
-    """The result of an elementwise op over `tensor`; `then(temporary(…), …)` has both alive, as a.sqrt() / b does."""
+    """Allocate the result of an elementwise op over `tensor`. In `then(temporary(…), …)` both are alive, as in a.sqrt()
+    / b.
+    """
     return temporary(tensor.memory, tensor.shape, dtype or tensor.dtype, name)
 
 
 def wider(left: DType, right: DType) -> DType:
-    """The dtype of an op over a state and a gradient."""
+    """Return the dtype of an op over a state and a gradient: the wider one."""
     return left if left.itemsize >= right.itemsize else right
 
 
@@ -123,9 +131,10 @@ def temporaries(
     name: str,
     shape: Callable[[Shape], Shape] | None = None,
 ) -> list[Tensor]:
-    """A list with a temporary for every parameter. A class is one tensor of it, with a leading dim for its count.
+    """Return a temporary for every parameter. A class of equal parameters is one tensor with a leading dim for its
+    count.
 
-    `shape` makes a temporary's shape from a parameter's, where they differ.
+    `shape` maps a parameter's shape to its temporary's, if they differ.
     """
     outer = memory.scope
     out: list[Tensor] = []

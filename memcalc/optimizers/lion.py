@@ -1,4 +1,4 @@
-"""Lion as the lion-pytorch package has it: lion_pytorch/lion_pytorch.py."""
+"""Lion as in the lion-pytorch package: lion_pytorch/lion_pytorch.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memcalc.optimizers.base import (
 
 @dataclass(frozen=True, slots=True)
 class Lion(Optimizer):
-    """One moment of every parameter."""
+    """Lion, which keeps one moment of every parameter."""
 
     elementwise: ClassVar[bool] = True
 
@@ -42,7 +42,7 @@ OPTIMIZER: Final = Lion("lion", ("for-loop",))
 
 
 def _update_fn(memory: Memory, parameter: Parameter, dtype: DType, grad_dtype: DType) -> None:
-    # exp_avg.clone().mul_(beta1).add(grad).sgn_(): `add` is not in place. Being a function of its own it holds nothing
-    # while the next parameter is updated.
+    # exp_avg.clone().mul_(beta1).add(grad).sgn_(): `add` is not in place. As a separate function it holds nothing while
+    # the next parameter is updated.
     update = then(temporary(memory, parameter.shape, dtype, "exp_avg.clone()"), "update", wider(dtype, grad_dtype))
     del update

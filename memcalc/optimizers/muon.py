@@ -1,7 +1,7 @@
-"""Muon for the matrices inside the layers (torch/optim/_muon.py), AdamW for everything else.
+"""Muon for the matrices inside the layers (torch/optim/_muon.py), AdamW for all other parameters.
 
-torch's Muon takes 2-D parameters only; embeddings, the head, norms and biases go to a second optimizer, which steps
-after it. `implementation` is the second one's: Muon itself has a for-loop only.
+torch's Muon takes 2-D parameters only. Embeddings, the head, norms and biases go to a second optimizer, which steps
+after Muon. `implementation` is the second optimizer's: Muon itself has a for-loop only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NS_STEPS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Muon(Optimizer):
-    """One buffer of every matrix, two moments of the rest."""
+    """Muon, which keeps one buffer of every matrix, with AdamW's two moments of all other parameters."""
 
     needs_shapes: ClassVar[bool] = True
 

@@ -1,6 +1,6 @@
 """SGD without and with momentum: torch/optim/sgd.py.
 
-Every op of its step is in place (weight decay, dampening and nesterov are off by default), so it has no temporaries.
+Every op of a step is in place (weight decay, dampening and nesterov are off by default), so a step has no temporaries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memcalc.optimizers.base import Optimizer, Parameter, State, like_parameter
 
 @dataclass(frozen=True, slots=True)
 class Sgd(Optimizer):
-    """One buffer of every parameter if it has momentum, nothing otherwise."""
+    """SGD, which keeps one buffer of every parameter with momentum, and nothing without."""
 
     elementwise: ClassVar[bool] = True
 
