@@ -74,6 +74,7 @@ IN_PLAIN_WORDS = (
     "memcalc.kernels",
     "memcalc.layout",
     "memcalc.optimizers",
+    "memcalc.pipelining",
     "memcalc.registry",
     "memcalc.tape",
     "memcalc.units",

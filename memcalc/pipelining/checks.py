@@ -1,4 +1,6 @@
-"""What torch.distributed.pipelining asks of a setup, and what of it is modelled. Each refusal is an InputError of one line."""
+"""Checks of a setup with torch.distributed.pipelining: its demands, and the limits of what is modelled. Each refusal is
+an InputError of one line.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
 def check_stages(options: Options, micro_batches: int, model: Model | None) -> None:
-    """Options first, then the model."""
+    """Raise InputError for a setup that cannot be run in stages. Options are checked first, then the model."""
     if model is None:
         why = "with engine fsdp2 a number of parameters does not tell what a stage holds"
         refuse("pp", options.pp, f"{why}; allowed: 1, or --model")
@@ -56,7 +58,7 @@ def _check_schedule(options: Options, micro_batches: int, model: Model) -> None:
 
 
 def _check_halves(options: Options, model: Model) -> None:
-    """A backward in two halves (torch/distributed/pipelining/_backward.py)."""
+    """Raise InputError where backward cannot be cut into two halves (torch/distributed/pipelining/_backward.py)."""
     if options.zero == 3:
         why = "torch takes a stage's parameters as they are before a backward, resharded, and those get no gradient"
         refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")

@@ -1,9 +1,10 @@
-"""The two halves of a backward: first the gradient of a stage's input, which the stage before waits for, then those of its
-weights (torch/distributed/pipelining/_backward.py).
+"""The two halves of a backward (torch/distributed/pipelining/_backward.py). The first computes the gradient of a
+stage's input, which the previous stage waits for. The second computes the gradients of the stage's weights.
 
-The first half runs the nodes that lead to the input and keeps the graph, with the gradients that came to the nodes behind
-which weights branch off. The second runs on from there, weight by weight. So between the halves nearly all that forward has
-saved is still there: a node is held by the ones before it, up to the last that has a weight.
+The first half runs the nodes that lead to the input. It keeps the graph, and the gradients that arrived at the nodes
+where weights branch off. The second half continues from these nodes, weight by weight. So nearly everything that
+forward saved is still alive between the halves: a node is held by the nodes before it, up to the last one that has a
+weight.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from memcalc.core.tensor import Tensor
 
 @dataclass
 class Group:
-    """Weights that branch off at the same nodes, and what has come to those."""
+    """Weights that branch off at the same nodes (`intermediates`), and the gradients that have arrived there
+    (`grads`).
+    """
 
     params: list[Leaf]
     intermediates: list[Node]
     nodes: set[Node] = field(default_factory=set[Node])
-    """All between the two, both included."""
+    """All nodes from the intermediates to the weights, both included."""
     grads: list[list[Tensor | None]] = field(default_factory=list[list["Tensor | None"]])
 
 
@@ -34,7 +37,9 @@ def stage_backward_input(
     weights: Iterable[Leaf],
     queued: Callable[[], None],
 ) -> tuple[Tensor | None, list[Group]]:
-    """The gradient of the input whose leaf is `given`, and what the other half needs. `gradient` is None for a loss."""
+    """Return the gradient of the input whose leaf is `given`, and the groups that the second half needs. `gradient` is
+    None for a loss.
+    """
     assert output.node is not None
     users = _users(output.node)
     to_input = _closure(given, users)
@@ -49,8 +54,11 @@ def stage_backward_input(
 
 
 def stage_backward_weight(groups: list[Group]) -> None:
-    """The gradients of the weights, group by group; what each frees, and what the frame still holds, as in the real one: a
-    group's gradients until the next ones are there, which matters where they are added to those of other micro-batches."""
+    """Compute the gradients of the weights, group by group.
+
+    Frees and held variables are those of the real function: a group's gradients stay until the next group's are there.
+    This matters where gradients are added to those of other micro-batches.
+    """
     dweights: dict[Node, Tensor | None] = {}
     for group in groups:
         inbox: dict[Node, list[Tensor | None]] = {}
@@ -68,7 +76,7 @@ def stage_backward_weight(groups: list[Group]) -> None:
 
 
 def _users(root: Node) -> dict[Node, list[Node]]:
-    """Of each node, those that its gradient comes from (construct_reverse_graph)."""
+    """Return for each node the nodes that its gradient comes from (construct_reverse_graph)."""
     users: dict[Node, list[Node]] = defaultdict(list)
     stack = [root]
     while stack:
@@ -82,7 +90,7 @@ def _users(root: Node) -> dict[Node, list[Node]]:
 
 
 def _closure(leaf: Node, users: dict[Node, list[Node]]) -> set[Node]:
-    """All nodes that lead to a leaf."""
+    """Return all nodes that lead to a leaf."""
     closure, stack = {leaf}, [leaf]
     while stack:
         for user in users.get(stack.pop(), ()):
@@ -93,7 +101,7 @@ def _closure(leaf: Node, users: dict[Node, list[Node]]) -> set[Node]:
 
 
 def _groups(weights: Iterable[Leaf], users: dict[Node, list[Node]], to_input: set[Node]) -> list[Group]:
-    """get_param_groups"""
+    """Return the groups of weights (get_param_groups)."""
     found: dict[Node, Group] = {}
     out: list[Group] = []
     for weight in weights:

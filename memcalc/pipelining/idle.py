@@ -1,4 +1,4 @@
-"""How long the ranks of a pipeline wait for each other."""
+"""The time that the ranks of a pipeline wait for each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def idle_share(setup: Setup) -> float:
-    """Return the pipeline's bubble over the ideal time of a step, were all stages equal; 0 without stages."""
+    """Return the pipeline's bubble over the ideal time of a step, if all stages took equally long; 0 without stages."""
     if setup.pp == 1:
         return 0.0
     of_engine = orders.bubble if setup.engine == "fsdp2" else bubble

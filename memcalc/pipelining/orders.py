@@ -1,7 +1,9 @@
-"""In which order a rank of torch.distributed.pipelining runs its stages (torch/distributed/pipelining/schedules.py).
+"""The order in which a rank of torch.distributed.pipelining runs its stages
+(torch/distributed/pipelining/schedules.py).
 
-ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B and ScheduleInterleavedZeroBubble. The interleaved ones take any number
-of micro-batches that makes equal rounds; where that number divides by the ranks, the interleaved order is Megatron-Core's.
+The schedules are ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B and ScheduleInterleavedZeroBubble. The
+interleaved ones take any number of micro-batches that makes equal rounds. If that number divides by the ranks, the
+interleaved order is Megatron-Core's.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ Kind = Literal[
 ]  # fmt: skip
 COMPUTES: Final = ("forward", "backward", "backward of inputs", "backward of weights")
 _GATHERED_AT_ONCE: Final = 3
-"""Chunks that the runtime keeps gathered at the most (`max_active_stages`)."""
+"""The most chunks that the runtime keeps gathered (`max_active_stages`)."""
 
 _REPEATS: Final = 3
-"""Backwards of 1F1B, or rounds of the interleaved schedules, after which nothing new comes until the last ones."""
+"""The number of 1F1B's backwards, or of an interleaved schedule's rounds, after which nothing new comes until the last
+ones.
+"""
 
 
 class Action(NamedTuple):
-    """A part of one micro-batch's step in one of the rank's chunks, the first chunk being 0; or, with no micro-batch, what is
-    done to a chunk's parameters."""
+    """A part of one micro-batch's step in one of the rank's chunks, counted from 0. Without a micro-batch, it acts on a
+    chunk's parameters.
+    """
 
     kind: Kind
     chunk: int
@@ -32,7 +37,9 @@ class Action(NamedTuple):
 
 
 def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
-    """What a rank runs in a step. ValueError for what torch's schedule refuses."""
+    """Return the forwards and backwards of a rank's step in their order. Raises ValueError for a step that torch's
+    schedule refuses.
+    """
     done: Counter[tuple[Kind, int]] = Counter()
     out: list[Action] = []
     for kind, chunk in _ORDERS[schedule](rank, ranks, micro_batches, chunks):
@@ -63,7 +70,9 @@ def _one_forward_one_backward(rank: int, ranks: int, micro_batches: int, chunks:
 
 
 def micro_batches_per_round(ranks: int, micro_batches: int) -> int:
-    """How many micro-batches go through one chunk before the next chunk's turn. ValueError where rounds are not equal."""
+    """Return the number of micro-batches that go through one chunk before the next chunk's turn. Raises ValueError if
+    rounds are not equal.
+    """
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
         raise ValueError(f"{micro_batches} micro-batches do not make {rounds} equal rounds")
@@ -81,7 +90,7 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iter
 
 
 def _zero_bubble(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
-    """ZB1P: the half of a backward that gives weights their gradients comes `rank` halves after the one for the inputs."""
+    """Yield ZB1P's order: the half of a backward for the weights comes `rank` halves after the half for the inputs."""
     each, total = micro_batches_per_round(ranks, micro_batches), micro_batches * chunks
     warmup = min((chunks - 1) * each + ranks - 1 - rank, total)
 
@@ -108,8 +117,11 @@ _ORDERS = {
 
 
 def lowered(actions: Sequence[Action], rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
-    """The list that _PipelineScheduleRuntime goes through, without what it receives: with what it sends, gathers and reduces
-    (_add_unshard_reshard, _add_reduce_grad, _add_send_recv)."""
+    """Return the actions of _PipelineScheduleRuntime without its receives.
+
+    Sends, gathers, frees and reductions of parameters are added to the computing actions (_add_unshard_reshard,
+    _add_reduce_grad, _add_send_recv).
+    """
     gathered: list[int] = []
     done: Counter[int] = Counter()
     out: list[Action] = []
@@ -136,8 +148,11 @@ WANTED: Final[tuple[Wanted, ...]] = ("unshard", "forward", "backward")
 
 
 def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, Wanted]]:
-    """How often a unit of a chunk's parameters is gathered, by what wants it. `reshards`: after every forward; after a
-    backward none is, until the step's last (FSDP2's hooks under stage.py's backward_maybe_with_nosync)."""
+    """Return how often a unit of a chunk's parameters is gathered, by the action that needs it.
+
+    `reshards`: parameters are freed after every forward. After a backward they are not, until the step's last one
+    (FSDP2's hooks under stage.py's backward_maybe_with_nosync).
+    """
     calls: Counter[tuple[int, Wanted]] = Counter()
     whole: set[int] = set()
     for kind, chunk, _ in actions:
@@ -153,14 +168,18 @@ def gathers(actions: Sequence[Action], *, reshards: bool) -> Counter[tuple[int, 
 
 
 GPIPE_ENDS: Final = (2, 5)
-"""Of a GPipe step of five micro-batches, the one that any number of others are like: it is neither among the first two, of
-which the second finds weights gathered and gradients to add to, nor next to the last, the forward with most in flight."""
+"""The range of the micro-batch of a five-micro-batch GPipe step that stands for any number of others.
+
+The first two are not like the others: the second one finds weights gathered and gradients to add to. The last ones are
+not either: the last forward has most in flight.
+"""
 
 
 def enough_micro_batches(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> int:
-    """With how many micro-batches a step has all the states of one with `micro_batches`: the middle of it repeats itself.
+    """Return the number of micro-batches with which a step has all the states of one with `micro_batches`. The middle
+    of a step repeats itself.
 
-    Of gpipe it does so but for how many are in flight.
+    With gpipe the middle repeats itself except for the number of micro-batches in flight.
     """
     if schedule == "gpipe":
         return min(micro_batches, GPIPE_ENDS[1])
@@ -171,7 +190,7 @@ def enough_micro_batches(schedule: str, rank: int, ranks: int, micro_batches: in
 
 
 def most_in_flight(actions: Sequence[Action]) -> int:
-    """The most forwards whose backward, or the half of it for the weights, has not begun."""
+    """Return the most forwards whose backward (in halves: whose half for the weights) has not begun."""
     live = most = 0
     for action in actions:
         if action.kind == "forward":
@@ -186,8 +205,11 @@ _Done = tuple[str, int, int | None]
 
 
 def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Idle time over the ideal time of a step, where a forward takes as long as each half of a backward and every chunk as
-    long as any other: by running the orders of all ranks, each action once what it needs is there."""
+    """Return the idle time over the ideal time of a step.
+
+    The orders of all ranks are run, each action as soon as its inputs are there. A forward takes as long as each half
+    of a backward, and all chunks take equally long.
+    """
     times = {"forward": 1, "backward": 2, "backward of inputs": 1, "backward of weights": 1}
     waiting = [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
     done: dict[_Done, int] = {}
@@ -212,7 +234,7 @@ def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> fl
 
 
 def _ready(kind: str, stage: int, i: int | None, stages: int, done: Mapping[_Done, int]) -> int | None:
-    """When what an action needs is there; None while it is not."""
+    """Return the time at which an action's inputs are there; None if they are not yet."""
     if kind == "forward":
         return 0 if stage == 0 else done.get(("forward", stage - 1, i))
     if kind == "backward of weights":

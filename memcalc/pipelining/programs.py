@@ -1,9 +1,10 @@
-"""A model cut into stages: copies of it without the layers of the others, as torch.distributed.pipelining asks of its user.
+"""A model cut into stages: copies of the model without the layers of the other stages, as torch.distributed.pipelining
+asks of its user.
 
-A stage runs transformers' own forward over the hidden states that it receives (`inputs_embeds`): positions, cos and sin, and
-masks are made in every stage. The embedding is in the first stage, the last norm and the head are in the last. A layer is what
-the whole model's number of it says (dense or sparse); where transformers looks a layer's mask up by its place in the list,
-`config.layer_types` of a stage is that of its own layers.
+A stage runs transformers' own forward over the hidden states that it receives (`inputs_embeds`). Every stage makes
+positions, cos and sin, and masks. The first stage has the embedding, the last one the last norm and the head. The kind
+of a layer (dense or sparse) follows from its number in the whole model. Where transformers looks up a layer's mask by
+its index in the list, a stage's `config.layer_types` holds the stage's own layers.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
 
 def divided(layers: int, stages: int, first: int | None = None, last: int | None = None) -> list[int]:
-    """Layers of each stage. ValueError where a stage would have none.
+    """Return the number of layers of each stage. Raises ValueError if a stage would have none.
 
-    As many each where they divide. Else as torchtitan does it (distributed/pipeline_parallel.py,
-    generate_llm_fqn_per_model_part): embedding and head count as a layer each, and the first stages have one more.
-    Given numbers of the first and the last stage leave the others to be divided evenly, the first of them with one more.
+    All stages get equally many if the layers divide. Else the split is torchtitan's (distributed/pipeline_parallel.py,
+    generate_llm_fqn_per_model_part): embedding and head count as a layer each, and the first stages have one more. If
+    `first` or `last` is given, the other layers are divided evenly over the other stages, and the first of these have
+    one more.
     """
     if first is not None or last is not None:
         head, tail = ([] if n is None else [n] for n in (first, last))
@@ -52,14 +54,14 @@ def divided(layers: int, stages: int, first: int | None = None, last: int | None
 def spans(
     layers: int, ranks: int, chunks: int = 1, first: int | None = None, last: int | None = None
 ) -> list[list[Span]]:
-    """The chunks of each rank: chunk i of rank r is the model's stage i·ranks + r."""
+    """Return the chunks of each rank: chunk i of rank r is the model's stage i·ranks + r."""
     counts = divided(layers, ranks * chunks, first, last)
     of_all = [Span(sum(counts[:i]), n, i == 0, i == ranks * chunks - 1) for i, n in enumerate(counts)]
     return [of_all[rank::ranks] for rank in range(ranks)]
 
 
 class Stage(Program):
-    """The program of one stage, but for `left_out` layers, counted within the stage."""
+    """The program of one stage without its `left_out` layers, which are counted within the stage."""
 
     def __init__(self, whole: Llama, span: Span, left_out: range = range(0)) -> None:
         super().__init__(whole.config)
@@ -76,14 +78,14 @@ class Stage(Program):
         self.layers = own.layers
 
     def without(self, left_out: range) -> Stage:
-        """The same stage without some of its layers."""
+        """Return the stage without some of its layers."""
         return Stage(self.whole_model, self.span, left_out)
 
     def variant(self, i: int) -> Hashable:
         return self.own.variant(i), self.own.layer_kind(i)
 
     def kinds_of_layers(self) -> list[tuple[list[Weight], int]]:
-        """The weights of a layer, and how many layers have such ones."""
+        """Return the weights of each kind of layer, with the number of such layers."""
         counts = Counter(self.variant(i) for i in range(self.layers))
         first = {self.variant(i): i for i in reversed(range(self.layers))}
         return [(list(self.own.layer_weights(first[variant])), n) for variant, n in counts.items()]
@@ -99,7 +101,7 @@ class Stage(Program):
                 yield buffer
 
     def outputs(self, run: Run, given: Tensor) -> Tensor:
-        """Hidden states of the tokens or of the hidden states `given`; of the last stage, the logits."""
+        """Return the hidden states for `given` tokens or hidden states; the last stage returns the logits."""
         root = Module(run, "")
         hidden_states = self.own.model(root / "model", given)
         run.memory.enter(run.memory.phase, None)
@@ -107,11 +109,11 @@ class Stage(Program):
 
 
 _OF_A_LAYER: Final = ("variant", "layer_kind", "sparse", "layer_weights", "layer_buffers")
-"""What a program answers for a layer's number."""
+"""The methods of a program that take a layer's number."""
 
 
 def _number_layers(own: Any, whole: Any, numbers: Sequence[int]) -> None:
-    """Let a copy of `whole` have those of its layers alone, counted from 0."""
+    """Give a copy of `whole` the layers `numbers` only, counted from 0."""
 
     def of(method: Callable[[int], Any], i: int) -> Any:
         return method(numbers[i])
@@ -129,7 +131,7 @@ def _as_it_is(_: Module, hidden_states: Tensor) -> Tensor:
 
 
 class RankProgram(Program):
-    """All that one rank holds: its stages, which it never runs as one."""
+    """Everything that one rank holds: its stages, which are never run as one program."""
 
     def __init__(self, whole: Llama, spans: Sequence[Span]) -> None:
         super().__init__(whole.config)
@@ -140,7 +142,7 @@ class RankProgram(Program):
         self.hidden: Dim = whole.hidden
 
     def between_layers(self, whole: Dim) -> Dim:
-        """What a tensor between two layers, and so between two stages, has of a rank's tokens of a sequence."""
+        """Return a rank's tokens of a sequence in a tensor between two layers, and so between two stages."""
         return whole if self.tensor_parallel is None else self.tensor_parallel.between_layers(whole)
 
     def weights(self) -> Iterator[Weight]:
