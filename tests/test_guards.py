@@ -73,6 +73,7 @@ IN_PLAIN_WORDS = (
     "memcalc.errors",
     "memcalc.kernels",
     "memcalc.layout",
+    "memcalc.megatron",
     "memcalc.optimizers",
     "memcalc.pipelining",
     "memcalc.registry",

@@ -1,8 +1,9 @@
 """Hidden states and their gradients that a pipeline rank has between its forwards and backwards.
 
-Inputs of the micro-batches in flight are among what those have saved. Counted here is the rest: what was received for
-later, what was computed and is not sent, and what variables and autograd's graph still refer to, as in
-megatron/core/pipeline_parallel/schedules.py with deallocate_pipeline_outputs on, and overlap_p2p_comm with virtual stages.
+The inputs of the micro-batches in flight are saved by their forwards and not counted here. The others are: tensors
+received for later, tensors computed and not yet sent, and tensors that variables and autograd's graph still refer to,
+as in megatron/core/pipeline_parallel/schedules.py with deallocate_pipeline_outputs on, and overlap_p2p_comm with
+virtual stages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Action = tuple[Kind, int]
 
 
 def between(order: Iterable[Action], warmup: int, rank: int, ranks: int, chunks: int) -> Iterator[int]:
-    """For each action of a rank's order, how many such tensors are alive while it runs."""
+    """Yield the number of such tensors alive while each action of a rank's order runs."""
     actions = list(order)
     if ranks == 1:
         return iter([0] * len(actions))
@@ -24,18 +25,22 @@ def between(order: Iterable[Action], warmup: int, rank: int, ranks: int, chunks:
 
 
 def left(rank: int, chunks: int) -> int:
-    """After a step: the last input of every chunk and its gradient, which TransformerBlock refers to until the next."""
+    """Return the number of such tensors after a step: the last input of every chunk and its gradient. TransformerBlock
+    refers to these until the next step.
+    """
     return 2 * (chunks - (rank == 0))
 
 
 def _one_chunk(order: list[Action], rank: int, ranks: int) -> Iterator[int]:
-    """forward_backward_pipelining_without_interleaving: what its variables keep of the backward before."""
+    """Yield the number of tensors that variables keep of the previous backward
+    (forward_backward_pipelining_without_interleaving).
+    """
     has_input, has_next, done = rank > 0, rank < ranks - 1, False
     for kind, _ in order:
         if not done:
             yield 0
         elif kind == "forward":
-            # the gradient received; the input, to which the graph of its output refers, and the gradient sent
+            # the gradient received, the input that its output's graph refers to, and the gradient sent
             yield has_next + 2 * has_input
         else:
             yield int(has_input)  # the gradient sent
@@ -43,28 +48,28 @@ def _one_chunk(order: list[Action], rank: int, ranks: int) -> Iterator[int]:
 
 
 class _Tensor:
-    """A hidden state that was received, or the gradient of one."""
+    """A received hidden state, or the gradient of one."""
 
     __slots__ = ("grad", "in_flight")
 
     def __init__(self) -> None:
         self.grad: _Tensor | None = None
         self.in_flight = False
-        """Whether a forward has saved it whose backward is not over."""
+        """True while a forward has saved the tensor and its backward is not over."""
 
 
 class _Interleaved:
-    """forward_backward_pipelining_with_interleaving, as the rank's variables see it."""
+    """The variables of forward_backward_pipelining_with_interleaving on one rank."""
 
     def __init__(self, order: list[Action], warmup: int, rank: int, ranks: int, chunks: int) -> None:
         self.order, self.warmup = order, warmup
         self.rank, self.ranks, self.chunks = rank, ranks, chunks
         self.of = {kind: [chunk for k, chunk in order if k == kind] for kind in ("forward", "backward")}
         self.inputs: list[list[_Tensor | None]] = [[] for _ in range(chunks)]
-        """Received and not through its backward, oldest first; None where a chunk embeds tokens."""
+        """Inputs received whose backward is not over, oldest first; None where a chunk embeds tokens."""
         self.gradients: list[list[_Tensor | None]] = [[] for _ in range(chunks)]
         self.forwards = [0] * chunks
-        """Of each chunk, forwards done whose backward is not."""
+        """The number of forwards of each chunk that are done and whose backward is not."""
         self.last_input: list[_Tensor | None] = [self._left_by_the_step_before(chunk) for chunk in range(chunks)]
         self.output: _Tensor | None = None
         self.sent_gradient: _Tensor | None = None
@@ -124,7 +129,7 @@ class _Interleaved:
 
     def _backward(self, k: int, chunk: int) -> int:
         if k >= len(self.of["backward"]) - self.warmup:
-            self.output = None  # all forwards are done, and sent
+            self.output = None  # all forwards are done and sent
         x = self.inputs[chunk].pop(0)
         if not self._has_loss(chunk):
             self.gradients[chunk].pop(0)
@@ -140,8 +145,11 @@ class _Interleaved:
         return alive
 
     def _receives(self, kind: Kind, k: int) -> int | None:
-        """The chunk that a tensor received after the k-th is for; None: none is. The rank where a direction starts gets
-        what the rank where it ends has made, `ranks - 1` turns later (recv_tensor_from_previous_stage)."""
+        """Return the chunk that a tensor received after the k-th action is for; None if no tensor is received.
+
+        The rank where a direction starts gets the output of the rank where it ends, `ranks - 1` turns later
+        (recv_tensor_from_previous_stage).
+        """
         chunks, step = self.of[kind], 1 if kind == "forward" else -1
         last = self.chunks - 1 if kind == "forward" else 0
         if k == len(chunks) - 1:
@@ -152,7 +160,7 @@ class _Interleaved:
         return None if made < 0 or chunks[made] == last else chunks[made] + step
 
     def _alive(self) -> int:
-        """All but the inputs in flight and the one that is running."""
+        """Return the number of tensors alive, without the inputs in flight and the running one."""
         named = [self.output, self.sent_gradient, self.received_in_warmup, *self.last_input]
         for queue, forwards, gradients in zip(self.inputs, self.forwards, self.gradients, strict=True):
             named += queue[forwards:]

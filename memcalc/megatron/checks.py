@@ -1,5 +1,6 @@
-"""What Megatron asks of a setup (megatron/training/arguments.py, core/transformer/transformer_config.py), and what of it is
-modelled. Each refusal is an InputError of one line."""
+"""Checks of a setup with Megatron: its demands (megatron/training/arguments.py,
+core/transformer/transformer_config.py), and the limits of what is modelled. Each refusal is an InputError of one line.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_step(options: Options, micro_batches: int) -> None:
-    """Optimizer and schedule, which need no model."""
+    """Raise InputError for an optimizer or schedule that Megatron does not have. No model is needed."""
     if options.zero > 1:
         refuse("zero", options.zero, "Megatron's distributed optimizer is ZeRO-1; allowed: 0, 1")
     if options.optimizer not in ("adamw", "adam"):
@@ -36,7 +37,9 @@ def check_step(options: Options, micro_batches: int) -> None:
 
 
 def _refuse_zero_bubble(options: Options, micro_batches: int) -> NoReturn:
-    """Its bubble is known, its memory is not: no engine that is modelled says what stays between the halves of a backward."""
+    """Refuse zero-bubble. Its bubble is known, its memory is not: no modelled engine says what stays between the halves
+    of a backward.
+    """
     own, other = (bubble(schedule, options.pp, micro_batches) for schedule in ("zero-bubble", "1f1b"))
     refuse(
         "schedule",
@@ -47,7 +50,7 @@ def _refuse_zero_bubble(options: Options, micro_batches: int) -> NoReturn:
 
 
 def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: str, config: object) -> None:
-    """The model, and whether its dims divide as the layout asks."""
+    """Raise InputError for a model that is not modelled, or whose dims do not divide as the layout needs."""
     if options.padded:
         refuse("padded", "on", f"with engine megatron {NOT_YET}off")
     if support_of(model_type).architecture is None:
@@ -70,7 +73,7 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
 
 
 def _unfit(name: str, model_type: str, config: object) -> str | None:
-    """Why GPTModel is not this model; None if it is."""
+    """Return the reason why GPTModel is not this model; None if it is."""
     has = unfit(model_type, config)
     if has is not None:
         return f"{name} has {has}, which GPTModel has not"
@@ -82,7 +85,7 @@ def _unfit(name: str, model_type: str, config: object) -> str | None:
 
 
 def check_legacy_model(options: Options, name: str, model_type: str, config: object) -> None:
-    """Megatron-DeepSpeed's GPTModel, and how DeepSpeed cuts it."""
+    """Raise InputError for a model that is not Megatron-DeepSpeed's GPTModel, or that DeepSpeed cannot cut as asked."""
     split = "tp" if options.tp > 1 else "pp"
     if not support_of(model_type).megatron_deepspeed:
         others = ", ".join(supporting(lambda s: s.megatron_deepspeed))
@@ -103,7 +106,9 @@ def check_legacy_model(options: Options, name: str, model_type: str, config: obj
 
 
 def unfit_for_flash(a: Architecture) -> str | None:
-    """What Transformer Engine would not give to the flash-attn package (get_attention_backend); None: it would."""
+    """Return the operands that the flash-attn package needs and the model lacks (get_attention_backend); None if it
+    lacks none.
+    """
     if a.latent is not None:
         return "heads of values as wide as those of keys"
     if a.head_dim > 256 or a.head_dim % 8:
@@ -153,7 +158,9 @@ def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> Non
 
 
 def _check_expert_instances(options: Options, ranks: int, expert_ranks: int) -> None:
-    """parallel_state.py: the data-parallel ranks of the experts make as many instances of the optimizer as all others."""
+    """Raise InputError if the experts' data-parallel ranks do not make as many optimizer instances as all other
+    parameters' (parallel_state.py).
+    """
     group = options.shard_group
     if not options.zero or group is None or ranks % group or expert_ranks % (ranks // group) == 0:
         return
@@ -182,7 +189,7 @@ def _check_stages(options: Options, name: str, a: Architecture) -> None:
 
 
 def _refuse_given_stages(options: Options, name: str, layers: int) -> NoReturn:
-    """What the other stages, or the one given, would have to have."""
+    """Refuse a given number of layers, and name the numbers with which the other stages are equal."""
     field = "last_stage_layers" if options.first_stage_layers is None else "first_stage_layers"
     given: int = getattr(options, field)
     other = 0 if field == "last_stage_layers" else options.last_stage_layers or 0
@@ -199,7 +206,9 @@ def _refuse_given_stages(options: Options, name: str, layers: int) -> NoReturn:
 
 
 def _check_context_parallel(options: Options, name: str, a: Architecture) -> None:
-    """attn_forward_func_with_cp and what it calls (Transformer Engine's context_parallel.py)."""
+    """Raise InputError for context parallelism that Transformer Engine refuses (context_parallel.py,
+    attn_forward_func_with_cp and its callees).
+    """
     kind = options.cp_comm_type or "p2p"
     if options.cp == 1 or kind == "p2p":
         return

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class GPTModel(Program):
-    """One rank's modules. `run.seq` is the shard of the sequence that a tensor between layers has."""
+    """The modules of one rank. `run.seq` is the shard of the sequence in a tensor between layers."""
 
     def __init__(self, a: Architecture, layout: Layout) -> None:
         super().__init__(a)
@@ -72,14 +72,14 @@ class GPTModel(Program):
 
     @property
     def shares_kv_heads(self) -> bool:
-        """Whether there are more ranks than key/value heads: then several have the same one (core/transformer/attention.py)."""
+        """Tell whether several ranks have the same key/value head (core/transformer/attention.py)."""
         return self.a.kv_heads < self.layout.tensor_parallel
 
     # --- parameters
 
     @cached_property
     def weight_classes(self) -> Counter[Weight]:
-        """Equal weights of all layers, and how many there are of each."""
+        """Count the equal weights of all layers."""
         return Counter(weight._replace(layer=None) for weight in self.weights())
 
     def weights(self) -> Iterator[Weight]:
@@ -135,14 +135,14 @@ class GPTModel(Program):
             yield Weight(f"{path}.linear_fc2.bias", (self.hidden,), "mlp")
 
     def is_routed(self, i: int) -> bool:
-        """Whether the stage's layer `i` has experts."""
+        """Tell whether the stage's layer `i` has experts."""
         return bool(self.layout.routed) and self.layout.routed[i]
 
     def variant(self, i: int) -> Hashable:
         return self.is_routed(i), self.is_recomputed(i)
 
     def is_recomputed(self, i: int) -> bool:
-        """Whether the stage's layer `i` is among those that recomputation is for (`--recompute-method block`)."""
+        """Tell whether the stage's layer `i` is recomputed when recomputation is on (`--recompute-method block`)."""
         return self.layout.recompute_layers is None or i < self.layout.recompute_layers
 
     def norm_weights(self, name: str, width: Dim) -> Iterator[Weight]:
@@ -158,7 +158,7 @@ class GPTModel(Program):
         return (batch == 1, seq == 1, self.fuses_softmax(batch, seq)) if self.polynomial else (batch, seq)
 
     def fuses_softmax(self, batch: int, shard: int) -> bool:
-        """Whether Transformer Engine's unfused attention has a kernel for the softmax of its 16-bit scores."""
+        """Tell whether Transformer Engine's unfused attention has a kernel for the softmax of its 16-bit scores."""
         tokens = self.layout.group(Dim("seq", shard)).whole
         return has_kernel(bf16, (Dim("batch", batch), self.heads, tokens, tokens))
 
@@ -181,8 +181,11 @@ class GPTModel(Program):
         return self.loss(run, tp, logits, labels)
 
     def attention_mask(self, run: Run, tp: TensorParallel) -> Tensor | None:
-        """What get_batch of the first and the last stage moves to the GPU, and a context-parallel rank takes its rows of
-        (megatron/training/utils.py). It is there until forward is over, and for backward where a checkpoint keeps it."""
+        """Return the rows of the mask that get_batch of the first and the last stage moves to the GPU; None without a
+        mask.
+
+        The mask stays until forward is over, and for backward if a checkpoint keeps it (megatron/training/utils.py).
+        """
         layout, ranks = self.layout, self.layout.context_parallel
         if not layout.mask_in_batch or not (layout.first or layout.last):
             return None
@@ -193,7 +196,7 @@ class GPTModel(Program):
         return new_tensor(run.memory, (run.batch, tp.whole, columns), boolean, "rows of the mask")
 
     def received(self, run: Run, tp: TensorParallel) -> Tensor:
-        """The last stage's output, received into a buffer that wants a gradient."""
+        """Return the previous stage's output, received into a buffer that wants a gradient."""
         shape = (run.batch, tp.shard, self.hidden)
         out = new_tensor(run.memory, shape, run.dtype, "received hidden states")
         out.node = Node(run.memory, _sent_back, ())
@@ -216,7 +219,7 @@ class GPTModel(Program):
             return dropout(embeddings, self.a.hidden_dropout)
 
     def rotary(self, run: Run, tp: TensorParallel) -> Tensor | None:
-        """RotaryEmbedding.forward: the angles of all positions, in fp32."""
+        """Return the angles of all positions in fp32 (RotaryEmbedding.forward); None if they are not needed here."""
         if self.a.positions is not None or self.latent is not None:
             return None
         return new_tensor(run.memory, (tp.whole, self.head_dim), fp32, "rotary angles")
@@ -233,7 +236,7 @@ class GPTModel(Program):
         return self.norm(m / "final_layernorm", hidden_states) if self.layout.last else hidden_states
 
     def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Any:
-        """transformer_block.py: `_checkpointed_forward`; tensor_parallel.checkpoint runs the whole layer again."""
+        """Call a layer, or checkpoint the whole layer (transformer_block.py, _checkpointed_forward)."""
         if m.run.recompute and self.is_recomputed(m.layer or 0):
             return checkpoint(m.run.memory, self.layer, m, hidden_states, *rest, early_stop=False)
         return self.layer(m, hidden_states, *rest)
@@ -293,7 +296,7 @@ class GPTModel(Program):
             query, key = self.norm(m / "q_layernorm", query), self.norm(m / "k_layernorm", key)
         if angles is not None:
             query, key = kernels.rotated(query, angles), kernels.rotated(key, angles)
-            value = _copy(value, "value")  # out of the joined projection
+            value = _copy(value, "value")  # a copy out of the joined projection
         del mixed_qkv
         core_attn_out = self.core_attention(m, query, key, value, mask)
         core_attn_out = view(core_attn_out, batch, seq, self.q)
@@ -301,7 +304,9 @@ class GPTModel(Program):
         return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Fused attention does not look at the mask; what recomputes it keeps it (_checkpointed_attention_forward)."""
+        """Run core attention. No fused kernel reads the mask, but a checkpoint keeps it
+        (_checkpointed_attention_forward).
+        """
         memory, p = m.run.memory, self.a.attention_dropout
         with m / "core_attention":
             if m.run.attention == "unfused":
@@ -331,7 +336,7 @@ class GPTModel(Program):
         return row_parallel(fc2, tp, intermediate_parallel, fc2.weight())
 
     def activation(self, x: Tensor, bias: Tensor | None, ffn: Dim) -> Tensor:
-        """bias_swiglu_impl, bias_gelu_impl: saves its input (and the bias)."""
+        """Run bias_swiglu_impl or bias_gelu_impl. It saves its input (and the bias)."""
         out = new_tensor(x.memory, (*x.shape[:-1], ffn), x.dtype, "gated" if self.a.gated else "gelu")
         inputs = (x,) if bias is None else (x, bias)
         if recording(*inputs):
@@ -339,7 +344,7 @@ class GPTModel(Program):
         return out
 
     def bias_dropout_add(self, m: Module, x: Tensor, residual: Tensor) -> Tensor:
-        """bias_dropout_add_fused_train: one kernel; saves the dropout's mask."""
+        """Run bias_dropout_add_fused_train: one kernel. It saves the dropout's mask."""
         bias, p = m.optional("bias"), self.a.hidden_dropout
         out = like(residual, "bias, dropout and residual added")
         saved = (like(x, "dropout mask", boolean),) if p else ()
@@ -360,7 +365,7 @@ class GPTModel(Program):
 
 
 def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A kernel that is given a mask, and does not look at it."""
+    """Return a kernel that takes a mask as its first argument and ignores it."""
 
     def unmasked(_mask: Tensor | None, *inputs: Any) -> Tensor:
         return kernel(*inputs)

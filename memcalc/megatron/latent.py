@@ -1,8 +1,9 @@
 """MLASelfAttention (megatron/core/transformer/multi_latent_attention.py) on one tensor-parallel rank.
 
-As get_gpt_layer_with_transformer_engine_spec builds it: the projections to the latents are on every rank whole and run on
-a rank's shard of the sequence, those from the latents are column-parallel behind a norm. Rotary positions are applied by
-fused kernels (core/fusions/fused_mla_yarn_rope_apply.py), to queries in place, with angles that a layer has cached.
+The layer is that of get_gpt_layer_with_transformer_engine_spec. The projections to the latents are whole on every rank
+and run on its shard of the sequence. The projections from the latents are column-parallel and follow a norm. Fused
+kernels apply rotary positions (core/fusions/fused_mla_yarn_rope_apply.py), to queries in place, with angles that a
+layer has cached.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Attention whose queries, keys and values come out of latents."""
+    """Attention whose queries, keys and values are projected from latents."""
 
     latent: Latent
     hidden: Dim
     heads: Dim
-    """Of one rank."""
+    """The heads of one rank."""
 
     @cached_property
     def kv_rank(self) -> Dim:
@@ -107,7 +108,7 @@ class LatentAttention:
         return row_parallel(m / "linear_proj", tp, core_attn_out, (m / "linear_proj").weight())
 
     def keys_and_values(self, kv: Tensor, k_pos_emb: Tensor, lead: tuple[Dim, ...]) -> tuple[Tensor, Tensor]:
-        """ApplyMLARotaryEmbKV: every head's key with the rotated positions, and its value, in tensors of their own."""
+        """Run ApplyMLARotaryEmbKV: every head's key with the rotated positions, and its value, in new tensors."""
         key = new_tensor(kv.memory, (*lead, self.qk), kv.dtype, "keys")
         value = new_tensor(kv.memory, (*lead, self.v), kv.dtype, "values")
         if recording(kv, k_pos_emb):

@@ -1,10 +1,11 @@
-"""Tensor-parallel layers (megatron/core/tensor_parallel/layers.py, mappings.py) over sizes, with what they send.
+"""Tensor-parallel layers (megatron/core/tensor_parallel/layers.py, mappings.py) over sizes, with the collectives that
+they send.
 
 Activations are (batch, sequence, …) here and (sequence, batch, …) there: the same bytes. With sequence parallelism the
-tensors between the layers are shards of the sequence: a column-parallel layer gathers its input into a buffer that is
-there for good, keeps the shard, and gathers again for the gradient of its weight; a row-parallel one reduce-scatters.
-Gradients of weights are added to the main gradients by the kernel that makes them (gradient_accumulation_fusion), or are
-autograd's own.
+tensors between the layers are shards of the sequence. A column-parallel layer gathers its input into a buffer that is
+never freed, keeps the shard, and gathers again for the gradient of its weight. A row-parallel layer reduces and
+scatters its output. Gradients of weights are added to the main gradients by the kernel that computes them
+(gradient_accumulation_fusion), or are autograd's own.
 """
 
 from __future__ import annotations
@@ -26,39 +27,41 @@ if TYPE_CHECKING:
 
 
 class TensorParallel(NamedTuple):
-    """The tensor-parallel group, and the two lengths that a sequence has."""
+    """The tensor-parallel group, and the two lengths of a sequence."""
 
     ranks: int
     sequence_parallel: bool
     whole: Dim
     """The sequence inside attention and MLP."""
     shard: Dim
-    """The sequence between them: an equal part of `whole` with sequence parallelism, `whole` without."""
+    """The sequence between attention and MLP: an equal part of `whole` with sequence parallelism, `whole` without."""
     fuses_accumulation: bool = True
-    """Whether gradients of weights are added to the main gradients by the kernel that makes them (TransformerConfig's
-    gradient_accumulation_fusion); else they are tensors until DistributedDataParallel's hook has added them."""
+    """True if the kernel that computes a weight's gradient adds it to the main gradient (TransformerConfig's
+    gradient_accumulation_fusion). If False, gradients are tensors until DistributedDataParallel's hook has added them.
+    """
 
     def gradient_of(self, weight: Tensor) -> Tensor | None:
-        """What backward returns for a weight."""
+        """Return the gradient tensor that backward makes for a weight; None if the kernel accumulates it."""
         return None if self.fuses_accumulation else like(weight, "weight gradient")
 
     def send(self, memory: Memory, kind: Kind, name: str, shape: tuple[Dim, ...], dtype: DType) -> None:
-        """Note a collective over the group; `shape` is that of its payload."""
+        """Record a collective over the group. `shape` is that of its payload."""
         if self.ranks > 1:
             memory.sent.append(Sent("tp", kind, name, memory.phase, memory.layer, shape, dtype))
 
 
 def _short(m: Module) -> str:
-    """A module's path within its layer."""
+    """Return a module's path within its layer."""
     return m.path.split("*.")[-1]
 
 
 def column_parallel(
     m: Module, tp: TensorParallel, x: Tensor, weight: Tensor, bias: Tensor | None = None, name: str = ""
 ) -> Tensor:
-    """ColumnParallelLinear: weight (out/tp, in). `bias` is added by a kernel of its own, unless a later one takes it.
+    """Run ColumnParallelLinear: weight (out/tp, in). `bias` is added by a separate kernel, unless a later kernel takes
+    it.
 
-    `name`: of a product that is no module of its own, but `m`'s.
+    `name` is the name of a product that belongs to `m` but to no module of its own.
     """
     batch, _, width = x.shape
     if tp.sequence_parallel:
@@ -98,7 +101,9 @@ def _bias_gradient(node: Node, grad: Tensor) -> Tensor:
 
 
 def gathered_last_dim(tp: TensorParallel, x: Tensor, whole: Dim, name: str) -> Tensor:
-    """all_gather_last_dim_from_tensor_parallel_region: gathered along the first dim, then put side by side."""
+    """Run all_gather_last_dim_from_tensor_parallel_region: gather along the first dim, then put the parts side by
+    side.
+    """
     shape = (*x.shape[:-1], whole)
     tp.send(x.memory, "all_gather", name, shape, x.dtype)
     gathered = new_tensor(x.memory, shape, x.dtype, f"gathered {name}")
@@ -118,7 +123,9 @@ def _gathered_last_dim_backward(node: Node, grads: list[Tensor]) -> list[Tensor]
 
 
 def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Tensor:
-    """RowParallelLinear: x (…, in/tp), weight (out, in/tp) -> the sum over the ranks; its bias is left to the next kernel."""
+    """Run RowParallelLinear: x (…, in/tp), weight (out, in/tp) -> the sum over the ranks. The next kernel adds the
+    bias.
+    """
     batch = x.shape[0]
     shape = (batch, tp.whole, weight.shape[0])
     with m:
@@ -153,7 +160,7 @@ def _row_parallel_backward(node: Node, grads: list[Tensor]) -> list[Tensor | Non
 
 
 def vocab_parallel_embedding(m: Module, tp: TensorParallel, table: Tensor, ids: Tensor, *, scatters: bool) -> Tensor:
-    """VocabParallelEmbedding: table (vocab/tp, hidden). `scatters`: straight into shards of the sequence."""
+    """Run VocabParallelEmbedding: table (vocab/tp, hidden). `scatters`: reduce directly into shards of the sequence."""
     memory = table.memory
     with m:
         looked_up, outside = ids, None

@@ -12,34 +12,34 @@ from memcalc.megatron.layers import (
 
 
 class Layout(NamedTuple):
-    """One rank has this part of the model."""
+    """The part of the model that one rank has."""
 
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     context_parallel: int = 1
     cp_comm_type: str | None = None
-    """One of context_parallel.ATTENTION; None where there is one rank."""
+    """A name in context_parallel.ATTENTION; None if only one rank has the sequence."""
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
     expert_imbalance: float = 1.0
     layers: int = 1
     recompute_layers: int | None = None
-    """Of those the first so many, where they are recomputed; None: all."""
+    """The number of layers that are recomputed, the first ones, if recomputation is on; None: all."""
     routed: tuple[bool, ...] = ()
-    """Of each layer, whether it has experts; empty where none has."""
+    """Whether each layer has experts; empty if none has."""
     first: bool = True
-    """Whether the stage has the embedding."""
+    """True if the stage has the embedding."""
     last: bool = True
-    """Whether it has the head and the loss."""
+    """True if the stage has the head and the loss."""
     selective: bool = False
     fused_loss: bool = False
     fuses_accumulation: bool = True
-    """Whether the kernels that make gradients of weights add them to the main gradients."""
+    """True if the kernels that compute gradients of weights add them to the main gradients."""
     mask_in_batch: bool = True
-    """Whether a batch brings an attention mask."""
+    """True if a batch brings an attention mask."""
 
     def group(self, shard: Dim) -> TensorParallel:
-        """The tensor-parallel group, where a tensor between two layers has `shard` tokens of a sequence."""
+        """Return the tensor-parallel group; a tensor between two layers has `shard` tokens of a sequence."""
         return _group(self, shard)
 
 
@@ -55,12 +55,14 @@ def _group(layout: Layout, shard: Dim) -> TensorParallel:
 
 
 def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:
-    """`--make-vocab-size-divisible-by` times tp (megatron/training/tokenizer/tokenizer.py)."""
+    """Return the vocabulary rounded up to a multiple of `--make-vocab-size-divisible-by` times tp
+    (megatron/training/tokenizer/tokenizer.py).
+    """
     unit = multiple * tensor_parallel
     return -(-vocab // unit) * unit
 
 
 def part(name: str, size: int, ranks: int) -> Dim:
-    """An equal part of a dim."""
+    """Return one of `ranks` equal parts of a dim."""
     assert size % ranks == 0
     return Dim(name if ranks == 1 else f"{name}/tp", size // ranks)

@@ -1,9 +1,10 @@
-"""Megatron-DeepSpeed's GPTModel on one tensor-parallel rank: what differs from Megatron-Core's (`gpt_model.py`).
+"""Megatron-DeepSpeed's GPTModel on one tensor-parallel rank, as far as it differs from Megatron-Core's
+(`gpt_model.py`).
 
-Its layers are megatron/model/transformer.py of that repository, with the column- and row-parallel linear layers of
-megatron/core/tensor_parallel: SwiGLU and rotary positions are plain torch, keys and values are repeated to all heads before
-attention, the loss keeps a copy of the logits more while it runs, and gradients of weights are autograd's own, since
-DeepSpeed has no main gradients. Modules are named as in Megatron-Core.
+The layers are those of megatron/model/transformer.py in that repository, with the column- and row-parallel linear
+layers of megatron/core/tensor_parallel. SwiGLU and rotary positions are plain torch. Keys and values are repeated to
+all heads before attention. The loss keeps one more copy of the logits while it runs. Gradients of weights are
+autograd's own, since DeepSpeed has no main gradients. Modules have Megatron-Core's names.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SOURCE: Final = "Megatron-DeepSpeed megatron/model/transformer.py; torch tools/a
 
 
 class LegacyGPTModel(GPTModel):
-    """One rank's modules, or those of one pipeline stage."""
+    """The modules of one rank, or of one of its pipeline stages."""
 
     attention_kinds = ("flash", "eager")
     weights_source = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py"
@@ -55,7 +56,9 @@ class LegacyGPTModel(GPTModel):
         self.positions = Dim("positions", a.positions or 0)
 
     def weights(self) -> Iterator[Weight]:
-        """In the order of `parameters()`. A last stage with a tied head has the whole embedding, of which it uses the words."""
+        """Yield the weights in the order of `parameters()`. A last stage with a tied head has the whole embedding and
+        uses its words.
+        """
         a, layout = self.a, self.layout
         embeds = layout.first or (layout.last and a.tied)
         if embeds:
@@ -70,12 +73,14 @@ class LegacyGPTModel(GPTModel):
 
     @property
     def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
-        """The model itself makes the logits with the embedding's weight."""
+        """Return the weights that a module uses without owning them: the model itself computes the logits with the
+        embedding's weight.
+        """
         return (("", "embedding.word_embeddings.weight"),) if self.a.tied else ()
 
     @property
     def untrained(self) -> Collection[str]:
-        """Positions are added by the first stage alone."""
+        """Return the names of weights without gradients: only the first stage adds positions."""
         return () if self.layout.first or self.a.positions is None else ("embedding.position_embeddings.weight",)
 
     def attention_weights(self) -> Iterator[Weight]:
@@ -91,7 +96,7 @@ class LegacyGPTModel(GPTModel):
         return iter(())
 
     def inputs(self, batch: Dim, seq: Dim) -> tuple[Input, ...]:
-        """get_batch of pretrain_gpt.py; the mask is one for all sequences."""
+        """Return the batch of get_batch in pretrain_gpt.py. One mask serves all sequences."""
         given = (
             Input("tokens", (batch, seq), int64),
             Input("labels", (batch, seq), int64),
@@ -104,7 +109,7 @@ class LegacyGPTModel(GPTModel):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor, *given: Tensor) -> Tensor:
-        """GPTModel.forward and loss_func."""
+        """Run GPTModel.forward and loss_func."""
         labels, loss_mask, _, positions, *_ = given
         tp = self.layout.group(run.seq)
         hidden_states = self.stage(run, ids, positions)
@@ -113,13 +118,15 @@ class LegacyGPTModel(GPTModel):
         return self.loss_of(run, tp, logits, cast(logits, fp32, "logits in fp32"), labels, loss_mask)
 
     def stage(self, run: Run, given: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Tokens and their positions, or received hidden states -> hidden states."""
+        """Run a stage: tokens and their positions, or received hidden states -> hidden states."""
         root, tp = Module(run, ""), self.layout.group(run.seq)
         hidden_states = self.embed(root / "embedding", tp, given, positions) if self.layout.first else given
         return self.decoder(root / "decoder", tp, hidden_states, self.rotary(run, tp))
 
     def embed(self, m: Module, tp: TensorParallel, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Embedding.forward; the sequence comes first, which is another order where there are several."""
+        """Run Embedding.forward. The sequence comes first, which is another memory order if there are several
+        sequences.
+        """
         words = m / "word_embeddings"
         embeddings = vocab_parallel_embedding(words, tp, words.weight(), ids, scatters=False)
         with m:
@@ -131,7 +138,7 @@ class LegacyGPTModel(GPTModel):
             return dropout(embeddings, self.a.hidden_dropout)
 
     def logits(self, run: Run, hidden_states: Tensor) -> Tensor:
-        """parallel_lm_logits"""
+        """Run parallel_lm_logits."""
         root, tp = Module(run, ""), self.layout.group(run.seq)
         if self.a.tied:
             words = root / "embedding.word_embeddings"
@@ -142,7 +149,9 @@ class LegacyGPTModel(GPTModel):
     def loss_of(
         self, run: Run, tp: TensorParallel, held: Tensor, logits: Tensor, labels: Tensor, loss_mask: Tensor
     ) -> Tensor:
-        """The mean over the tokens. `held`: what the caller's frame has besides, the logits in 16 bits or nothing."""
+        """Return the mean loss over the tokens. `held` is a tensor that the caller's frame also holds: the logits in 16
+        bits, or none.
+        """
         run.memory.scope = "loss"
         targets = contiguous(transpose(labels, 0, 1))
         losses = vocab_parallel_cross_entropy(tp, logits, targets)
@@ -164,7 +173,7 @@ class LegacyGPTModel(GPTModel):
     def layer(
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None = None
     ) -> Tensor:
-        """ParallelTransformerLayer.forward, which binds one name to what both norms make."""
+        """Run ParallelTransformerLayer.forward, which binds the outputs of both norms to one name."""
         layernorm_output = self.norm(m / "input_layernorm", hidden_states)
         residual = hidden_states
         attention_output = self.self_attention(m / "self_attention", layernorm_output, tp, angles)
@@ -174,13 +183,13 @@ class LegacyGPTModel(GPTModel):
         return self.bias_dropout_add(m / "mlp.linear_fc2", mlp_output, layernorm_input)
 
     def rotary(self, run: Run, tp: TensorParallel) -> None:
-        """The angles are one of the batch's buffers."""
+        """Return no angles: they are one of the batch's buffers."""
 
     @module
     def self_attention(
         self, m: Module, hidden_states: Tensor, tp: TensorParallel, angles: Tensor | None, mask: Tensor | None = None
     ) -> Tensor:
-        """ParallelAttention.forward; queries, keys and values are thirds of the joined projection."""
+        """Run ParallelAttention.forward. Queries, keys and values are thirds of the joined projection."""
         qkv = m / "linear_qkv"
         mixed_x_layer = column_parallel(qkv, tp, hidden_states, qkv.weight(), qkv.optional("bias"))
         batch, seq, _ = mixed_x_layer.shape
@@ -190,7 +199,7 @@ class LegacyGPTModel(GPTModel):
         value_layer = self.repeated(view(value_layer, batch, seq, self.kv_heads, self.head_dim))
         if self.a.positions is None:
             query_layer, key_layer = rotated(query_layer), rotated(key_layer)
-        if m.run.attention == "flash" or batch.size > 1:  # a reshape that is no view, where attention is not fused
+        if m.run.attention == "flash" or batch.size > 1:  # a reshape that is no view if attention is not fused
             query_layer, key_layer, value_layer = (
                 batch_first(query_layer),
                 batch_first(key_layer),
@@ -201,7 +210,9 @@ class LegacyGPTModel(GPTModel):
         return row_parallel(m / "linear_proj", tp, context_layer, (m / "linear_proj").weight())
 
     def repeated(self, x: Tensor) -> Tensor:
-        """(batch, seq, kv_heads, head_dim) -> (batch, seq, heads, head_dim): a copy, if of several heads each is repeated."""
+        """Repeat (batch, seq, kv_heads, head_dim) to (batch, seq, heads, head_dim): a copy, if several heads are
+        repeated.
+        """
         batch, seq, kv_heads, width = x.shape
         if kv_heads.size == self.heads.size:
             return x
@@ -212,7 +223,9 @@ class LegacyGPTModel(GPTModel):
         return reshape(whole, batch, seq, self.heads, width)
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """FlashSelfAttention or CoreAttention over (batch, seq, heads, head_dim); recomputed with `--recompute selective`."""
+        """Run FlashSelfAttention or CoreAttention over (batch, seq, heads, head_dim), recomputed with `--recompute
+        selective`.
+        """
         memory, p = m.run.memory, self.a.attention_dropout
         q, k, v = transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
         with m / "core_attention":
@@ -224,7 +237,7 @@ class LegacyGPTModel(GPTModel):
             return kernels.dot_product_attention(q, k, v, p)
 
     def activation(self, x: Tensor, bias: Tensor | None, ffn: Dim) -> Tensor:
-        """bias_gelu_impl is one kernel; SwiGLU is chunk, silu and mul."""
+        """Run the activation: bias_gelu_impl as one kernel, or SwiGLU as chunk, silu and mul."""
         if not self.a.gated:
             return super().activation(x, bias, ffn)
         gate, up = chunk(x, 2)
@@ -232,12 +245,14 @@ class LegacyGPTModel(GPTModel):
 
 
 def batch_first(x: Tensor) -> Tensor:
-    """rearrange(x, "s b ... -> b s ...").contiguous(): with one sequence both orders are the same."""
+    """Compute `rearrange(x, "s b ... -> b s ...").contiguous()`. With one sequence both orders are the same."""
     return contiguous(x) if x.shape[0].size == 1 else clone(x)
 
 
 def rotated(x: Tensor) -> Tensor:
-    """apply_rotary_pos_emb (megatron/model/rotary_pos_embedding.py): cos and sin are made in the tensor's dtype every time."""
+    """Run apply_rotary_pos_emb (megatron/model/rotary_pos_embedding.py). cos and sin are made in the tensor's dtype
+    every time.
+    """
     shape = (x.shape[1], ONE_DIM, x.shape[3])
     cos = cast(new_tensor(x.memory, shape, fp32, "cos"), x.dtype, "cos")
     sin = cast(new_tensor(x.memory, shape, fp32, "sin"), x.dtype, "sin")
@@ -248,7 +263,9 @@ def rotated(x: Tensor) -> Tensor:
 
 
 def vocab_parallel_cross_entropy(tp: TensorParallel, logits: Tensor, target: Tensor) -> Tensor:
-    """fp32 logits (batch, seq, vocab/tp) -> losses: a copy with the maximum taken off, and its exponentials, which stay."""
+    """Compute losses of fp32 logits (batch, seq, vocab/tp): a copy with the maximum subtracted, and its exponentials,
+    which stay.
+    """
     memory, tokens = logits.memory, target.shape
 
     def each_token(dtype: Any, name: str) -> Tensor:
@@ -286,7 +303,7 @@ def _summed(weighted: Tensor) -> Tensor:
 
 
 def _over(total: Tensor, loss_mask: Tensor) -> Tensor:
-    """total / loss_mask.sum(): saves the sum."""
+    """Compute `total / loss_mask.sum()`. It saves the sum."""
     count = new_tensor(total.memory, (), fp32, "tokens that count")
     loss = new_tensor(total.memory, (), fp32, "loss")
     if recording(total):

@@ -1,9 +1,9 @@
 """MoELayer (megatron/core/transformer/moe) on one rank: router, all-to-all dispatcher, grouped experts, shared experts.
 
-Modelled are `--moe-token-dispatcher-type alltoall`, `--moe-grouped-gemm` (TEGroupedMLP) and `--moe-permute-fusion`
-(transformer_engine/pytorch/permutation.py), without an auxiliary loss and without dropped tokens. Each rank sends every
-token to `per_token` experts, and each expert gets its share of all tokens, the busiest one `imbalance` times that. Counts
-of tokens, a few numbers per expert, are left out of the memory.
+The modelled options are `--moe-token-dispatcher-type alltoall`, `--moe-grouped-gemm` (TEGroupedMLP) and
+`--moe-permute-fusion` (transformer_engine/pytorch/permutation.py), without an auxiliary loss and without dropped
+tokens. Each rank sends every token to `per_token` experts. Each expert gets an equal share of all tokens, the busiest
+one `imbalance` times that. Counts of tokens, a few numbers per expert, are left out of the memory.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MoELayer:
-    """The routed layers of a model on one rank of `expert_parallel` times `tensor_parallel` ranks that share the experts."""
+    """The routed layers of a model on one rank. `expert_parallel` times `tensor_parallel` ranks share the experts."""
 
     experts: Experts
     hidden: Dim
     expert_parallel: int
     tensor_parallel: int
-    """Of the experts' matrices, `--etp`."""
+    """The tensor-parallel degree of the experts' matrices, `--etp`."""
     imbalance: float
     fuses_accumulation: bool = True
-    """Whether the grouped products add gradients of weights to the main gradients."""
+    """True if the grouped products add gradients of weights to the main gradients."""
 
     @cached_property
     def count(self) -> Dim:
@@ -51,7 +51,7 @@ class MoELayer:
 
     @cached_property
     def local(self) -> Dim:
-        """The experts that the rank has."""
+        """Return the dim of the experts on this rank."""
         name = "experts" if self.expert_parallel == 1 else "experts/ep"
         return Dim(name, self.experts.count // self.expert_parallel)
 
@@ -65,7 +65,7 @@ class MoELayer:
         return Dim(f"2·{self.ffn.name}", 2 * self.ffn.size)
 
     def weights(self, path: str) -> Iterator[Weight]:
-        """TEGroupedMLP has a weight for every expert: here they are one, of equal bytes."""
+        """Yield the weights. TEGroupedMLP has a weight for every expert; here they are one weight of equal bytes."""
         yield Weight(f"{path}.router.weight", (self.count, self.hidden), "router")
         yield Weight(f"{path}.experts.linear_fc1.weight", (self.local, self.fc1, self.hidden), "experts")
         yield Weight(f"{path}.experts.linear_fc2.weight", (self.local, self.hidden, self.ffn), "experts")
@@ -76,27 +76,27 @@ class MoELayer:
 
     @cached_property
     def map_width(self) -> Dim:
-        """Columns of the map from tokens to rows (transformer_engine/common/triton/permutation.py)."""
+        """Return the columns of the map from tokens to rows (transformer_engine/common/triton/permutation.py)."""
         return Dim("2·experts+1", 2 * self.experts.count + 1)
 
     @cached_property
     def counts(self) -> Dim:
-        """How many tokens each rank has for each expert."""
+        """Return the dim of the counts of each rank's tokens for each expert."""
         return Dim("ep·etp·experts", self.expert_parallel * self.tensor_parallel * self.experts.count)
 
     def received(self, copies: Dim) -> Dim:
-        """Rows that come to the rank's experts, when every rank sends `copies` rows."""
+        """Return the number of rows that come to the rank's experts, when every rank sends `copies` rows."""
         return copies if self.imbalance == 1 else _busiest(copies, self.local.size, self.imbalance)
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, shared: Callable[[Module, Tensor], Tensor]) -> Tensor:
-        """MoELayer.forward; `shared` is the MLP of the shared experts."""
+        """Run MoELayer.forward. `shared` is the MLP of the shared experts."""
         batch, seq, hidden = hidden_states.shape
         shared_expert_output = self.shared_experts(m / "shared_experts", hidden_states, shared)
         with m:
             routed = self.route(m / "router", view(hidden_states, merge(batch, seq), hidden))
             hidden_states, probs, row_id_map = self.permute(hidden_states, *routed)
-            del routed  # the dispatcher's, in the place of the last micro-batch's
+            del routed  # the dispatcher's, replacing the last micro-batch's
             m.run.buffers[f"{m.path}.row_id_map.{m.layer}"] = row_id_map  # the dispatcher's, until the next micro-batch
             dispatched_input, probs = self.dispatch(hidden_states, probs)
             output = self.routed_experts(m / "experts", dispatched_input, probs)
@@ -109,7 +109,7 @@ class MoELayer:
     def shared_experts(
         self, m: Module, hidden_states: Tensor, shared: Callable[[Module, Tensor], Tensor]
     ) -> Tensor | None:
-        """SharedExpertMLP"""
+        """Run SharedExpertMLP; None if there are no shared experts."""
         if not self.experts.shared_ffn:
             return None
         output = shared(m, hidden_states)
@@ -121,7 +121,9 @@ class MoELayer:
 
     @module
     def route(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """TopKRouter: the weight of every expert for every token, zero for most, and which experts a token goes to."""
+        """Run TopKRouter. Returns the weight of every expert for every token, mostly zero, and a map of each token's
+        experts.
+        """
         logits = _gating(hidden_states, m.weight())
         if self.experts.sigmoid:
             probs, top_indices = self.by_sigmoid(logits)
@@ -138,7 +140,7 @@ class MoELayer:
         return routing_probs, routing_map
 
     def by_sigmoid(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts are chosen with a bias, and weighted without it."""
+        """Return weights and indices of the experts: chosen with a bias, weighted without it."""
         scores = cast(sigmoid(cast(logits, fp32)), logits.dtype)
         scores_for_routing = like(scores, "scores with the bias", fp32)
         _values, top_indices = self.best(scores_for_routing)
@@ -146,14 +148,16 @@ class MoELayer:
         return div(scores, scale(sum_last(scores), "add")), top_indices
 
     def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """group_limited_topk, or topk."""
+        """Run group_limited_topk, or topk."""
         if self.experts.grouped:
             score_mask = like(scores, "mask of groups", boolean)
             scores = masked_fill(scores, score_mask)
         return topk(scores, self.per_token)
 
     def permute(self, hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A row for each copy of a token, sorted by expert, its weight, and where it came from."""
+        """Return a row for each copy of a token, sorted by expert, the rows' weights, and a map of where each row came
+        from.
+        """
         memory = hidden_states.memory
         batch, seq, hidden = hidden_states.shape
         tokens, copies = merge(batch, seq), merge(batch, seq, self.per_token)
@@ -168,18 +172,20 @@ class MoELayer:
         return rows, weights, row_id_map
 
     def dispatch(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """To the ranks that have the experts; counts of tokens go first."""
+        """Send rows and weights to the ranks that have the experts. Counts of tokens are sent first."""
         ranks = self.expert_parallel * self.tensor_parallel
         _send(rows.memory, "ep·etp", ranks, "all_gather", "tokens per expert", (self.counts,), int64)
         received = self.received(rows.shape[0])
         return self.all_to_all(rows, "tokens to experts", received), self.all_to_all(weights, "their weights", received)
 
     def all_to_all(self, x: Tensor, name: str, rows: Dim) -> Tensor:
-        """tensor_parallel/mappings.py, _AllToAll: with one rank its input."""
+        """Exchange rows (tensor_parallel/mappings.py, _AllToAll). One rank alone returns its input."""
         return _exchanged("ep", self.expert_parallel, "all_to_all", x, name, rows)
 
     def routed_experts(self, m: Module, hidden_states: Tensor, probs: Tensor) -> Tensor:
-        """dispatch_postprocess, TEGroupedMLP, combine_preprocess. The arguments stay in the caller's frame throughout."""
+        """Run dispatch_postprocess, TEGroupedMLP and combine_preprocess. The caller's frame holds the arguments
+        throughout.
+        """
         sent = hidden_states.shape[0]
         whole = _times(self.tensor_parallel, sent)
         ranks, of = self.tensor_parallel, "the experts' ranks"
@@ -203,7 +209,9 @@ class MoELayer:
 
 @lru_cache(maxsize=1024)
 def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
-    """Of its `local` experts one has `imbalance` times its share."""
+    """Return the rows of the rank with the busiest expert: one of its `local` experts gets `imbalance` times its
+    share.
+    """
     return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
 
 
@@ -223,7 +231,7 @@ _BACK: dict[str, Kind] = {"all_to_all": "all_to_all", "all_gather": "reduce_scat
 
 
 def _exchanged(axis: str, ranks: int, kind: Kind, x: Tensor, name: str, rows: Dim) -> Tensor:
-    """The tensor with `rows` rows that a collective makes of `x`; a group of one returns its input."""
+    """Return the tensor of `rows` rows that a collective makes of `x`. A group of one returns its input."""
     if ranks == 1:
         return x
     out = new_tensor(x.memory, (rows, *x.shape[1:]), x.dtype, f"{name} exchanged")
@@ -234,7 +242,7 @@ def _exchanged(axis: str, ranks: int, kind: Kind, x: Tensor, name: str, rows: Di
 
 
 def _payload(kind: Kind, given: tuple[Dim, ...], made: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The tensor that a collective is called on: what is gathered, else what is given."""
+    """Return the shape of a collective's payload: the gathered tensor of an all-gather, else the given one."""
     return made if kind == "all_gather" else given
 
 
@@ -246,7 +254,7 @@ def _exchanged_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _gating(x: Tensor, weight: Tensor) -> Tensor:
-    """RouterGatingLinearFunction without `--moe-router-dtype`: saves its input and the weight."""
+    """Run RouterGatingLinearFunction without `--moe-router-dtype`. It saves its input and the weight."""
     works(x.memory, "", (*x.shape, weight.shape[0]), x.dtype)
     out = new_tensor(x.memory, (x.shape[0], weight.shape[0]), x.dtype, "router logits")
     if recording(x, weight):
@@ -261,7 +269,7 @@ def _gating_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def _scattered(zeros: Tensor, where: Tensor, source: Tensor) -> Tensor:
-    """zeros.scatter(1, where, source): saves the indices."""
+    """Compute `zeros.scatter(1, where, source)`. It saves the indices."""
     out = like(zeros, "routing probabilities")
     if recording(source):
         out.node = Node(out.memory, _scattered_backward, (source,), (where,))
@@ -279,7 +287,7 @@ def _permute_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def unpermute(rows: Tensor, row_id_map: Tensor, shape: tuple[Dim, ...]) -> Tensor:
-    """The rows of a token added up: saves the map."""
+    """Sum the rows of each token. It saves the map."""
     out = new_tensor(rows.memory, shape, rows.dtype, "tokens")
     if recording(rows):
         out.node = Node(rows.memory, _permute_backward, (rows,), (row_id_map,))
@@ -287,7 +295,7 @@ def unpermute(rows: Tensor, row_id_map: Tensor, shape: tuple[Dim, ...]) -> Tenso
 
 
 def _sorted(rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """Chunks of rows in another order (by expert, or back): saves a map of one number for each row."""
+    """Reorder chunks of rows (by expert, or back). It saves a map of one number per row."""
     inputs = (rows, *weights)
     row_id_map = new_tensor(rows.memory, (rows.shape[0],), int32, "row_id_map of chunks")
     outs = tuple(like(t, "sorted chunks") for t in inputs)
@@ -299,8 +307,10 @@ def _sorted(rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 
 def _grouped_linear(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
-    """GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py): saves its input. `fused`: the gradient of its
-    weight is added to the main gradient where it is made."""
+    """Run GroupedLinear (transformer_engine/pytorch/module/grouped_linear.py). It saves its input.
+
+    `fused`: the kernel that computes the weight's gradient adds it to the main gradient.
+    """
     name = weight.name.removesuffix(".weight")
     works(x.memory, name, (*x.shape, weight.shape[1]), x.dtype, kind="grouped matmul")
     out = new_tensor(x.memory, (x.shape[0], weight.shape[1]), x.dtype, "grouped output")
@@ -317,7 +327,9 @@ def _grouped_linear_backward(node: Node, grads: list[Tensor]) -> list[Tensor | N
 
 
 def _weighted_swiglu(x: Tensor, weights: Tensor, ffn: Dim) -> Tensor:
-    """WeightedSwiGLUFunction (megatron/core/fusions/fused_bias_swiglu.py): saves gate and up, and the weights of the rows."""
+    """Run WeightedSwiGLUFunction (megatron/core/fusions/fused_bias_swiglu.py). It saves gate and up, and the weights of
+    the rows.
+    """
     out = new_tensor(x.memory, (x.shape[0], ffn), x.dtype, "gated")
     if recording(x, weights):
         out.node = Node(x.memory, _weighted_swiglu_backward, (x, weights), (x, weights))

@@ -1,4 +1,4 @@
-"""scatter_to_sequence_parallel_region: of a tensor that all ranks have, each keeps its shard."""
+"""scatter_to_sequence_parallel_region: each rank keeps its shard of a tensor that all ranks have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.megatron.layers import TensorParallel
 
 
 def scattered(tp: TensorParallel, x: Tensor, name: str) -> Tensor:
-    """scatter_to_sequence_parallel_region, cloned: the whole can go."""
+    """Run scatter_to_sequence_parallel_region and clone the shard, so that the whole tensor can be freed."""
     shape: Shape = (x.shape[0], tp.shard, x.shape[2])
     out = new_tensor(x.memory, shape, x.dtype, "shard of the embeddings")
     if recording(x):

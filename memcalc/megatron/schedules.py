@@ -1,8 +1,8 @@
-"""In which order a pipeline rank runs forwards and backwards, and what is in flight meanwhile.
+"""The order in which a pipeline rank runs forwards and backwards, and the micro-batches in flight meanwhile.
 
-1F1B and interleaved 1F1B as megatron/core/pipeline_parallel/schedules.py has them; GPipe is all forwards, then all backwards.
-Zero-bubble has an order and a bubble here, but no states: Megatron-Core has no such schedule. torch's orders are in
-memcalc/pipelining/orders.py.
+1F1B and interleaved 1F1B follow megatron/core/pipeline_parallel/schedules.py. GPipe is all forwards, then all
+backwards. Zero-bubble has an order and a bubble here, but no states: Megatron-Core has no such schedule. torch's orders
+are in memcalc/pipelining/orders.py.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class State(NamedTuple):
     kind: Kind
     chunk: int
     in_flight: tuple[int, ...]
-    """Micro-batches of each chunk whose forward is done and whose backward is not, the running one left out."""
+    """The micro-batches of each chunk whose forward is done and whose backward is not, without the running one."""
     between: int = 0
-    """Hidden states and gradients of them that are no chunk's (between_stages.py)."""
+    """The number of hidden states and gradients of them that no forward has saved (between_stages.py)."""
 
 
 def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[State]:
-    """The distinct states of one pipeline rank in a step."""
-    if schedule != "gpipe":  # from then on they repeat
+    """Return the distinct states of one pipeline rank in a step."""
+    if schedule != "gpipe":  # the states repeat after this many micro-batches
         micro_batches = min(micro_batches, _ENOUGH * ranks)
     live: Counter[int] = Counter()
     found: dict[State, None] = {}
@@ -45,13 +45,15 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
 
 
 _ENOUGH: Final = 4
-"""Micro-batches a rank after which the states of a schedule repeat: tests/megatron/test_between_stages.py looks further."""
+"""The micro-batches per rank after which the states of a schedule repeat. tests/megatron/test_between_stages.py looks
+further.
+"""
 MOST_AT_ONCE: Final = 64
-"""Micro-batches of gpipe, all in flight, that are played: the time grows faster than their number."""
+"""The most micro-batches of gpipe that are played. All are in flight, and the time grows faster than their number."""
 
 
 def warmup_of(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> int:
-    """Forwards before the first backward's."""
+    """Return the number of forwards before the first backward."""
     if schedule == "gpipe":
         return micro_batches
     if chunks == 1:
@@ -60,7 +62,7 @@ def warmup_of(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: 
 
 
 def actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[Action]:
-    """A rank's forwards and backwards of model chunks, in their order."""
+    """Yield a rank's forwards and backwards of model chunks, in their order."""
     warmup, total = warmup_of(schedule, rank, ranks, micro_batches, chunks), micro_batches * chunks
 
     def chunk_of(i: int) -> int:  # groups of `ranks` micro-batches go through one chunk after the other
@@ -76,7 +78,7 @@ def actions(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: in
 
 
 class Turn(NamedTuple):
-    """A forward or backward of a model chunk, and what is between stages meanwhile, as in State."""
+    """A forward or backward of a model chunk, and the number of tensors between stages meanwhile, as in State."""
 
     kind: Kind
     chunk: int
@@ -84,15 +86,16 @@ class Turn(NamedTuple):
 
 
 def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
-    """A rank's step."""
+    """Return the turns of a rank's step."""
     order = list(actions(schedule, rank, ranks, micro_batches, chunks))
     kept = between(order, warmup_of(schedule, rank, ranks, micro_batches, chunks), rank, ranks, chunks)
     return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
 
 
 def few_turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
-    """That with as many micro-batches as it takes for a larger number to have no more in flight; nothing where they are too
-    many."""
+    """Return the turns of a step with so many micro-batches that more would not raise the number in flight. Return ()
+    if these are too many to be played.
+    """
     if schedule == "gpipe" and micro_batches > MOST_AT_ONCE:
         return ()
     if schedule == "gpipe":
@@ -105,10 +108,10 @@ def few_turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: 
 
 
 def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Part]:
-    """ZB-H1 of Qi et al. 2023 (arXiv 2401.10241, section 2.3): 1F1B whose backwards are cut in two.
+    """Yield the order of ZB-H1 of Qi et al. 2023 (arXiv 2401.10241, section 2.3): 1F1B whose backwards are cut in two.
 
-    A later stage waits for the gradient of a stage's input alone, so that half keeps 1F1B's place; the half for the weights
-    comes `rank` micro-batches after it and fills what would be idle. The order is that of torch's
+    A later stage waits only for the gradient of a stage's input, so the half for the inputs keeps 1F1B's place. The
+    half for the weights comes `rank` micro-batches later and fills idle time. The order is that of torch's
     ScheduleInterleavedZeroBubble with one stage per rank (torch/distributed/pipelining/schedules.py).
     """
     warmup = min(ranks - rank - 1, micro_batches)
@@ -125,7 +128,9 @@ def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Par
 
 
 def zero_bubble_in_flight(rank: int, ranks: int, micro_batches: int) -> tuple[int, int]:
-    """The most micro-batches with a forward behind them and the backward of their inputs, or of their weights, to come."""
+    """Return the most micro-batches whose forward is done and whose backward of the inputs is not, and the same number
+    for the backward of the weights.
+    """
     done: Counter[Part] = Counter()
     inputs = weights = 0
     for part in zero_bubble_order(rank, ranks, micro_batches):
@@ -136,10 +141,11 @@ def zero_bubble_in_flight(rank: int, ranks: int, micro_batches: int) -> tuple[in
 
 
 def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Idle time over the ideal time of a step: (p-1)/m, or (p-1)/(v·m) (Narayanan et al. 2021, arXiv 2104.04473).
+    """Return the idle time over the ideal time of a step: (p-1)/m, or (p-1)/(v·m) (Narayanan et al. 2021, arXiv
+    2104.04473).
 
-    Zero-bubble's ZB-H1 waits for (p-1)(F + B - W) of m(F + B + W), so (p-1)/(3m) where a forward takes as long as each half
-    of a backward (Qi et al. 2023); with fewer micro-batches than ranks it waits for (p-m)W besides.
+    Zero-bubble's ZB-H1 waits for (p-1)(F + B - W) of m(F + B + W). That is (p-1)/(3m) if a forward takes as long as
+    each half of a backward (Qi et al. 2023). With fewer micro-batches than ranks it also waits for (p-m)W.
     """
     if schedule == "zero-bubble":
         return (ranks - 1 + max(0, ranks - micro_batches)) / (3 * micro_batches)
@@ -152,21 +158,21 @@ class Span(NamedTuple):
     start: int
     layers: int
     first: bool
-    """Whether it has the embedding."""
+    """True if the chunk has the embedding."""
     last: bool
-    """Whether it has the head."""
+    """True if the chunk has the head."""
 
 
 _COUNTED = ((0, 0), (1, 1), (0, 1), (1, 0))
 
 
 def layers_of_chunks(layers: int, chunks: int, first: int | None = None, last: int | None = None) -> list[int]:
-    """Layers of each chunk in the model's order. ValueError where no split is known.
+    """Return the number of layers of each chunk in the model's order. Raises ValueError if no split is known.
 
-    An equal number each; where that does not come out, the embedding and the head count as a layer each, or one of them
-    does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`), and may be a chunk of its own
-    (get_num_layers_to_build). Given numbers of the first and the last chunk (`--decoder-first-pipeline-num-layers`,
-    `--decoder-last-pipeline-num-layers`) leave equal others.
+    Each chunk gets an equal number. If the layers do not divide, the embedding and the head count as a layer each, or
+    one of them does (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`), and may be a
+    chunk of their own (get_num_layers_to_build). Given numbers of the first and the last chunk
+    (`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`) leave equal numbers for the others.
     """
     if first is not None or last is not None:
         ends = [count for count in (first, last) if count is not None]
@@ -189,7 +195,7 @@ def layers_of_chunks(layers: int, chunks: int, first: int | None = None, last: i
 def spans_of(
     layers: int, ranks: int, chunks: int = 1, first: int | None = None, last: int | None = None
 ) -> list[list[Span]]:
-    """The chunks of each rank: chunk i of rank r is the model's chunk i·ranks + r."""
+    """Return the chunks of each rank: chunk i of rank r is the model's chunk i·ranks + r."""
     counts = layers_of_chunks(layers, ranks * chunks, first, last)
     spans = [Span(sum(counts[:i]), count, i == 0, i == ranks * chunks - 1) for i, count in enumerate(counts)]
     return [spans[rank::ranks] for rank in range(ranks)]

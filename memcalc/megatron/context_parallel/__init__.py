@@ -1,8 +1,8 @@
 """Attention over a sequence that several ranks share, after Transformer Engine 2.11's context_parallel.py.
 
-By `--cp-comm-type`, Megatron's own names: keys and values go round a ring (`p2p`), are gathered (`all_gather`), or heads are
-exchanged for tokens (`a2a`, Ulysses: arXiv 2309.14509). Each takes q (batch, heads, seq/cp, head_dim), k and v alike with their
-heads, and the ranks, and gives (batch, seq/cp, heads, head_dim).
+`--cp-comm-type` takes Megatron's own names. Keys and values are sent around a ring (`p2p`) or gathered (`all_gather`),
+or heads are exchanged for tokens (`a2a`, Ulysses: arXiv 2309.14509). Each function takes q (batch, heads, seq/cp,
+head_dim), k and v with their heads, and the number of ranks, and returns (batch, seq/cp, heads, head_dim).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SharedAttention(Protocol):
-    """q, k and v of this rank's tokens, and how many ranks share the sequence."""
+    """Attention over q, k and v of this rank's tokens. `ranks` ranks share the sequence."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor: ...
 

@@ -1,8 +1,8 @@
-"""Ranks exchange heads for tokens: each runs attention over the whole sequence for its part of the heads
-(AttnFuncWithCPAndQKVOA2A; Ulysses, arXiv 2309.14509).
+"""Context parallelism by exchanging heads for tokens: each rank runs attention over the whole sequence for its part of
+the heads (AttnFuncWithCPAndQKVOA2A; Ulysses, arXiv 2309.14509).
 
-A tensor is copied so that what goes to a rank lies together, sent, and put in order by another copy; of a list the next is
-copied while the one before is under way.
+A tensor is copied so that the part for each rank is contiguous, sent, and put in order by another copy. In a list, the
+next tensor is copied while the previous one is being sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from memcalc.megatron.context_parallel.layout import laid_out, send, whole_seque
 
 
 def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
-    """Saves q, k, v and the output of its heads, the output of its tokens, and one fp32 logsumexp per query and head."""
+    """Compute attention. It saves q, k, v and the output of the rank's heads, the output of its tokens, and one fp32
+    logsumexp per query and head.
+    """
     own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
     q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
     attends(q.memory, own[0], own[1], own[2], q.dtype)
@@ -45,7 +47,7 @@ def _received(sent: Tensor, name: str) -> Tensor:
 
 
 def _to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> list[Tensor]:
-    """flash_attn_a2a_communicate, before attention."""
+    """Exchange tensors before attention (flash_attn_a2a_communicate)."""
     copies: list[Tensor] = []
     out: list[Tensor] = []
     for i in range(len(tensors) + 2):
@@ -59,7 +61,7 @@ def _to_heads(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> l
 
 
 def _to_tokens(tensors: list[Tensor], shapes: list[Shape], names: list[str]) -> list[Tensor]:
-    """The same after attention."""
+    """Exchange tensors after attention (flash_attn_a2a_communicate)."""
     copies: list[Tensor] = []
     out: list[Tensor] = []
     for i in range(len(tensors) + 2):

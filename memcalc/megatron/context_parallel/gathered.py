@@ -1,7 +1,9 @@
-"""Keys and values of all ranks are gathered (AttnFuncWithCPAndKVAllGather; section 3.3.2 of arXiv 2407.21783).
+"""Context parallelism by gathering the keys and values of all ranks (AttnFuncWithCPAndKVAllGather; section 3.3.2 of
+arXiv 2407.21783).
 
-Attention runs twice, for the early and the late chunk of a rank's tokens, over as many keys as each may see: with a causal
-mask 2·cp + 1 chunks of keys in both together, on any rank. What both leave is alive at once, so it is one tensor here.
+Attention runs twice, for the early and the late chunk of a rank's tokens, over the keys that each may see. With a
+causal mask that is 2·cp + 1 chunks of keys for both together, on any rank. The outputs of both are alive at once, so
+they are one tensor here.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
-    """Saves q, k, v, the outputs of both chunks beside the joined one, and one fp32 logsumexp per query and head."""
+    """Compute attention. It saves q, k, v, the outputs of both chunks besides the joined one, and one fp32 logsumexp
+    per query and head.
+    """
     keys, values = _gather(k, v, ranks)
-    attends_in_parts(q, v.shape, 2 * ranks + 1, 4)  # of 2·cp chunks in all
+    attends_in_parts(q, v.shape, 2 * ranks + 1, 4)  # of 2·cp chunks in total
     out = laid_out(q, q.shape, "attention output")
     outputs = laid_out(q, q.shape, "attention outputs of the chunks")
     logsumexp = new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
@@ -35,7 +39,7 @@ def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
 
 
 def _gather(k: Tensor, v: Tensor, ranks: int, again: str = "") -> tuple[Tensor, Tensor]:
-    """The chunks come by rank and are put in order by a copy."""
+    """Return gathered keys and values: the chunks come by rank and are put in order by a copy."""
     keys, values = (_gathered(x, ranks, f"gathered {name}{again}") for x, name in ((k, "keys"), (v, "values")))
     keys = laid_out(keys, keys.shape, "keys in order")
     values = laid_out(values, values.shape, "values in order")
@@ -50,7 +54,7 @@ def _gathered(x: Tensor, ranks: int, name: str) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _whole(shape: Shape, ranks: int) -> Shape:
-    """All tokens of the sequence."""
+    """Return the shape for all tokens of the sequence."""
     batch, heads, seq, width = shape
     return batch, heads, whole_sequence(seq, ranks), width
 
@@ -74,7 +78,7 @@ def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 @lru_cache(maxsize=1024)
 def _seen(shape: Shape, ranks: int) -> Shape:
-    """Keys that both chunks see: 2·cp + 1 chunks, each half of a rank's tokens."""
+    """Return the shape of the keys that both chunks see: 2·cp + 1 chunks, each half of a rank's tokens."""
     batch, heads, seq, width = shape
     return batch, heads, seq, Dim(f"(2·cp+1)·{width.name}/2", (2 * ranks + 1) * width.size // 2)
 

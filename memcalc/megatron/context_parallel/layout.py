@@ -1,4 +1,4 @@
-"""What the kinds of context parallelism share: tensors laid out by token, and the whole sequence of a part."""
+"""Parts that all kinds of context parallelism use: tensors laid out by token, and the whole sequence of a part."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
 
 def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
-    """A new tensor (batch, heads, seq, head_dim) in memory as (batch, seq, heads, head_dim), of the dtype of `like`."""
+    """Allocate a tensor (batch, heads, seq, head_dim), laid out as (batch, seq, heads, head_dim), with the dtype of
+    `like`.
+    """
     return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
 
 
 def send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
-    """Note a call over the context-parallel group; `shape` is that of its payload."""
+    """Record a call over the context-parallel group. `shape` is that of its payload."""
     memory = of.memory
     memory.sent.append(Sent("cp", kind, name, memory.phase, memory.layer, shape, of.dtype))
 
 
 def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: bool = False) -> None:
-    """Note fused attention of a rank's queries, which meet `times` such `parts` of as many keys as they are themselves."""
+    """Record fused attention of a rank's queries with `times / parts` as many keys as queries."""
     shape = q.shape
     note = attends_backward if backward else attends
     note(q.memory, (*shape[:3], _share(shape[3], times, parts)), shape, (*v[:3], _share(v[3], times, parts)), q.dtype)
@@ -34,11 +36,11 @@ def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: b
 
 @lru_cache(maxsize=1024)
 def _share(width: Dim, times: int, parts: int) -> Dim:
-    """Of the width, which divides, where of a sequence that varies no share can be taken."""
+    """Return `times / parts` of a width. The width divides evenly; a sequence of varying length need not."""
     return Dim(f"{times}/{parts}·{width.name}", times * width.size // parts)
 
 
 @lru_cache(maxsize=1024)
 def whole_sequence(seq: Dim, ranks: int) -> Dim:
-    """All tokens of a sequence of which a rank has `seq`."""
+    """Return the dim of a whole sequence of which a rank has `seq` tokens."""
     return Dim(seq.name.removesuffix("/cp"), ranks * seq.size, tuple(ranks * c for c in seq.poly))  # type: ignore[arg-type]

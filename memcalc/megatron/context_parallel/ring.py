@@ -1,8 +1,9 @@
-"""Keys and values go round (AttnFuncWithCPAndKVP2P), with a causal mask, on the last rank of the ring.
+"""Context parallelism with keys and values sent around a ring (AttnFuncWithCPAndKVP2P), with a causal mask, on the last
+rank of the ring.
 
-Its queries attend to something of every rank's, so no rank has more alive in forward. In backward the others have the
-statistics of the second half of their queries besides: half of the logsumexp. Corrections are fused kernels there
-(torch.compile), without temporaries.
+The last rank's queries attend to some keys of every rank, so no rank has more alive in forward. In backward the other
+ranks also have the statistics of the second half of their queries: half of the logsumexp. Corrections are fused kernels
+there (torch.compile), without temporaries.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ _PAIR = Dim("2", 2)
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
-    """q (batch, heads, seq/cp, head_dim), k and v alike with their heads -> (batch, seq/cp, heads, head_dim).
+    """Compute attention: q (batch, heads, seq/cp, head_dim), k and v with their heads -> (batch, seq/cp, heads,
+    head_dim).
 
-    Saves q, the keys and values that came last, the output and one fp32 logsumexp per query and head.
+    It saves q, the keys and values received last, the output and one fp32 logsumexp per query and head.
     """
     memory = q.memory
     pair = (*k.shape[:3], _joined(k.shape[3], v.shape[3]))
@@ -33,7 +35,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     received: list[Tensor] = []
     outputs: list[Tensor] = []
     sums: list[Tensor] = []
-    attends_in_parts(q, v.shape, ranks + 1, 2)  # its own keys, and half of every other rank's
+    attends_in_parts(q, v.shape, ranks + 1, 2)  # the rank's own keys, and half of every other rank's
     for step in range(ranks):
         if step == 0:
             received.append(new_tensor(memory, pair, k.dtype, "keys and values"))
@@ -67,7 +69,7 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         if ends:
             name = "gradients of keys and values" if step else "keys and values, again"
         send(kv, "send", name, kv.shape if ends else (_PAIR, *kv.shape))
-        whole = step == ranks - 1  # before, gradients are of the first half of the keys and values
+        whole = step == ranks - 1  # before the last step, gradients are of the first half of the keys and values
         _of_step = [
             laid_out(q, q.shape, "query gradient of a step"),
             *(new_tensor(memory, shape, kv.dtype, "gradient of a step") for shape in (shapes if whole else shapes[:1])),
