@@ -1,1 +1,1 @@
-"""What comes from outside: model configurations, GPUs, options. pydantic checks it here, frozen dataclasses leave."""
+"""Inputs from outside: model configurations, GPUs, options. They are checked here and leave as frozen objects."""

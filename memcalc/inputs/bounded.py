@@ -1,4 +1,4 @@
-"""Reading what a user names: nobody knows how large it is, whether it ends, and whether anything ever comes."""
+"""Bounded reading of files that a user names: a file may be huge, endless, or a pipe that never sends anything."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from typing import Final
 from memcalc.units import MIB
 
 CONFIG: Final = 8 * MIB
-"""Bytes of the largest config.json that is read. They have a few KiB; names of labels or of quantized modules make it some
-hundreds."""
+"""The bytes of the largest config.json that is read. Most have a few KiB. Names of labels or of quantized modules can
+make it some hundreds.
+"""
 
 PATIENCE: Final = 10.0
-"""Seconds until all of a pipe has to be there."""
+"""The seconds within which all of a pipe has to arrive."""
 
 
 class TooLarge(ValueError):
-    """There is more than may be read. Its text says how much may be."""
+    """Raised if there is more than may be read. The message says how much may be."""
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """All bytes of a file, a pipe or a device. OSError as `open` has it, and where nothing comes in `PATIENCE`; TooLarge where
-    there are more than `most` bytes."""
-    # without O_NONBLOCK the path of a pipe waits for a writer as it is opened
+    """Return all bytes of a file, a pipe or a device.
+
+    Raises OSError as `open` does, and if nothing arrives within `PATIENCE`. Raises TooLarge if there are more than
+    `most` bytes.
+    """
+    # without O_NONBLOCK, opening the path of a pipe waits for a writer
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     deadline = time.monotonic() + PATIENCE
     content = bytearray()
@@ -41,7 +45,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def _wait(descriptor: int, deadline: float) -> None:
-    """Until there is something to read, or the end. Windows has no `poll`, and no pipes with a path."""
+    """Wait until there is something to read, or the end. Windows has no `poll`, and no pipes with a path."""
     import select
 
     if not hasattr(select, "poll"):

@@ -1,4 +1,4 @@
-"""Reading the JSON files that ship with memcalc, and those that a user names."""
+"""Reading of the JSON files that ship with memcalc, and of those that a user names."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from memcalc.inputs.bounded import CONFIG, TooLarge, read_bounded
 
 @cache
 def specs_folder() -> Path:
-    """The bundled model specs: inside the package when installed, beside it in a checkout."""
+    """Return the folder of the bundled model specs: inside the package when installed, beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "model_specs"
     return inside if inside.is_dir() else package.parent / "model_specs"
 
 
 def hardware_folder() -> Path:
-    """The bundled GPU files."""
+    """Return the folder of the bundled GPU files."""
     return Path(__file__).resolve().parent.parent / "hardware" / "gpus"
 
 
 def read_bundled(path: Path) -> dict[str, Any]:
-    """A JSON file that ships with memcalc."""
+    """Return the content of a JSON file that ships with memcalc."""
     return json.loads(path.read_bytes())
 
 
 def read_json_object(path: Path, option: str, expected: str = "a config.json", most: int = CONFIG) -> dict[str, Any]:
-    """A user's JSON file. InputError if it cannot be read, has more than `most` bytes or does not hold one JSON object."""
+    """Return the content of a user's JSON file. Raises InputError if it cannot be read, has more than `most` bytes or
+    is not one JSON object.
+    """
     content: object
     try:
         content = json.loads(read_bounded(path, most))

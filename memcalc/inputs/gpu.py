@@ -12,17 +12,17 @@ from memcalc.inputs.files import hardware_folder, read_bundled
 from memcalc.units import to_bytes
 
 FOLDERS: Final = [hardware_folder()]
-"""Where the files of GPUs are."""
+"""The folders with the files of GPUs."""
 AUTO: Final = "auto"
-"""The GPU of this machine, whichever that is."""
+"""The name of whichever GPU is in this machine."""
 _MOST_SHOWN: Final = 12
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})?", re.ASCII)
 _SIZE: Final = re.compile(r"[-+]?(?:[0-9][0-9.,_]*|\.[0-9]+)(?:e[-+]?[0-9]+)?\s*(?:[kmgtp]i?b|[kmgtp])", re.ASCII)
-"""What is meant as a memory, whether or not it can be read as one."""
+"""Matches any text that is meant as a memory size, even if it cannot be read as one."""
 
 
 class Quantity(NamedTuple):
-    """A number with its unit and where it was published."""
+    """A number with its unit and the source that published it."""
 
     value: float
     unit: str
@@ -34,7 +34,7 @@ class Quantity(NamedTuple):
 
 
 class GPU(NamedTuple):
-    """What memcalc knows of one GPU. FLOP/s are dense; links are bidirectional totals."""
+    """The specifications of one GPU. FLOP/s are dense; links are bidirectional totals."""
 
     name: str
     full_name: str
@@ -45,22 +45,24 @@ class GPU(NamedTuple):
     memory: Quantity
     nominal_memory: Quantity
     memory_bandwidth: Quantity | None
-    """Like the rates, links and compute capability not known ('') of a GPU that is given by its memory alone."""
+    """None for a GPU given only by its memory. Its rates, links and compute capability ('') are not known either."""
     dense_flops_per_second: dict[str, Quantity]
     links: dict[str, Quantity]
     nvlink_group: Quantity | None = None
-    """How many GPUs an NVLink bridge joins; None: all of a node."""
+    """The number of GPUs that an NVLink bridge joins; None: all of a node."""
     network: Quantity | None = None
-    """Of one GPU, in each direction, in NVIDIA's own node with it; None where there is no such node."""
+    """The network of one GPU, in each direction, in NVIDIA's own node with it; None if there is no such node."""
 
     @property
     def capacity(self) -> int:
-        """Bytes of device memory that a process can see, as cudaMemGetInfo's total: without what the driver reserves."""
+        """Return the bytes of device memory that a process can see: cudaMemGetInfo's total, without the driver's
+        reserve.
+        """
         return self.memory.nbytes
 
 
 def from_file(name: str, content: dict[str, Any]) -> GPU:
-    """A GPU from the content of its file (TypeError for a key too many or too few)."""
+    """Return a GPU from the content of its file. Raises TypeError if a key is missing or unknown."""
     made: dict[str, Any] = dict(content)
     for key in ("memory", "nominal_memory", "memory_bandwidth"):
         made[key] = Quantity(**content[key])
@@ -83,20 +85,20 @@ def _read(name: str) -> GPU:
 
 
 def all_gpus() -> list[GPU]:
-    """Every GPU, by name."""
+    """Return every GPU, by name."""
     return [_read(name) for name in _files()]
 
 
 @cache
 def load_gpu(name: str) -> GPU:
-    """A GPU by name or alias, or any other by its memory ("80GB"). InputError lists those that may be meant."""
+    """Return a GPU by name or alias, or any other GPU by its memory ("80GB"). Raises InputError with likely names."""
     found = of_capacity(name)
     return named_gpu(name) if found is None else found
 
 
 @cache
 def named_gpu(name: str) -> GPU:
-    """A GPU of the list by name or alias. InputError lists those that may be meant."""
+    """Return a GPU of the list by name or alias. Raises InputError with likely names."""
     wanted = name.strip().lower()
     if wanted in _files():
         return _read(wanted)
@@ -111,8 +113,9 @@ def named_gpu(name: str) -> GPU:
 
 
 def _which(wanted: str, known: dict[str, str]) -> str:
-    """What a name that is none may mean: the GPUs whose names begin with it or that have so many GB, else those with a name like
-    it."""
+    """Return what an unknown name may mean: GPUs whose names begin with it or that have so many GB, else GPUs of a
+    similar name.
+    """
     begin = [name for alias, name in known.items() if wanted and alias.startswith(wanted)]
     meant = list(dict.fromkeys([*begin, *_with_so_much(wanted)]))
     if len(meant) > 1:
@@ -124,7 +127,7 @@ def _which(wanted: str, known: dict[str, str]) -> str:
 
 
 def _with_so_much(wanted: str) -> list[str]:
-    """The GPUs whose nominal memory is a number that lacks its unit."""
+    """Return the GPUs with that nominal memory, for a number without a unit."""
     number = float(wanted) if _NUMBER.fullmatch(wanted) else None
     return [gpu.name for gpu in all_gpus() if gpu.nominal_memory.value == number]
 
@@ -135,7 +138,9 @@ def _with_memory(name: str) -> str:
 
 
 def of_capacity(text: str) -> GPU | None:
-    """A GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". None for what is not meant as a size."""
+    """Return a GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". Return None for other
+    text.
+    """
     match = re.fullmatch(rf"({_NUMBER.pattern}) ?([mgt])(i?)b", text.strip().lower(), re.ASCII)
     if match is None and _SIZE.fullmatch(text.strip().lower()):
         allowed = "allowed: digits and a unit (80GB, 24GiB, 1.5TB), or a name of `memcalc gpus`"

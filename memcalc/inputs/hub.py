@@ -1,4 +1,5 @@
-"""A model's config.json from the Hugging Face Hub: cache, offline mode, HF_ENDPOINT and HF_TOKEN as huggingface_hub has them.
+"""A model's config.json from the Hugging Face Hub. huggingface_hub's cache, offline mode, HF_ENDPOINT and HF_TOKEN
+apply.
 
 Only `config.json` is fetched; code from a repository is never run.
 """
@@ -13,7 +14,7 @@ from memcalc.errors import InputError, one_line
 
 
 class OutOfReach(InputError):
-    """The Hub cannot be asked, and the cache has nothing. `why`, for people."""
+    """Raised if the Hub cannot be reached and the cache does not have the file. `why` is the reason, for people."""
 
     def __init__(self, repo_id: str, why: str) -> None:
         super().__init__(f"--model {repo_id}: {why}; give a path or a bundled name")
@@ -21,9 +22,11 @@ class OutOfReach(InputError):
 
 
 def fetch_config(repo_id: str) -> Path:
-    """The local path of the repository's config.json. InputError says what is missing: network, access, file or name."""
+    """Return the local path of the repository's config.json. Raises InputError that says what is missing: network,
+    access, file or name.
+    """
     try:
-        with redirect_stdout(StringIO()):  # where the library reports that it could not be imported
+        with redirect_stdout(StringIO()):  # the library prints there what it could not import
             return _fetch(repo_id)
     except InputError:
         raise
@@ -60,7 +63,7 @@ def _fetch(repo_id: str) -> Path:
             return Path(cached)
         raise OutOfReach(repo_id, "offline mode is on (HF_HUB_OFFLINE) and config.json is not in the cache")
     try:
-        # One question without retries: a download of what is not there waits half a minute before it says so.
+        # One request without retries: a download of a missing file waits half a minute before it fails.
         get_hf_file_metadata(hf_hub_url(repo_id, "config.json"), timeout=10)
         return Path(hf_hub_download(repo_id, "config.json"))
     except GatedRepoError:
@@ -73,7 +76,7 @@ def _fetch(repo_id: str) -> Path:
         raise refused(f"could not be fetched from {endpoint} ({one_line(error)})") from None
     except OSError as error:
         raise refused(f"could not be fetched from {endpoint} ({one_line(error)})") from None
-    except Exception:  # the connection's own errors, whose classes are those of the HTTP library of the day
+    except Exception:  # the connection's own errors; their classes depend on the HTTP library in use
         if isinstance(cached, str):
             return Path(cached)
         raise OutOfReach(repo_id, f"{endpoint} cannot be reached and config.json is not in the cache") from None

@@ -1,4 +1,6 @@
-"""Sizes that a configuration leaves out: transformers takes its defaults for them, which are those of one published model."""
+"""Sizes that a configuration leaves out. transformers uses its defaults for them, which are those of one published
+model.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ _LENGTH: Final = "max_position_embeddings"
 
 
 def left_out(config: Mapping[str, Any], made: FamilyConfig, *, learns_positions: bool) -> dict[str, object]:
-    """The fields with sizes that `config` has not, with the defaults that were taken.
+    """Return the size fields that `config` lacks, with the defaults that are used.
 
-    What transformers saves has all of them. Numbers of tokens are no sizes, nor is a default of 0 or 1, which stands for the
-    lack of a thing; nor is the length of a model whose positions are not learned.
+    Configurations saved by transformers have all of them. Some fields are no sizes: numbers of tokens, a default of 0
+    or 1, which stands for the lack of a thing, and the length of a model whose positions are not learned.
     """
     given = type(made).renamed(config)
     return {
@@ -35,7 +37,7 @@ def left_out(config: Mapping[str, Any], made: FamilyConfig, *, learns_positions:
 
 
 def _is_size(default: object) -> bool:
-    """Tell whether a default is a number of more than one, or several of them."""
+    """Tell whether a default is an integer above 1, or several integers."""
     if isinstance(default, tuple):
         return (
             all(type(one) is int for one in cast("tuple[object, ...]", default))
@@ -45,18 +47,18 @@ def _is_size(default: object) -> bool:
 
 
 _NAMES_OF_SIZES: Final = re.compile(r"hidden|width|layers?$|depth|dim$|d_model|n_embd|channels|vocab|heads|size$")
-"""Fields of a type without a program of its own that say how large it is."""
+"""Matches the size fields of a type without a program of its own."""
 
 
 def note_of_unknown(model_type: str, config: Mapping[str, Any]) -> str | None:
-    """A sentence where the configuration of such a type gives no size at all."""
+    """Return a sentence if the configuration of such a type gives no size at all; None otherwise."""
     if any(_NAMES_OF_SIZES.search(name) and isinstance(value, int | list) for name, value in config.items()):
         return None
     return f"the configuration gives no sizes: all are transformers' defaults for {model_type}"
 
 
 def note(model_type: str, sizes: Mapping[str, object]) -> str:
-    """A sentence that names them."""
+    """Return a sentence that names the left-out sizes."""
     listed = ", ".join(
         f"{name} {' '.join(map(str, cast('tuple[object, ...]', size))) if isinstance(size, tuple) else size}"
         for name, size in sizes.items()

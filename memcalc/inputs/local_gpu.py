@@ -16,8 +16,8 @@ _INSTEAD: Final = "name one of `memcalc gpus`, or its memory (--gpu 80GB)"
 
 @cache  # a search for advice checks the options many times
 def local_gpu() -> str:
-    """Return the name in `memcalc gpus` of this machine's GPUs; the memory of one, as "24564MiB", where the list has no such
-    GPU. InputError without nvidia-smi, without a GPU, and where GPUs of several kinds are in the machine."""
+    """Return the name that `memcalc gpus` has for the GPUs of this machine. Where the list has no such GPU, return the
+    memory of one, as "24564MiB". InputError without nvidia-smi, without a GPU, and with GPUs of several kinds."""
     found = dict.fromkeys(line.strip() for line in _answer().splitlines() if line.strip())
     if not found:
         raise InputError(f"--gpu auto: nvidia-smi lists no GPU; {_INSTEAD}")

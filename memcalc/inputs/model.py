@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 
 _ALIKE: Final = 0.65
-"""How alike a bundled name is to be suggested for one that is unknown: "qwen" and `qwen3-8b` are, "loop" and `bloom-3b` not."""
+"""The least similarity of a bundled name that is suggested for an unknown one: "qwen" suggests `qwen3-8b`, "loop" does
+not suggest `bloom-3b`.
+"""
 
 
 class Model:
-    """A model to size. Made by `load_model`; never changes, but keeps the profiles that runs of it have made."""
+    """A model to size, made by `load_model`. It never changes, except that it keeps the profiles of its runs."""
 
     __slots__ = (
         "_copies", "_num_parameters", "fields", "model_type", "name", "notes", "profiles", "program", "weight_classes",
@@ -43,9 +45,9 @@ class Model:
     ) -> None:
         self.name = name
         self.notes = notes
-        """What a reader should know of how it was made, a sentence each."""
+        """Notes for the reader on how the model was made, one sentence each."""
         self.fields = fields
-        """The config.json that it was made of; None for a part of another model."""
+        """The config.json that the model was made from; None for a part of another model."""
         self.model_type = model_type
         self.program = program
         self._copies: dict[tuple[str, Any], int] = {}
@@ -57,13 +59,13 @@ class Model:
                 classes.append(weight)
             self._copies[key] += 1
         self.weight_classes = tuple(classes)
-        """Weights of one name and shape, the first layer's standing for all."""
+        """Weights of one name and shape; the first layer's stands for all."""
         self.profiles: dict[Any, Any] = {}
         self._num_parameters = sum(numel(w.shape)[0] * self.copies(w) for w in self.weight_classes)
 
     @property
     def support(self) -> Support:
-        """What its family can do."""
+        """Return the record of the family's features."""
         from memcalc.families import support_of
 
         return support_of(self.model_type)
@@ -74,17 +76,19 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters; tied weights once."""
+        """Return the number of all parameters; tied weights count once."""
         return self._num_parameters
 
     @property
     def trainable_parameters(self) -> int:
-        """Parameters that want a gradient."""
+        """Return the number of parameters that want a gradient."""
         return sum(numel(w.shape)[0] * self.trainable(w) for w in self.weight_classes)
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: of routed experts, those that the router picks."""
+        """Return the number of parameters that one token uses: of the routed experts only those that the router
+        picks.
+        """
         per_token, experts = self.program.routed
         return sum(
             size * min(per_token, experts) // experts if weight.component == "experts" else size
@@ -93,7 +97,7 @@ class Model:
         )
 
     def check_step(self) -> None:
-        """InputError for a model that transformers builds but cannot run."""
+        """Raise InputError for a model that transformers builds but cannot run."""
         if self.program.source:
             return
         try:
@@ -102,25 +106,25 @@ class Model:
             raise InputError(f"--model {self.name}: {one_line(error, 400)}") from None
 
     def copies(self, weight: Weight) -> int:
-        """How many tensors a weight class stands for."""
+        """Return the number of tensors that a weight class stands for."""
         return self._copies[weight.name, weight.shape]
 
     def trainable(self, weight: Weight) -> int:
-        """How many of them want a gradient."""
+        """Return the number of a weight class's tensors that want a gradient."""
         return 0 if weight.name in self.program.frozen else self.copies(weight)
 
     def trained(self, weight: Weight) -> int:
-        """How many of them get a gradient."""
+        """Return the number of a weight class's tensors that get a gradient."""
         return self.copies(weight) - self.program.idle.get((weight.name, weight.shape), 0)
 
     def weights(self) -> list[tuple[str, tuple[int, ...], str | None]]:
-        """(name as in the checkpoint, shape, dtype or None) of every parameter, in transformers' order."""
+        """Return (name as in the checkpoint, shape, dtype or None) of every parameter, in transformers' order."""
         return [
             (w.name.replace("*", str(w.layer), 1), tuple(d.size for d in w.shape), None) for w in self.program.weights()
         ]
 
     def parameters_by_component(self) -> dict[str, int]:
-        """Parameter counts of "embedding", "attention", "mlp", ... in the order in which they first appear."""
+        """Return parameter counts of "embedding", "attention", "mlp", ... in the order in which they first appear."""
         out: dict[str, int] = {}
         for weight in self.weight_classes:
             out[weight.component] = out.get(weight.component, 0) + numel(weight.shape)[0] * self.copies(weight)
@@ -131,9 +135,10 @@ class Model:
 
 
 def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Model:
-    """A model by bundled name or alias, Hub id, path to a config.json or its folder, or the dict of a config.json.
+    """Return a model by bundled name or alias, Hub id, path to a config.json or its folder, or the dict of a
+    config.json.
 
-    InputError names what is wrong in one line.
+    Raises InputError, which names the problem in one line.
     """
     if isinstance(source, Model):
         return source
@@ -166,7 +171,9 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
 
 
 def _from_hub(repo_id: str) -> Model:
-    """The repository's configuration; where it is out of reach, a bundled model that has its shape by its name."""
+    """Return the model of a Hub repository. If the Hub is out of reach, use a bundled model whose name says that it has
+    the same shape.
+    """
     from memcalc.inputs.hub import OutOfReach, fetch_config
 
     try:
@@ -184,7 +191,7 @@ def _from_hub(repo_id: str) -> Model:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name too long or with a null byte is no file
+    except (OSError, ValueError):  # a name that is too long or has a null byte is no file
         return False
 
 
@@ -193,7 +200,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def from_path(path: Path) -> Model:
-    """A config.json, or the folder that holds one."""
+    """Return the model of a config.json, or of the folder that holds one."""
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise InputError(f"--model {one_line(path)}: this folder has no config.json")
@@ -202,7 +209,7 @@ def from_path(path: Path) -> Model:
 
 
 def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, notes: tuple[str, ...] = ()) -> Model:
-    """A model from the fields of a config.json; `notes` are those of the file that they are a part of."""
+    """Return a model from the fields of a config.json. `notes` are those of the file that the fields are a part of."""
     from memcalc.families import FAMILIES
 
     try:
@@ -236,7 +243,7 @@ def from_config(config: Mapping[str, Any], name: str, *, bundled: bool = False, 
 
 
 def _traced(name: str, model_type: str, config: Mapping[str, Any], field: str, notes: tuple[str, ...]) -> Model:
-    """A model without a program of its own; `field` says what makes it so."""
+    """Return a model without a program of its own. `field` says which field makes it so."""
     from memcalc.inputs.left_out import note_of_unknown
     from memcalc.tracing.program import Traced
 
@@ -251,7 +258,7 @@ def _shown(config: Mapping[str, Any], field: str) -> str:
 
 @cache
 def _aliases() -> dict[str, Path]:
-    """Every alias of a bundled model, in lower case."""
+    """Return every alias of a bundled model, in lower case, with its spec file."""
     out: dict[str, Path] = {}
     for path in sorted(specs_folder().glob("*.json")):
         for alias in read_bundled(path)["aliases"]:
@@ -260,7 +267,7 @@ def _aliases() -> dict[str, Path]:
 
 
 def model_names() -> list[str]:
-    """The bundled models whose family is modelled, by name."""
+    """Return the names of the bundled models whose family is modelled."""
     from memcalc.families import FAMILIES
 
     return sorted(
@@ -277,6 +284,6 @@ def _find_spec(text: str) -> Path | None:
 
 
 def bundled_spec(name: str) -> dict[str, Any] | None:
-    """The spec file of a bundled model by name or alias; None if there is none."""
+    """Return the spec file of a bundled model by name or alias; None if there is none."""
     path = _find_spec(name)
     return None if path is None else read_bundled(path)

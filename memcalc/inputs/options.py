@@ -1,6 +1,8 @@
-"""The options of a setup, as given, and the values that each may have. What they mean together is `memcalc.setup.setup`.
+"""The options of a setup, as given, and the values that each may have. memcalc.setup.setup resolves what they mean
+together.
 
-Checked by hand, not with pydantic: these few kinds are all there is, and a planner resolves thousands of setups a second.
+They are checked by hand, not with pydantic: there are only these few kinds, and a planner resolves thousands of setups
+a second.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from memcalc.registry import ENGINES, OPTIMIZERS
 
 
 class Options(NamedTuple):
-    """Every setup option of the contract. None means: the default, which may depend on the others."""
+    """Every setup option of the contract. None stands for the default, which may depend on other options."""
 
     gpus: int = 1
     gpus_per_node: int = 8
@@ -78,7 +80,7 @@ CHOICES: Final[dict[str, Collection[str]]] = {
     "kernels": ("hf", "fused", "megatron"),
     "engine": ENGINES,
 }  # fmt: skip
-"""Options that are one of some names."""
+"""The allowed names of each option that takes one of a few names."""
 WHOLE: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(
         ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "etp", "shard_group", "virtual_stages"), _DEGREE
@@ -100,7 +102,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "seq_len": (1, 10**8),
     "global_batch_size": (1, 10**10),
 }
-"""Whole numbers: the least and the largest that are taken."""
+"""The least and the largest value of each integer option."""
 _FLAGS: Final = (
     "sequence_parallel",
     "padded",
@@ -115,18 +117,20 @@ NOT_YET: Final = "is not modelled by this version; allowed: "
 
 
 def refuse(field: str, value: object, allowed: str) -> NoReturn:
-    """InputError in the one form that all options have."""
+    """Raise InputError in the one form that all options have."""
     shown = ("off", "on")[value] if isinstance(value, bool) else one_line(value)
     raise InputError(f"{option_name(field)} {shown}: {allowed}")
 
 
 def option_name(field: str) -> str:
-    """The command-line spelling of a field."""
+    """Return the command-line spelling of a field."""
     return "--" + field.replace("_", "-")
 
 
 def check_options(given: Mapping[str, Any]) -> Options:
-    """`given` as Options; a None is as good as leaving it out. InputError names the option, the value, what is allowed."""
+    """Return `given` as Options; None counts as left out. Raises InputError that names the option, the value and what
+    is allowed.
+    """
     for name, value in given.items():
         if name not in Options._fields:
             close = nearest(name, Options._fields)
@@ -139,7 +143,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
             raise InputError(f"{option_name(name)} {one_line(value)}: {allowed}")
     named = {name: value for name, value in given.items() if value is not None}
     if named.get("engine") == "fsdp2":
-        named.setdefault("zero", 3)  # the least that fully_shard does by itself is to shard all three
+        named.setdefault("zero", 3)  # fully_shard by itself always shards all three
     if named.get("gpu") == AUTO:
         from memcalc.inputs.local_gpu import local_gpu
 
@@ -148,7 +152,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
 
 
 def _what_is_allowed(name: str, value: Any) -> str | None:
-    """What the option allows, if `value` is not among it."""
+    """Return what the option allows if it does not allow `value`; None if it does."""
     if name in CHOICES:
         choices = CHOICES[name]
         if value in choices:

@@ -8,7 +8,9 @@ from typing import Any, Final, cast
 from memcalc.errors import quoted
 
 FIELDS: Final = ("quantization_config", "compression_config")
-"""The field of a config.json, and the name that it had for compressed-tensors (quantizers/auto.py)."""
+"""The fields that describe quantization in a config.json; compressed-tensors used the second name earlier
+(quantizers/auto.py).
+"""
 
 METHODS: Final = frozenset(
     {
@@ -17,15 +19,18 @@ METHODS: Final = frozenset(
         "sinq", "spqr", "torchao", "vptq",
     }
 )  # fmt: skip
-"""transformers' `QuantizationMethod`, but for bitnet: its layers quantize while they train, which is not modelled."""
+"""transformers' `QuantizationMethod` without bitnet. bitnet's layers quantize while they train, which is not
+modelled.
+"""
 _OF_OTHER_TOOLS: Final = frozenset({"modelopt", "intel/auto-round"})
-"""NVIDIA's and Intel's tools write these, and transformers skips them with a warning."""
+"""Methods written by NVIDIA's and Intel's tools. transformers skips them with a warning."""
 
 
 def without_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The fields of the 16-bit model, and a note where the configuration is of quantized weights.
+    """Return the fields of the 16-bit model, and a note if the configuration describes quantized weights.
 
-    ValueError names a method that is not known, or one whose training is another."""
+    Raises ValueError for an unknown method, or one that trains differently.
+    """
     methods = [method_of(field, config[field]) for field in FIELDS if config.get(field) is not None]
     if not methods:
         return config, ()
@@ -34,7 +39,7 @@ def without_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
 
 
 def method_of(field: str, given: object) -> str:
-    """The quantization method of the field's object. ValueError where it has none that is known."""
+    """Return the quantization method of the field's object. Raises ValueError if it has no known method."""
     if not isinstance(given, Mapping):
         raise ValueError(f"field `{field}` is {quoted(given)}; it should be an object or null")
     said = cast("Mapping[str, Any]", given)

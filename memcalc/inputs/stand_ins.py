@@ -1,5 +1,8 @@
-"""Bundled models in the place of Hub repositories that cannot be reached: where the repository's name says that it has the
-shape of one of them. Instruct and chat variants of a model have it, and so have copies by another owner under the same name."""
+"""Bundled models that replace Hub repositories out of reach, if the repository's name says that it has the shape of one
+of them.
+
+Instruct and chat variants of a model have its shape, and so have copies by another owner under the same name.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,22 @@ from memcalc.inputs.files import read_bundled, specs_folder
 
 _TUNED: Final = ("instruct", "chat", "it")
 _PLAIN: Final = ("base", "pt", "hf")
-"""Words for the model as it was pretrained, where a name tells its size besides: `t5-base` is a size of its own."""
+"""Words for a pretrained model. They are ignored only if the name also tells a size: `t5-base` is a size of its own."""
 
 _SIZE: Final = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]")
 
 
 def stand_in(repo_id: str) -> Path | None:
-    """The bundled spec of the same shape; None where the name does not say that there is one. Any other word that a name has
-    more (a length, a quantization, a version) may change the shape."""
+    """Return the bundled spec of the same shape; None if the name does not say that there is one.
+
+    Any other additional word (a length, a quantization, a version) may change the shape.
+    """
     known = _names()
     return next((known[name] for name in _readings(repo_id) if name in known), None)
 
 
 def _readings(repo_id: str) -> Iterator[str]:
-    """The repository's name, as the pretrained model of that name, and as a tuned variant of it."""
+    """Yield the readings of a repository's name: as it is, as the pretrained model, and as a tuned variant of it."""
     name = _own_name(repo_id)
     yield name
     yield _plain(name)
@@ -35,7 +40,7 @@ def _readings(repo_id: str) -> Iterator[str]:
 
 
 def _names() -> Mapping[str, Path]:
-    """What bundled models are called, on the Hub and here."""
+    """Return the names of bundled models, on the Hub and here, with their spec files."""
     out: dict[str, Path] = {}
     for path in sorted(specs_folder().glob("*.json")):
         spec: dict[str, Any] = read_bundled(path)

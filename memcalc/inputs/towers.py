@@ -1,4 +1,4 @@
-"""The text tower of a model that also sees or hears: the language model that its `text_config` describes."""
+"""The text tower of a model that also takes images or audio: the language model that its `text_config` describes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,15 @@ DEFAULT_TEXT_TYPES: Final[dict[str, str]] = {
     "vipllava": "llama",
     "voxtral": "llama",
 }
-"""What transformers takes a `text_config` without a `model_type` for, by the type of the whole model (the configuration
-classes in models/*/configuration_*.py)."""
+"""The `model_type` that transformers assumes for a `text_config` without one, by the type of the whole model (the
+configuration classes in models/*/configuration_*.py).
+"""
 
 
 def text_tower(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of the text tower; None where a configuration has none. An embedding tied by the whole is tied here."""
+    """Return the fields of the text tower; None if a configuration has none. If the whole model ties its embedding, the
+    tower does too.
+    """
     nested = config.get("text_config")
     if not isinstance(nested, Mapping):
         return None
