@@ -79,6 +79,7 @@ IN_PLAIN_WORDS = (
     "memcalc.pipelining",
     "memcalc.registry",
     "memcalc.tape",
+    "memcalc.tracing",
     "memcalc.units",
 )
 """The rooms and modules whose docstrings begin with a verb or a noun phrase."""

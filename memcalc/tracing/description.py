@@ -1,4 +1,4 @@
-"""What is to be known of a model before it is run, and what the paths of its modules say."""
+"""The description of a model before it is run, and the meaning of its modules' paths."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from memcalc.core.dtypes import DType
 
 
 class Place(NamedTuple):
-    """A module or tensor by its path, with `*` for the number of its layer, and that number."""
+    """The path of a module or tensor, with `*` for the number of its layer, and that number."""
 
     name: str
     layer: int | None
 
 
 class Described(NamedTuple):
-    """A parameter or buffer. `dtype` is None where it is that of the model."""
+    """A parameter or buffer. `dtype` is None if it is the model's."""
 
     at: Place
     sizes: tuple[int, ...]
@@ -26,7 +26,7 @@ class Described(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A model as it is on the meta device."""
+    """A model as built on the meta device."""
 
     class_name: str
     layers: int
@@ -39,7 +39,9 @@ class Description(NamedTuple):
 
 
 def place(path: str, stacks: frozenset[str]) -> Place:
-    """The place of a path, where `stacks` are the paths of the lists of layers. Lists within a layer keep their numbers."""
+    """Return the place of a path. `stacks` are the paths of the lists of layers; lists within a layer keep their
+    numbers.
+    """
     parts = path.split(".")
     for i, part in enumerate(parts):
         if part.isdigit() and ".".join(parts[:i]) in stacks:
@@ -49,7 +51,7 @@ def place(path: str, stacks: frozenset[str]) -> Place:
 
 @cache
 def shape_of(sizes: tuple[int, ...]) -> Shape:
-    """Dims of these sizes. What they mean is known only to the code that made them."""
+    """Return dims of these sizes. Only the code that made the sizes knows what they mean."""
     return tuple(Dim(f"dim{i}", size) for i, size in enumerate(sizes))
 
 
@@ -66,6 +68,8 @@ _COMPONENTS: Final = (
 
 @cache
 def component_of(name: str) -> str:
-    """The group of a parameter in tables, by a plain reading of its path: its own module first, then those around it."""
+    """Return the group of a parameter in tables, read from its path: its own module decides first, then those around
+    it.
+    """
     lower = name.lower()
     return next((group for group, pattern in _COMPONENTS if re.fullmatch(pattern, lower)), "other")

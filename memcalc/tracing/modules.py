@@ -1,9 +1,9 @@
 # pyright: basic
-"""transformers' own model of a config.json: on the meta device to read what it is made of, of fake tensors to run.
+"""transformers' own model of a config.json: on the meta device to read its parts, of fake tensors to run.
 
-Which of a type's classes is built: the one that the config.json's `architectures` names, if one of three auto classes has
-it for this type; else the first that there is of AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, in
-this order. It is never remote code: an `auto_map` is not looked at.
+The class that the config.json's `architectures` names is built, if one of three auto classes has it for this type. Else
+the first existing one is built of AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, in this order.
+Remote code is never used: an `auto_map` is ignored.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _TORCH_DTYPES = {ours: theirs for theirs, ours in _DTYPES.items()}
 
 
 def known_types() -> tuple[str, ...]:
-    """Every `model_type` of which transformers has a configuration."""
+    """Return every `model_type` that transformers has a configuration for."""
     return tuple(transformers.CONFIG_MAPPING)
 
 
 def configuration(model_type: str, fields: Mapping[str, Any]) -> Any:
-    """transformers' configuration of a config.json's fields; it raises what it likes at those that are wrong."""
+    """Return transformers' configuration of a config.json's fields. Wrong fields can raise any exception."""
     kept = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}
     with quiet():
         return AutoConfig.for_model(model_type, **copy.deepcopy(kept))
 
 
 def auto_class(config: Any) -> Any:
-    """The auto class that builds the model of a configuration; None if transformers has no language model of it."""
+    """Return the auto class that builds a configuration's model; None if transformers has no language model for it."""
     having = [auto for auto in _AUTO_CLASSES if type(config) in auto._model_mapping]
     names = [_get_model_class(config, auto._model_mapping).__name__ for auto in having]
     named = [auto for auto, name in zip(having, names, strict=True) if name in (config.architectures or ())]
@@ -65,26 +65,28 @@ def auto_class(config: Any) -> Any:
 
 
 def on_meta(config: Any) -> Module:
-    """The model on the meta device: names and shapes, nothing else."""
+    """Return the model on the meta device: names and shapes only."""
     with quiet(), torch.device("meta"):
         return _from_config(config, dtype=torch.float32)
 
 
 def to_run(config: Any, attention: str, dtype: DType, auto: Any = None) -> Module:
-    """The model as it is trained: all of one dtype, the key-value cache off; `auto` is another auto class than the rule's."""
+    """Return the model as it is trained: all of one dtype, without the key-value cache. `auto` replaces the auto class
+    that the rule chooses.
+    """
     model = _from_config(config, auto, attn_implementation=attention, dtype=_TORCH_DTYPES[dtype])
     _cast(model, _TORCH_DTYPES[dtype])
     return model.train()
 
 
 def _from_config(config: Any, auto: Any = None, **choices: Any) -> Module:
-    config = copy.deepcopy(config)  # it is written to
+    config = copy.deepcopy(config)  # from_config changes it
     config.use_cache = False
     return (auto or auto_class(config)).from_config(config, **choices)
 
 
 def _cast(model: Module, dtype: torch.dtype) -> None:
-    """`model.to(dtype)`, which fails on fake tensors; most are of this dtype already."""
+    """Cast a model as `model.to(dtype)` does, which fails on fake tensors. Most tensors have this dtype already."""
     made: dict[int, Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -99,10 +101,10 @@ def _cast(model: Module, dtype: torch.dtype) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers and torch have to say to someone who trains."""
+    """Silence the warnings of transformers and torch within a block."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
-    ops = logging.getLogger("torch._subclasses.fake_tensor")  # what an op says is in the exception, too
+    ops = logging.getLogger("torch._subclasses.fake_tensor")  # an op's message is in its exception too
     disabled, ops.disabled = ops.disabled, True
     try:
         with warnings.catch_warnings():
@@ -113,11 +115,11 @@ def quiet() -> Iterator[None]:
         ops.disabled = disabled
 
 
-# --- what a model is made of
+# --- the parts of a model
 
 
 def describe(config: Any) -> Description:
-    """What is to be known of a model before it is run."""
+    """Return the description of a model before it is run."""
     model = on_meta(config)
     text = config.get_text_config()
     limit = _positions_limit(model, text)
@@ -127,7 +129,7 @@ def describe(config: Any) -> Description:
         Described(place(name, paths), tuple(b.shape), None if b.is_floating_point() else dtype_of(b.dtype))
         for name, b in model.named_buffers()
     ]
-    # An encoder's and a decoder's are two stacks, of which the configuration's number is one.
+    # An encoder and a decoder are two stacks; the configuration's number counts only one.
     layers = None if config.is_encoder_decoder else getattr(text, "num_hidden_layers", None)
     in_stacks = {(p.at.name.split("*")[0], p.at.layer) for p in parameters if p.at.layer is not None}
     return Description(
@@ -143,7 +145,7 @@ def describe(config: Any) -> Description:
 
 
 def stacks(model: Module) -> frozenset[str]:
-    """The paths of the lists of layers: lists of modules that have parts."""
+    """Return the paths of the lists of layers: lists of modules that have submodules."""
     return frozenset(
         path
         for path, module in model.named_modules()
@@ -157,7 +159,9 @@ def _positions(config: Any) -> int | None:
 
 
 def _positions_limit(model: Module, config: Any) -> int | None:
-    """The longest sequence where positions are looked up in a table. One with a padding index starts behind it."""
+    """Return the longest sequence if positions are looked up in a table; None otherwise. A table with a padding index
+    starts after it.
+    """
     positions = _positions(config)
     for path, module in model.named_modules():
         tables = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
@@ -185,12 +189,12 @@ def _experts_per_token(config: Any) -> int | None:
 
 @cache
 def dtype_of(dtype: torch.dtype) -> DType:
-    """memcalc's element type; one of its own where memcalc has none (complex, integers of 8 and 16 bits)."""
+    """Return memcalc's element type, or a new one if memcalc has none (complex, integers of 8 and 16 bits)."""
     return _DTYPES.get(dtype) or DType(str(dtype).removeprefix("torch."), dtype.itemsize, dtype.is_floating_point)
 
 
 def storage_shape(tensor: torch.Tensor) -> Shape:
-    """The tensor's shape if it fills its storage; else the storage as one dim."""
+    """Return the tensor's shape if it fills its storage; else the storage as one dim."""
     nbytes = tensor.untyped_storage().nbytes()
     if tensor.numel() * tensor.itemsize == nbytes:
         return shape_of(tuple(tensor.shape))

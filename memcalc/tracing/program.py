@@ -1,8 +1,8 @@
-"""What stands where a family's program stands: transformers' own module, traced under fake tensors.
+"""The program of a model without a family: transformers' own module, traced under fake tensors.
 
-torch and transformers are imported here when a model is loaded, to read its weights; nothing is traced before an estimate
-asks for it. Which class is built is decided in `modules.py`. Dropout is traced as a GPU runs it (`realism.gpu_dropout`).
-Kernels that transformers would fetch from elsewhere are not: what is traced is its own torch code, of the version that
+torch and transformers are imported when a model is loaded, to read its weights. Nothing is traced before an estimate
+asks for it. `modules.py` decides which class is built. Dropout is traced as a GPU runs it (`realism.gpu_dropout`).
+Kernels that transformers would fetch from elsewhere are not used: its own torch code is traced, in the version that
 `source` names, as it runs on the CPU.
 """
 
@@ -24,16 +24,16 @@ INSTALL = "pip install 'memcalc-llm[validate]'"
 
 
 class Traced(Program):
-    """A model of transformers in the place of a program."""
+    """A model of transformers that replaces a program."""
 
     polynomial = False
     pads = False
     autocasts = False
 
     def __init__(self, name: str, model_type: str, fields: Mapping[str, Any], field: str = "") -> None:
-        """InputError if there is no torch, if transformers does not know the type or does not take the fields.
+        """Raise InputError if torch is missing, or if transformers does not know the type or refuses the fields.
 
-        `field` says which one there is no program of; by default it is the type.
+        `field` is the field that there is no program for; by default the type.
         """
         self.name = one_line(name)
         field = field or f"field `model_type` is {quoted(model_type)}"
@@ -77,7 +77,7 @@ class Traced(Program):
             yield Buffer(name, shape_of(sizes), dtype)
 
     def pattern(self) -> tuple[int, int] | None:
-        """None: a trace is of all layers."""
+        """Return None: a trace covers all layers."""
         return None
 
     def traced_step(self, run: Run) -> int:

@@ -1,5 +1,5 @@
 # pyright: basic
-"""What makes a module go under fake tensors on the CPU the way it goes on a GPU."""
+"""Patches that make a module under fake tensors on the CPU take the same way as on a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from transformers.utils import import_utils
 
 @contextmanager
 def gpu_dropout() -> Iterator[None]:
-    """Dropout as on a GPU: one kernel that keeps a mask of bools, and nothing of its own within fused attention.
+    """Run dropout as on a GPU within a block: one kernel that keeps a bool mask, and no own kernel within fused
+    attention.
 
     On the CPU torch multiplies by a mask in the input's dtype, and attention with dropout is not fused.
     """
@@ -39,7 +40,9 @@ def gpu_dropout() -> Iterator[None]:
 
 @contextmanager
 def not_taken_for_compiling() -> Iterator[None]:
-    """Fake tensors make transformers believe that it is being compiled, and build masks that a real run does without."""
+    """Hide fake tensors from transformers within a block. Otherwise it assumes that it is being compiled, and builds
+    masks that a real run does not.
+    """
     original = import_utils.is_fake_tensor
     import_utils.is_fake_tensor = lambda x: False
     try:
@@ -50,7 +53,9 @@ def not_taken_for_compiling() -> Iterator[None]:
 
 @contextmanager
 def not_initialized() -> Iterator[None]:
-    """Weights need no values, and some ways to make them look at what is not there. Tying is no part of it."""
+    """Skip the initialization of weights within a block. Weights need no values, and some initializations read values
+    that fake tensors lack. Weights are still tied.
+    """
     original = PreTrainedModel.initialize_weights
     PreTrainedModel.initialize_weights = lambda self: None
     try:
@@ -61,7 +66,9 @@ def not_initialized() -> Iterator[None]:
 
 @contextmanager
 def collected_by_hand() -> Iterator[None]:
-    """Without the cycle collector, whose moments are no property of a model; by hand it looks at what is new only."""
+    """Turn off the cycle collector within a block: when it runs is no property of a model. A collection by hand only
+    looks at new objects.
+    """
     enabled, freezes = gc.isenabled(), gc.get_freeze_count() == 0
     gc.disable()
     if freezes:

@@ -1,9 +1,9 @@
 # pyright: basic
-"""What torch allocates and frees, written into memcalc's log.
+"""A recorder of torch's allocations and frees in memcalc's log.
 
-A dispatch mode sees every op that torch runs, in forward, in the recomputation of a checkpoint and in backward. Each new
-storage that an op returns gets a `memcalc.core.tensor.Storage` that lives as long as it does. What an op allocates and frees
-within itself is not seen, as it is not modelled on paper.
+A dispatch mode sees every op that torch runs, in forward, in the recomputation of a checkpoint and in backward. Each
+new storage that an op returns gets a `memcalc.core.tensor.Storage` that lives as long as it does. Allocations within an
+op that are freed within it are not seen; on paper they are not modelled either.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ from memcalc.tracing.values import Values
 from memcalc.tracing.work import note
 
 MOST_OPS: Final = 100_000
-"""Of the first forward. A hundred layers have some 10 000; what has more goes through its tokens one by one."""
+"""The most ops of the first forward. A hundred layers have some 10 000; a model with more goes through its tokens one
+by one.
+"""
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps a memcalc storage for every storage of torch's that is the model's or that an op returned."""
+    """A dispatch mode that keeps a memcalc storage for each of torch's storages that the model has or an op
+    returned.
+    """
 
     def __init__(self, memory: Memory, model: Module) -> None:
         super().__init__()
@@ -62,7 +66,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def register(self, tensor: torch.Tensor, component: str, name: str) -> None:
-        """A block for the tensor's storage, unless it has one."""
+        """Give the tensor's storage a block, unless it has one."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.blocks:
@@ -70,7 +74,7 @@ class Recorder(TorchDispatchMode):
             weakref.finalize(storage, self.blocks.pop, key).atexit = False
 
     def relabel(self, tensor: torch.Tensor, component: str, at: Place) -> None:
-        """An activation is something else from here on."""
+        """Give an activation another name from here on."""
         block = self.blocks[tensor.untyped_storage()._cdata]
         if self.memory.rows[block.index].component == "activation":
             self.memory.relabel(block, storage_shape(tensor), component, *at)
@@ -80,9 +84,9 @@ class Recorder(TorchDispatchMode):
         self.relabel(parameter.grad, "gradients", at)
 
     def restart(self, model: Module) -> None:
-        """Start the log anew with what is there, after a first forward."""
+        """Start the log anew with the live blocks, after a first forward."""
         self.ops_left = math.inf
-        for name, buffer in model.named_buffers():  # one that forward has replaced is the model's still
+        for name, buffer in model.named_buffers():  # a buffer that forward has replaced is still the model's
             self.relabel(buffer, "buffers", Place(name, None))
         rows = list(self.memory.rows)
         for log in (self.memory.rows, self.memory.log, self.memory.segments, self.memory.renamed, self.memory.work):
@@ -102,7 +106,9 @@ class Recorder(TorchDispatchMode):
 
 
 class Running:
-    """Which module is running: in forward by its hooks, in backward the one that was when the node was made."""
+    """The running module: in forward by module hooks, in backward the module that was running when the node was
+    made.
+    """
 
     def __init__(self, memory: Memory, model: Module, paths: frozenset[str]) -> None:
         self.memory = memory
@@ -127,13 +133,16 @@ class Running:
         self.places.append(self.modules[-1])
 
     def follow_backward(self) -> None:
-        """Outside all modules a node may be running that one of them has made."""
+        """Outside all modules, follow the node of backward that runs: a module may have made it."""
         if len(self.modules) == 1 and (node := torch._C._current_autograd_node()) is not None:
             self._is_at(self.places[bisect_right(self.first_nodes, node._sequence_nr()) - 1])
 
     def recomputes(self) -> None:
-        """Whether what runs is a checkpoint's forward again: it records a graph, and looks at all that is saved, also within
-        an op that records none. Backward's own ops do neither."""
+        """Note whether a checkpoint's forward is running again.
+
+        It does if backward records a graph, or if saved tensors are hooked, also within an op that records no graph.
+        Backward's own ops do neither.
+        """
         looks = _top_saved_tensors_default_hooks(True) is not None
         self.memory.recomputing = self.memory.phase == "backward" and (torch.is_grad_enabled() or looks)
 

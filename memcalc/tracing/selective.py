@@ -1,5 +1,5 @@
 # pyright: basic
-"""A policy of memcalc as the contexts that torch's checkpoint asks for: torch keeps the results of the same ops."""
+"""A policy of memcalc as the contexts that torch's checkpoint takes: torch keeps the results of the same ops."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ OPS: Final[dict[Any, str]] = {
     _ATEN._scaled_dot_product_efficient_attention.default: ATTENTION,
     _ATEN._scaled_dot_product_cudnn_attention.default: ATTENTION,
 }
-"""What a policy knows torch's ops as."""
+"""The names that a policy has for torch's ops."""
 
 
 def context_fn(policy: Policy) -> Callable[[], Any]:
-    """For `checkpoint(…, use_reentrant=False, context_fn=…)`: what makes the two contexts of one call."""
+    """Return a function for `checkpoint(…, use_reentrant=False, context_fn=…)` that makes the two contexts of one
+    call.
+    """
     return partial(_contexts, policy)
 
 

@@ -22,7 +22,9 @@ from memcalc.tracing.selective import context_fn
 
 
 def step(run: Run, config: Any) -> int:
-    """Forward and backward of the reference step in its steady state; where in the run's log forward ends."""
+    """Run forward and backward of the reference step in its steady state. Returns the index in the run's log at which
+    forward ends.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True), not_taken_for_compiling(), quiet(), collected_by_hand():
         with not_initialized():
             model = to_run(config, run.attention, run.dtype)
@@ -33,7 +35,8 @@ def step(run: Run, config: Any) -> int:
         with gpu_dropout(), recorder:
             ids = torch.zeros((run.batch.size, run.seq.size), dtype=torch.int64)
             recorder.relabel(ids, "buffers", Place("input ids", None))
-            # Of the step before, its loss is still there, and what modules keep; gradients, if it was a micro-batch of this.
+            # Of the previous step, the loss and the tensors that modules keep are alive; gradients are too within one
+            # step.
             loss = forward(model, ids, recorder)
             if run.accumulating:
                 loss.backward()
@@ -51,7 +54,7 @@ def step(run: Run, config: Any) -> int:
 
 
 def forward(model: Module, ids: torch.Tensor, recorder: Recorder) -> torch.Tensor:
-    """The loss. What else the model returns goes, and so do cycles."""
+    """Return the loss. Other outputs of the model are freed, and so are cycles."""
     loss = model(input_ids=ids, labels=ids).loss
     gc.collect()
     recorder.relabel(loss, "activation", Place("loss", None))
@@ -59,7 +62,9 @@ def forward(model: Module, ids: torch.Tensor, recorder: Recorder) -> torch.Tenso
 
 
 def recompute(model: Any, policy: Policy | None) -> None:
-    """Checkpoint every layer; what `policy` keeps is not run again. InputError where transformers does not offer it."""
+    """Checkpoint every layer; results that `policy` keeps are not computed again. Raises InputError if transformers
+    does not offer it.
+    """
     how: dict[str, Any] = {"use_reentrant": False}
     if policy is not None:
         how["context_fn"] = context_fn(policy)

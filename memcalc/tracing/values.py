@@ -1,9 +1,9 @@
 # pyright: basic
-"""The values of tensors that do not depend on weights: masks, positions, token ids and what is computed from them.
+"""The values of tensors that do not depend on weights: masks, positions, token ids and tensors computed from them.
 
-Fake tensors have no values, and transformers looks at some: whether a mask masks anything, whether positions are those of
-a packed batch. Of small tensors that come from no weight the real values are computed beside the fake ones, so that the
-code takes the branches that it takes in a real run. Where it asks for a value that does depend on weights, the trace fails.
+Fake tensors have no values, but transformers looks at some: whether a mask masks anything, whether positions are those
+of a packed batch. For small tensors that depend on no weight the real values are computed beside the fake ones, so that
+the code takes the branches of a real run. If the code asks for a value that depends on weights, the trace fails.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 MOST_ELEMENTS: Final = 2**22
-"""Of a tensor whose values are computed."""
+"""The most elements of a tensor whose values are computed."""
 
 _GROUPED: Final = torch.ops.aten._grouped_mm.default
 
 
 class Values:
-    """Runs ops on fake tensors, and beside them on the real values where these are known."""
+    """Runs ops on fake tensors, and also on the real values if these are known."""
 
     def __init__(self) -> None:
         self.overwritten: set[int] = set()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The op's result, as fake tensors and plain numbers."""
+        """Return the op's result, as fake tensors and plain numbers."""
         known = all(
             self.value(leaf) is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         )
@@ -48,7 +48,7 @@ class Values:
         return out
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The real tensor beside a fake one, None if its values depend on weights."""
+        """Return the real tensor beside a fake one; None if its values depend on weights."""
         if not isinstance(tensor, FakeTensor):
             return tensor
         value = getattr(tensor, "value_beside", None)
@@ -68,7 +68,7 @@ class Values:
                 self.give(fake, value)
 
     def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
-        """What is overwritten with something unknown is unknown, and all views of it."""
+        """Forget the values of tensors that are overwritten with unknown ones, and of all their views."""
         for place, argument in enumerate(func._schema.arguments):
             given = kwargs.get(argument.name) if argument.name in kwargs else args[place] if place < len(args) else None
             if argument.is_write:
@@ -87,6 +87,6 @@ class Values:
 
 
 def _grouped_product(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch._grouped_mm, of which fake tensors only know the one of bf16."""
+    """Compute torch._grouped_mm in bf16 and cast the result: fake tensors support no other dtype."""
     as_bf16 = tree_map_only(torch.Tensor, lambda t: t.bfloat16() if t.is_floating_point() else t, (args, kwargs))
     return _GROUPED(*as_bf16[0], **as_bf16[1]).to(args[0].dtype)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The products of matrices of a trace: torch's own formulas, and those that it lacks (torch/utils/flop_counter.py)."""
+"""The matrix products of a trace: torch's own formulas, and those that torch lacks (torch/utils/flop_counter.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATEN: Final = torch.ops.aten
 
 
 def _grouped(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:
-    """Of a rows (rows, k) and matrices (groups, k, n), or of (m, rows) and (rows, n): each row meets one group."""
+    """Return the FLOPs of (rows, k) and (groups, k, n), or of (m, rows) and (rows, n): each row meets one group."""
     return 2 * a.shape[0] * a.shape[1] * b.shape[-1]
 
 
@@ -32,7 +32,7 @@ def _attention_backward(
 
 
 def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any, **named: Any) -> int:
-    """With the channels of a group alone, where torch's formula takes all for the weight's gradient."""
+    """Return the FLOPs with the channels of one group; torch's formula takes all channels for the weight's gradient."""
     whole = flop_registry[_ATEN.convolution_backward](grad, x, weight, *rest, **named)
     groups, mask = rest[6], rest[7]
     if groups == 1 or not mask[1]:
@@ -48,7 +48,7 @@ LACKING: Final[dict[Any, Any]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     _ATEN.convolution_backward: _convolution_backward,
 }
-"""What torch's counter has no formula for, or another one."""
+"""Formulas for ops that torch's counter does not count, or counts differently."""
 
 
 def _kind(name: str) -> str:
@@ -60,7 +60,7 @@ def _kind(name: str) -> str:
 
 
 def note(memory: Memory, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Note what an op multiplies."""
+    """Record the products of an op."""
     packet = getattr(func, "_overloadpacket", None)
     formula = LACKING.get(packet) or flop_registry.get(packet)
     if formula is None:
