@@ -78,6 +78,7 @@ IN_PLAIN_WORDS = (
     "memcalc.optimizers",
     "memcalc.pipelining",
     "memcalc.registry",
+    "memcalc.setup",
     "memcalc.tape",
     "memcalc.tracing",
     "memcalc.units",

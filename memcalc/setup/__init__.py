@@ -1,1 +1,1 @@
-"""Options as given become a setup: defaults resolved, and what no engine does refused."""
+"""The setup of given options: defaults are resolved, and combinations that no engine runs are refused."""

@@ -1,5 +1,6 @@
-"""How a step computes, as options are resolved: precision and gradients' dtype, the optimizer's implementation, attention,
-kernels, loss. A method that does not go with the engine or the model is an InputError of one line."""
+"""The methods of a step, resolved from options: precision and gradients' dtype, the optimizer's implementation,
+attention, kernels, loss. A method that does not go with the engine or the model is an InputError of one line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def precision_of(options: Options, engine: str, model: Model | None) -> str:
-    """Return what weights and states are, which an engine may not have."""
+    """Return the precision of weights and states. Raises InputError if the engine does not have it."""
     precision = options.precision
     if engine == "megatron" and precision not in ("fp32", "bf16-mixed", "fp16-mixed"):
         refuse("precision", precision, f"with engine megatron {NOT_YET}fp32, bf16-mixed, fp16-mixed")
@@ -35,14 +36,14 @@ def precision_of(options: Options, engine: str, model: Model | None) -> str:
 
 
 def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | None) -> str:
-    """Return what gradients are kept or reduced in."""
+    """Return the dtype that gradients are kept or reduced in."""
     natural = (
         "fp32"
         if precision.endswith("-autocast")
         else {"fp8": "bf16"}.get(precision.split("-")[0], precision.split("-")[0])
     )
     if engine == "fsdp2" and precision.endswith("-mixed"):
-        allowed = ("fp32", natural)  # what they are reduced in; the optimizer sees fp32
+        allowed = ("fp32", natural)  # gradients are reduced in it; the optimizer sees fp32
         if options.grad_dtype not in (None, *allowed):
             refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
         return options.grad_dtype or "fp32"
@@ -77,7 +78,7 @@ def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | 
 
 
 def implementation_of(options: Options, engine: str) -> str:
-    """Of torch's optimizers."""
+    """Return the optimizer's implementation in torch: the given one, or the engine's default."""
     from memcalc.optimizers import load_optimizer
 
     allowed = load_optimizer(options.optimizer).implementations
@@ -94,7 +95,7 @@ def implementation_of(options: Options, engine: str) -> str:
 
 
 def attention_of(options: Options, engine: str, model: Model) -> str:
-    """Which attention runs; Megatron's depends on the GPU."""
+    """Return the attention that runs. Megatron's depends on the GPU."""
     kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
     if runs_gpt_model(options, engine):
         if options.attention in ("sdpa", "unfused"):
@@ -127,7 +128,7 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
 
 
 def _capability(options: Options) -> str:
-    """Compute capability of the GPU that was named; '' without one."""
+    """Return the compute capability of the named GPU; '' without one."""
     if options.gpu is None:
         return ""
     from memcalc.inputs.gpu import load_gpu
@@ -136,7 +137,9 @@ def _capability(options: Options) -> str:
 
 
 def _takes_flash(options: Options, model: Model) -> bool:
-    """Transformer Engine prefers the flash-attn package on GPUs before Hopper (get_attention_backend, at its end)."""
+    """Tell whether Transformer Engine takes the flash-attn package, as it prefers to on GPUs before Hopper
+    (get_attention_backend, at its end).
+    """
     from memcalc.families.base.architecture import architecture_of
     from memcalc.megatron.checks import unfit_for_flash
 
@@ -148,7 +151,7 @@ def _takes_flash(options: Options, model: Model) -> bool:
 
 
 def kernels_of(options: Options, precision: str, engine: str, model: Model | None, seq_len: int | None) -> str:
-    """Whose kernels; megatron's softmax is fused for some lengths only."""
+    """Return the kernels that run. Megatron's softmax is fused for some sequence lengths only."""
     gpt_model = engine == "megatron" or runs_gpt_model(options, engine)
     kernels = options.kernels or ("megatron" if gpt_model else "hf")
     if engine == "megatron" and kernels != "megatron":
@@ -173,7 +176,7 @@ def kernels_of(options: Options, precision: str, engine: str, model: Model | Non
 
 
 def cross_entropy_of(options: Options, kernels: str, precision: str, engine: str, model: Model) -> str:
-    """Whose loss: the kernels' own unless another one is asked for."""
+    """Return the loss that runs: the kernels' own unless another one is asked for."""
     if options.cross_entropy is None:
         return DEFAULT_LOSS[kernels]
     allowed = losses(kernels, model.model_type)
@@ -197,11 +200,11 @@ _CP_COMM_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "fsdp2": ("all_gather", "p2p"),
     "deepspeed": ("a2a",),
 }
-"""Of the engines that share sequences, each one's default first."""
+"""The allowed values by engine that shares sequences, each one's default first."""
 
 
 def cp_comm_type_of(options: Options, engine: str) -> str | None:
-    """How ranks of a sequence share keys and values; None where none do."""
+    """Return the way in which ranks of a sequence share keys and values; None if no ranks do."""
     if options.cp == 1:
         return None
     allowed = _CP_COMM_TYPES[engine]
@@ -212,10 +215,10 @@ def cp_comm_type_of(options: Options, engine: str) -> str | None:
 
 
 def sync_each_micro_batch_of(options: Options, engine: str) -> bool | None:
-    """Tell whether DDP or FSDP2 reduces after every micro-batch; None where it is not up to the caller.
+    """Tell whether DDP or FSDP2 reduces after every micro-batch; None if the caller cannot choose.
 
-    By default not: so do accelerate's `accumulate` and `no_sync` (GradientAccumulationPlugin.sync_each_batch is off) with HF
-    Trainer, and Lightning's `_block_parallel_sync_behavior`.
+    By default they do not. accelerate's `accumulate` and `no_sync` (GradientAccumulationPlugin.sync_each_batch is off)
+    with HF Trainer, and Lightning's `_block_parallel_sync_behavior`, do the same.
     """
     name, given = "sync_each_micro_batch", options.sync_each_micro_batch
     if engine in ("ddp", "fsdp2") and options.pp == 1:

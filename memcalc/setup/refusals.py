@@ -1,4 +1,4 @@
-"""What a setup is refused for: combinations that cannot run, or are not modelled yet, each by name."""
+"""Refusals of setups: combinations that cannot run, or are not modelled yet, each by name."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def check_modelled(options: Options, engine: str, model: Model | None) -> None:
-    """What the engine leaves at one, what needs another option, and what the model's program cannot do."""
+    """Raise InputError for degrees that the engine leaves at one, for options that need another one, and for what the
+    model's program cannot do.
+    """
     for name in _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages", "cp", "ep", "etp")):
         degree: int | None = getattr(options, name)
-        if name == "etp" and degree == options.tp:  # its default, where nothing has experts
+        if name == "etp" and degree == options.tp:  # the default of etp, if no layer has experts
             continue
         if degree is not None and degree > 1:
             if engine == "ddp":
@@ -76,11 +78,11 @@ _WITH_DDP: Final[Mapping[str, str]] = {
     "cp": _ACCELERATE.format("cp"),
     "ep": "transformers shares experts among FSDP's ranks, not replicas (DistributedConfig.ep_size divides fsdp_size·tp_size)",
 }
-"""Who does not run it."""
+"""The reason why a degree does not go with DDP."""
 
 
 def _with_ddp(name: str, degree: int) -> None:
-    """Replicas of slices, of parts of a sequence or of stages: what to use in the place of DDP."""
+    """Refuse replicas of slices, of parts of a sequence or of stages, and name the engines to use instead of DDP."""
     others = "1, --engine fsdp2 --zero 2 or --engine megatron"
     if name == "tp":
         others = "1, --engine fsdp2 --zero 2 (replicas too with --shard-group 1) or --engine megatron"
@@ -89,12 +91,16 @@ def _with_ddp(name: str, degree: int) -> None:
 
 
 def runs_gpt_model(options: Options, engine: str) -> bool:
-    """Tell whether DeepSpeed has Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages under it."""
+    """Tell whether DeepSpeed runs Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages
+    under it.
+    """
     return engine == "deepspeed" and max(options.tp, options.pp) > 1
 
 
 def check_deepspeed(options: Options, model: Model | None) -> None:
-    """What PipelineEngine takes, and what of Megatron-DeepSpeed's GPTModel is modelled."""
+    """Raise InputError for what DeepSpeed and its PipelineEngine refuse, or what is not modelled of
+    Megatron-DeepSpeed's GPTModel.
+    """
     if options.etp not in (None, 1, options.tp):
         why = "DeepSpeed has no tensor parallelism of the experts' own (AutoEP's expert_tensor_parallel_size is 1)"
         refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
@@ -149,7 +155,9 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
 
 
 def check_auto_ep(options: Options, model: Model | None) -> None:
-    """What DeepSpeed's AutoEP takes (module_inject/auto_ep_config.py), and what of it is modelled."""
+    """Raise InputError for what DeepSpeed's AutoEP refuses (module_inject/auto_ep_config.py), or what is not modelled
+    of it.
+    """
     from memcalc.layout.auto_ep import check_experts
 
     given, split = options.ep, "with engine deepspeed and ep above 1"
@@ -171,8 +179,10 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
 
 
 def _check_auto_ep_alone(options: Options) -> None:
-    """DeepSpeed 0.19.8 itself (runtime/engine.py, _configure_expert_parallel): it asks the mpu for its tensor-parallel ranks,
-    and Ulysses' (runtime/sequence_parallel/parallel_state_sp.py) names the ranks of a sequence then."""
+    """Raise InputError for other axes beside AutoEP. DeepSpeed 0.19.8 (runtime/engine.py, _configure_expert_parallel)
+    asks the mpu for its tensor-parallel ranks; Ulysses' mpu (runtime/sequence_parallel/parallel_state_sp.py) then names
+    the ranks of a sequence.
+    """
     auto_ep = f"DeepSpeed's AutoEP (ep {options.ep})"
     if options.tp > 1:
         why = f"{auto_ep} refuses Megatron-DeepSpeed's tensor parallelism; with DeepSpeed's AutoTP, which it takes, it"
@@ -188,8 +198,9 @@ def _check_auto_ep_alone(options: Options) -> None:
 
 
 def _check_shared(options: Options) -> None:
-    """What goes with sequences that DeepSpeed's ranks share. Megatron-DeepSpeed has its own assertion against two of them
-    (megatron/core/parallel_state.py, initialize_model_parallel)."""
+    """Raise InputError for what does not go with sequences shared by DeepSpeed's ranks. Megatron-DeepSpeed has an
+    assertion against two kinds of it (megatron/core/parallel_state.py, initialize_model_parallel).
+    """
     for name, parallelism in (("tp", "tensor"), ("pp", "pipeline")):
         if getattr(options, name) > 1:
             why = f"Megatron-DeepSpeed ({name} {getattr(options, name)}) refuses shared sequences with {parallelism} parallelism"
@@ -201,7 +212,7 @@ def _check_shared(options: Options) -> None:
 
 
 def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches: int, model: Model | None) -> None:
-    """Megatron's own checks; without a model those that need none."""
+    """Raise InputError for what Megatron refuses; without a model only the checks that need none."""
     from memcalc.megatron.checks import check_model, check_step
 
     check_step(options, micro_batches)
@@ -215,21 +226,23 @@ def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches
 
 
 def check_pipeline(options: Options, micro_batches: int, model: Model | None) -> None:
-    """Stages of transformers' layers under torch.distributed.pipelining."""
+    """Raise InputError for stages of transformers' layers that torch.distributed.pipelining refuses."""
     from memcalc.pipelining.checks import check_stages
 
     check_stages(options, micro_batches, model)
 
 
 def check_ddp(model: Model | None) -> None:
-    """torch/nn/parallel/distributed.py: with `find_unused_parameters` off a bucket waits for ever for what gets no gradient."""
+    """Refuse weights without gradients: DDP's bucket waits for them forever (torch/nn/parallel/distributed.py,
+    find_unused_parameters off).
+    """
     if model is not None and set(model.program.untrained) - set(model.program.frozen):
         why = f"torch's DDP fails in its second step over weights that get no gradient, as this {model.model_type} has"
         refuse("engine", "ddp", f"{why} (find_unused_parameters is off); allowed: deepspeed")
 
 
 def check_fsdp2(options: Options, model: Model | None) -> None:
-    """Which stages, models and optimizers `fully_shard` is modelled for."""
+    """Raise InputError for stages, models and optimizers that `fully_shard` is not modelled for."""
     if options.zero == 0:
         refuse(
             "engine",
@@ -272,7 +285,9 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
 
 
 def _check_tensor_parallel(options: Options, model: Model) -> None:
-    """transformers' tp_plan: who has one of column- and row-parallel layers, and what divides."""
+    """Raise InputError for models without column- and row-parallel layers in transformers' tp_plan, and for dims that
+    do not divide.
+    """
     support = model.support
     if support.tensor_parallel_fails is not None:
         why = f"with engine fsdp2 transformers cannot run a {model.model_type}, which {support.tensor_parallel_fails}"
@@ -326,7 +341,9 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
 
 
 def check_sequence_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
-    """torch's own plan over transformers' modules: what runs with shards of a sequence, and what divides."""
+    """Raise InputError for what torch's own plan over transformers' modules cannot run with shards of a sequence, and
+    for dims that do not divide.
+    """
     if not model.support.sequence_parallel:
         refuse("sequence_parallel", "on", f"with engine fsdp2 for a {model.model_type} {NOT_YET}off")
     program: Any = model.program
@@ -346,7 +363,9 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
 
 
 def check_context_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
-    """DeepSpeed's attention over sequences that ranks share (UlyssesSPAttentionHF): what it takes, and what divides."""
+    """Raise InputError for what DeepSpeed's attention over shared sequences (UlyssesSPAttentionHF) refuses, and for
+    dims that do not divide.
+    """
     ranks, program = options.cp, cast(Any, model.program)
     if attention == "eager":
         why = f"DeepSpeed shares no sequence (cp {ranks}) with it, whose mask has seq² entries"
@@ -380,7 +399,9 @@ _MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"
 
 
 def check_fused_softmax(options: Options, seq_len: int, program: Any, other: str = "sdpa") -> None:
-    """FusedScaleMaskSoftmax.is_kernel_available (megatron/core/fusions/fused_softmax.py): else torch's ops, in fp32."""
+    """Refuse sizes that Megatron's fused softmax does not take (megatron/core/fusions/fused_softmax.py,
+    is_kernel_available): torch's ops in fp32 run instead.
+    """
     blocks = 8 if seq_len <= 128 else 4
     heads = program.heads.size // options.tp
     if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * heads % blocks:

@@ -1,4 +1,4 @@
-"""A setup: every option resolved. What is refused by name is in refusals.py."""
+"""A setup: every option resolved. The refusals by name are in refusals.py."""
 
 from __future__ import annotations
 
@@ -65,21 +65,23 @@ class Setup(NamedTuple):
     clip_grad_norm: bool
     recompute: str
     cp_comm_type: str | None
-    """How ranks of a sequence share keys and values, Megatron's name; None where cp is 1."""
+    """The way in which ranks of a sequence share keys and values, by Megatron's name; None if cp is 1."""
     recompute_layers: int | None
-    """Of each stage the first so many; None: all."""
+    """The number of recomputed layers of each stage, the first ones; None: all."""
     reduce_bucket_size: int | None
-    """This and the next five: DeepSpeed's, in elements; None with other engines, or where the stage has no such thing."""
+    """A size of DeepSpeed's in elements, like the next five. None with other engines, or if the ZeRO stage does not use
+    it.
+    """
     max_live_parameters: int | None
     max_reuse_distance: int | None
     param_persistence_threshold: int | None
     prefetch_bucket_size: int | None
     sub_group_size: int | None
     gradient_accumulation_fusion: bool | None
-    """Megatron's; None with another engine."""
+    """Megatron's switch, like the next one; None with another engine."""
     attention_mask_in_dataloader: bool | None
     sync_each_micro_batch: bool | None
-    """True if DDP and FSDP2 reduce after every micro-batch; None where another engine or a pipeline's schedule decides."""
+    """True if DDP and FSDP2 reduce after every micro-batch; None if another engine or a pipeline's schedule decides."""
     attention: str | None
     cross_entropy: str | None
     padded: bool
@@ -92,69 +94,74 @@ class Setup(NamedTuple):
 
     @property
     def micro_batches(self) -> int:
-        """Forward and backward passes per optimizer step."""
+        """Return the forward and backward passes per optimizer step."""
         return self.global_batch_size // (self.dp * self.micro_batch_size)
 
     @property
     def keeps_whole_gradients(self) -> bool:
-        """Tell whether gradients stay as backward makes them until the last micro-batch's are reduced with them (`no_sync`)."""
+        """Tell whether gradients stay as backward makes them until they are reduced with the last micro-batch's
+        (`no_sync`).
+        """
         return self.sync_each_micro_batch is False and self.micro_batches > 1
 
     @property
     def parts(self) -> int:
-        """Parts of a sequence that a tensor between two layers has one of."""
+        """Return the number of parts of a sequence, of which a tensor between two layers has one."""
         chunks = 2 if self.shares_sequences else 1
         return chunks * self.cp * (self.tp if self.sequence_parallel else 1)
 
     @property
     def rows(self) -> int:
-        """Tokens of a sequence that a tensor between two layers has on one rank; where fsdp2's ranks share sequences half of
-        them, one of a rank's two chunks."""
+        """Return the tokens of a sequence in a tensor between two layers on one rank. If fsdp2's ranks share sequences,
+        that is one of a rank's two chunks.
+        """
         return (self.seq_len or 1) // self.parts
 
     @property
     def shares_sequences(self) -> bool:
-        """Tell whether ranks share sequences as torch's context parallelism has it."""
+        """Tell whether ranks share sequences by torch's context parallelism."""
         return self.engine == "fsdp2" and self.cp > 1
 
     @property
     def runs_gpt_model(self) -> bool:
-        """True where DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel, not transformers' module."""
+        """Tell whether DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel instead of transformers'
+        module.
+        """
         return self.engine == "deepspeed" and max(self.tp, self.pp) > 1
 
     @property
     def splits_layers(self) -> bool:
-        """True where an axis gives ranks parts of layers, of a sequence or of the experts."""
+        """Tell whether an axis gives ranks parts of layers, of a sequence or of the experts."""
         return max(self.tp, self.cp, self.ep) > 1
 
     @property
     def averaging(self) -> int:
-        """Ranks that average their gradients: those of a sequence too."""
+        """Return the number of ranks that average their gradients; those of a sequence do too."""
         return self.dp * self.cp
 
     @property
     def expert_dp(self) -> int:
-        """Ranks of a pipeline stage that have the same experts."""
+        """Return the number of ranks of a pipeline stage that have the same experts."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     @property
     def shards(self) -> int:
-        """How many ranks share what ZeRO shards."""
+        """Return the number of ranks that share what ZeRO shards."""
         return self.shard_group if self.zero else 1
 
     @property
     def replicas(self) -> int:
-        """Groups of ranks that each have all shards."""
+        """Return the number of groups of ranks that each have all shards."""
         return self.dp * self.cp // self.shards
 
     @property
     def compute_dtype(self) -> DType:
-        """The dtype of weights and gradients, and the one that forward and backward run in unless autocast casts."""
+        """Return the dtype of weights and gradients. Forward and backward run in it unless autocast casts."""
         return fp32 if self.precision.endswith("-autocast") else DTYPES[self.precision.split("-")[0]]
 
     @property
     def autocast_dtype(self) -> DType | None:
-        """Return what torch.autocast casts to in forward; None where it is off."""
+        """Return the dtype that torch.autocast casts to in forward; None if it is off."""
         return DTYPES[self.precision.split("-")[0]] if self.precision.endswith("-autocast") else None
 
     @property
@@ -167,7 +174,7 @@ DTYPES: Final[Mapping[str, DType]] = {"fp32": fp32, "bf16": bf16, "fp16": fp16, 
 
 
 def resolve(options: Options, model: Model | None) -> Setup:
-    """The setup that `options` mean for `model` (None: for a bare number of parameters)."""
+    """Return the setup that `options` mean for `model`; None stands for a bare number of parameters."""
     dp = data_parallel_degree(options)
     engine = _engine(options, dp, model)
     precision = precision_of(options, engine, model)
@@ -234,7 +241,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
 
 
 def data_parallel_degree(options: Options) -> int:
-    """Ranks that have the same part of the model. InputError where the GPUs do not divide."""
+    """Return the number of ranks that have the same part of the model. Raises InputError if the GPUs do not divide."""
     axes = {"tp": options.tp, "pp": options.pp, "cp": options.cp}
     product = options.tp * options.pp * options.cp
     named = "·".join(f"{name} {degree}" for name, degree in axes.items() if degree > 1)
@@ -249,14 +256,16 @@ def data_parallel_degree(options: Options) -> int:
 
 
 def _expert_tensor_parallel(options: Options, engine: str) -> int:
-    """As the rest of the layer, but for fsdp2's expert parallelism, which leaves each expert whole."""
+    """Return the tensor-parallel degree of experts: the layer's, but 1 with fsdp2's expert parallelism, which leaves
+    experts whole.
+    """
     if engine == "fsdp2" and options.ep > 1:
         return 1
     return options.etp or options.tp
 
 
 def _megatrons(options: Options, name: str, engine: str) -> bool | None:
-    """A switch of Megatron's that is on by default."""
+    """Return a switch of Megatron's that is on by default; None with another engine."""
     given: bool | None = getattr(options, name)
     if engine == "megatron":
         return given is not False
@@ -266,7 +275,7 @@ def _megatrons(options: Options, name: str, engine: str) -> bool | None:
 
 
 def _network_gbps(options: Options) -> float | None:
-    """Return what was given, else what NVIDIA's own node with this GPU has."""
+    """Return the given network speed, else that of NVIDIA's own node with this GPU; None if neither is known."""
     if options.gpu is None:
         if options.network_gbps is not None:
             refuse("network_gbps", options.network_gbps, "goes with the links of a GPU; allowed: with --gpu")
@@ -372,7 +381,9 @@ def _global_batch_size(options: Options, dp: int) -> int:
 
 
 def _expert_imbalance(options: Options, model: Model | None) -> float:
-    """At most all tokens of a batch choose the same expert: experts / experts per token times the average."""
+    """Return the imbalance. At most all tokens of a batch choose the same expert: experts / experts per token times the
+    average.
+    """
     imbalance = options.expert_imbalance
     if model is None:
         return imbalance

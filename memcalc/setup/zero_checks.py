@@ -1,4 +1,4 @@
-"""Which ZeRO stages go with an engine: one that shards nothing has none."""
+"""Checks of ZeRO stages: an engine that shards nothing has none."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from memcalc.inputs.options import Options, refuse
 
 
 def check_stage(options: Options, engine: str, *, states_only: bool) -> None:
-    """InputError where `engine`, given or chosen, has nothing that the stage could shard. The states of a bare size, which have
-    no engine's buffers, are those of the ZeRO paper's table, which begins with one GPU."""
+    """Raise InputError if `engine`, given or chosen, has nothing that the stage could shard.
+
+    A bare number of parameters has only states, without an engine's buffers. These are the states of the ZeRO paper's
+    table, which begins with one GPU.
+    """
     stage = options.zero
     if states_only and options.gpus == 1 and options.engine is None:
         return

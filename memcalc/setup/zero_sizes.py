@@ -15,7 +15,7 @@ ZERO_SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "prefetch_bucket_size": (3, 50_000_000),
     "sub_group_size": (3, 1_000_000_000),
 }
-"""The lowest stage that has it, and DeepSpeed's default (deepspeed/runtime/zero/config.py), in elements."""
+"""The lowest stage that uses a size, and DeepSpeed's default in elements (deepspeed/runtime/zero/config.py)."""
 
 
 def zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
