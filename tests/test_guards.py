@@ -71,6 +71,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 IN_PLAIN_WORDS = (
     "memcalc.core",
     "memcalc.errors",
+    "memcalc.hardware",
     "memcalc.inputs",
     "memcalc.kernels",
     "memcalc.layout",

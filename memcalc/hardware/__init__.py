@@ -1,1 +1,3 @@
-"""GPUs, one file each, with their links, the time of a collective over them, and what recorded runs have measured."""
+"""GPUs, one file each, with their links; the time of a collective over these; and the figures measured in recorded
+runs.
+"""

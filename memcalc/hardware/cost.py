@@ -1,16 +1,16 @@
-"""How long a collective takes: a latency for every step of its ring, and its bytes over the slowest link.
+"""The time of a collective: a latency for every step of its ring, and its bytes over the slowest link.
 
     seconds = calls · (base + steps inside nodes · step + steps between nodes · network step) + bytes sent / bandwidth
 
-Latencies are the ones that NCCL chooses its algorithms by (src/graph/tuning.cc of 2.26: baseLatencies and hwLatencies of
-ring, and how ncclTopoTuneModel adds them up), for the protocol Simple: messages of a step are large, and it alone has a
-link's whole bandwidth (LL has half of it, LL128 120 of 128 bytes). Bandwidths are data sheets', one direction, so a large
-collective takes longer; a small one takes less by the other protocols and by trees. Those and reductions in the switch (NVLS,
-SHARP) are not modelled; nor is what other groups send over the same links at the same time.
+Latencies are those that NCCL chooses its algorithms by (src/graph/tuning.cc of 2.26: baseLatencies and hwLatencies of
+ring, added up as in ncclTopoTuneModel), for the protocol Simple. The messages of a step are large, and only Simple has
+a link's whole bandwidth (LL has half of it, LL128 120 of 128 bytes). Bandwidths are data sheets', in one direction. So
+a large collective takes longer; a small one takes less by the other protocols and by trees. Those, and reductions in
+the switch (NVLS, SHARP), are not modelled, nor is traffic of other groups over the same links.
 
-Ranks are numbered in Megatron's default order tp-cp-ep-dp-pp: tensor-parallel neighbours are next to each other, pipeline
-stages farthest apart. A node has `--gpus-per-node` consecutive ranks, each GPU with a network card of its own: a ring that
-crosses nodes has as many lanes between them as the group has ranks in the node that has fewest of them.
+Ranks are numbered in Megatron's default order tp-cp-ep-dp-pp: tensor-parallel neighbours are next to each other,
+pipeline stages farthest apart. A node has `--gpus-per-node` consecutive ranks, each GPU with a network card of its own.
+A ring that crosses nodes has as many lanes between them as the group has ranks in the node with the fewest.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ STEP: Final = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
 
 
 class Group(NamedTuple):
-    """This is where the ranks of a collective are: those of the worst group, if nodes cut some groups in two and others not."""
+    """The location of a collective's ranks. If nodes cut some groups in two and others not, it is that of the worst
+    group.
+    """
 
     size: int
     nodes: int
     fewest: int
-    """Ranks in the node that has fewest of them."""
+    """The ranks in the node with the fewest. `most` is the number in the node with the most."""
     most: int
 
 
@@ -47,27 +49,27 @@ class Link(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Seconds that one step of a ring takes over it, however little is sent."""
+        """Return the seconds that one step of a ring takes over the link, however little is sent."""
         return STEP[self.name]
 
 
 class Cost(NamedTuple):
-    """This is what a collective takes in one optimizer step."""
+    """The time of a collective in one optimizer step."""
 
     seconds: float
     link: str
     formula: str
-    """The same with its numbers."""
+    """The formula of the seconds with its numbers."""
 
 
 class Unknown(NamedTuple):
-    """Why there is no time."""
+    """The reason why a time is not known."""
 
     missing: str
 
 
 class StepTime(NamedTuple):
-    """Seconds of communication in a step, by what they can hide behind."""
+    """Seconds of communication in a step, by the phase whose compute can hide them."""
 
     exposed: float
     forward: float
@@ -75,20 +77,20 @@ class StepTime(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it, one collective after the other."""
+        """Return the seconds of all collectives, one after the other."""
         return self.exposed + self.forward + self.backward
 
 
-# --- which GPUs a group is
+# --- the GPUs of a group
 
 
 def distance(collective: Collective, setup: Setup) -> int:
-    """How far apart in rank order two neighbours of the group are."""
+    """Return the distance of two neighbours of the group in rank order."""
     stage = setup.gpus // setup.pp
     if collective.group_size > {"pp": setup.pp, "tp": max(setup.tp, setup.etp), "cp": setup.cp}.get(
         collective.axis, stage
     ):
-        return setup.gpus // collective.group_size  # of several axes: as if spread evenly over all ranks
+        return setup.gpus // collective.group_size  # a group of several axes counts as spread evenly over all ranks
     if collective.axis == "pp":  # a tied embedding is summed over the first and the last stage
         tied = collective.collective == "all_reduce" and collective.group_size == 2
         return stage * (setup.pp - 1 if tied else 1)
@@ -102,7 +104,7 @@ def distance(collective: Collective, setup: Setup) -> int:
 
 @lru_cache(maxsize=1024)
 def group_of(size: int, apart: int, gpus: int, gpus_per_node: int) -> Group:
-    """The worst of the groups that `gpus` ranks have: the one with fewest ranks in one of its nodes."""
+    """Return the worst of the groups that `gpus` ranks have: the one with the fewest ranks in one of its nodes."""
     if apart >= gpus_per_node:
         return Group(size, size, 1, 1)
     starts = {0}
@@ -114,7 +116,7 @@ def group_of(size: int, apart: int, gpus: int, gpus_per_node: int) -> Group:
 
 
 def _from(start: int, size: int, apart: int, gpus_per_node: int) -> Group:
-    """The group whose first rank is the `start`th of its node."""
+    """Return the group whose first rank is the `start`th of its node."""
     first = min(size, -(-(gpus_per_node - start) // apart))
     last_rank = start + (size - 1) * apart
     nodes = last_rank // gpus_per_node + 1
@@ -125,11 +127,11 @@ def _from(start: int, size: int, apart: int, gpus_per_node: int) -> Group:
     return Group(size, nodes, min(first, last, *between), max(first, last, *between))
 
 
-# --- over which link
+# --- the links of a group
 
 
 def link_inside(gpu: GPU, group: Group, apart: int) -> Link | Unknown:
-    """Return what joins the ranks of a group that are in one node. A bridge joins two GPUs, larger groups take PCIe."""
+    """Return the link between a group's ranks in one node. A bridge joins two GPUs; larger groups take PCIe."""
     if not gpu.links:
         return Unknown(f"the links of {gpu.full_name} are not known")
     if gpu.vendor != "nvidia":
@@ -143,17 +145,19 @@ def link_inside(gpu: GPU, group: Group, apart: int) -> Link | Unknown:
 
 
 def link_between(setup: Setup, gpu: GPU) -> Link | Unknown:
-    """One GPU's part of the network between nodes."""
+    """Return one GPU's part of the network between nodes."""
     if setup.network_gbps is None:
         return Unknown(f"NVIDIA has no node with {gpu.full_name} whose network could be assumed: give --network-gbps")
     return Link("network", setup.network_gbps * 1e9 / 8)
 
 
-# --- how long
+# --- the time of a collective
 
 
 def steps(kind: str, group: Group) -> tuple[int, int]:
-    """Steps of one call inside nodes and between them (tuning.cc; an all-to-all has one for every other rank)."""
+    """Return the steps of one call inside nodes and between them (tuning.cc). An all-to-all has one for every other
+    rank.
+    """
     if kind == "send":
         return (1, 0) if group.nodes == 1 else (0, 1)
     if kind == "all_to_all":
@@ -164,7 +168,9 @@ def steps(kind: str, group: Group) -> tuple[int, int]:
 
 
 def cost(collective: Collective, group: Group, inside: Link, between: Link | None) -> Cost:
-    """The time of all calls of a collective in a step. `between`: where the group is on more than one node."""
+    """Return the time of all calls of a collective in a step. `between` is the network if the group is on more than one
+    node.
+    """
     if group.size == 1:
         return Cost(0.0, "", "0")
     kind, calls, wire = collective.collective, collective.calls, collective.wire
@@ -179,7 +185,9 @@ def cost(collective: Collective, group: Group, inside: Link, between: Link | Non
 
 
 def seconds_of(kind: str, calls: Any, wire: Any, group: Group, inside: Link, between: Link | None) -> Any:
-    """The same in seconds alone, of more than one rank; of many collectives at once where `calls` and `wire` are arrays."""
+    """Return the seconds of all calls, for more than one rank. `calls` and `wire` may be arrays for many collectives at
+    once.
+    """
     wait = BASE
     for link, count in zip((inside, between), steps(kind, group), strict=True):
         if count and link is not None:
@@ -189,12 +197,14 @@ def seconds_of(kind: str, calls: Any, wire: Any, group: Group, inside: Link, bet
 
 
 def _parts(kind: str, wire: Any, group: Group, inside: Link, between: Link | None) -> list[tuple[Any, Link, int]]:
-    """Bytes, link and lanes."""
+    """Return bytes, link and lanes of each part of the traffic."""
     return [(wire, inside, 1)] if between is None else _between_nodes(kind, wire, group, inside, between)
 
 
 def _between_nodes(kind: str, wire: Any, group: Group, inside: Link, between: Link) -> list[tuple[Any, Link, int]]:
-    """Bytes, link and lanes: a ring goes through all cards of a node at once, an all-to-all and a send through one's own."""
+    """Return bytes, link and lanes: a ring goes through all cards of a node at once, an all-to-all and a send through
+    one's own.
+    """
     if kind == "all_to_all":
         near = wire * (group.fewest - 1) // (group.size - 1)
         return [(near, inside, 1), (wire - near, between, 1)]
@@ -202,7 +212,7 @@ def _between_nodes(kind: str, wire: Any, group: Group, inside: Link, between: Li
 
 
 def _bandwidth(link: Link, lanes: int, inside: Link) -> float:
-    """No faster than a GPU's link inside its node, which every byte passes too."""
+    """Return bytes per second, at most those of a GPU's link inside its node, which every byte passes too."""
     return min(lanes * link.bytes_per_second, inside.bytes_per_second)
 
 
@@ -222,11 +232,11 @@ class Path(NamedTuple):
     group: Group
     inside: Link
     between: Link | None
-    """None where the group is in one node."""
+    """The network link; None if the group is in one node."""
 
 
 def path_of(collective: Collective, setup: Setup, gpu: GPU) -> Path | Unknown:
-    """The way that a collective of this setup takes on this GPU, whatever it sends, or what is not known of it."""
+    """Return the path of a collective of this setup on this GPU, whatever it sends; Unknown if a link is not known."""
     apart = distance(collective, setup)
     group = group_of(collective.group_size, apart, setup.gpus, setup.gpus_per_node)
     inside = link_inside(gpu, group, apart)
@@ -237,13 +247,13 @@ def path_of(collective: Collective, setup: Setup, gpu: GPU) -> Path | Unknown:
 
 
 def cost_of(collective: Collective, setup: Setup, gpu: GPU) -> Cost | Unknown:
-    """The time of a collective of this setup on this GPU, or what is not known of it."""
+    """Return the time of a collective of this setup on this GPU; Unknown if a link is not known."""
     path = path_of(collective, setup, gpu)
     return path if isinstance(path, Unknown) else cost(collective, *path)
 
 
 def step_time(collectives: Iterable[Collective], costs: Sequence[Cost | Unknown]) -> StepTime | None:
-    """All of a step; None where a time is not known."""
+    """Return the communication time of a step; None if the time of a collective is not known."""
     sums: dict[Overlap, float] = {"exposed": 0.0, "forward": 0.0, "backward": 0.0}
     for collective, one in zip(collectives, costs, strict=True):
         if isinstance(one, Unknown):

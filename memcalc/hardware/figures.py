@@ -1,7 +1,8 @@
-"""What recorded runs have measured that no rule gives: figures.json, which `docs/generate.py` makes of tests/measured.
+"""Figures that recorded runs have measured and no rule gives: figures.json, which `docs/generate.py` makes from
+tests/measured.
 
-Where there is a figure for the GPU of an estimate, `allocated`, `reserved` and `device` have it in place of an assumed one, as
-a row with the basis `measured`.
+If there is a figure for the GPU of an estimate, `allocated`, `reserved` and `device` use it instead of an assumed one,
+as a row with the basis `measured`.
 """
 
 from __future__ import annotations
@@ -26,43 +27,46 @@ class Size(NamedTuple):
 
     name: str
     gpu: str
-    """As `memcalc gpus` has it."""
+    """The GPU's name in `memcalc gpus`."""
     ranks: int
-    """Real ones: NCCL's are there with more than one."""
+    """The number of real ranks: NCCL's bytes need more than one."""
     nbytes: int
     """The median of the cases."""
     source: str
-    """GPU, driver and versions, how many cases, and from what to what."""
+    """GPU, driver and versions, the number of cases, and their range."""
 
 
 class Fragmentation(NamedTuple):
-    """This is what the caching allocator holds beyond what is allocated, of an engine whose allocations are not played, or where
-    that was farther off."""
+    """The bytes that the caching allocator holds beyond the allocated ones, for an engine whose allocations are not
+    played, or where playing them was farther off.
+    """
 
     engine: str
     share: float
-    """Of what is allocated; the median of the cases."""
+    """The share of the allocated bytes; the median of the cases."""
     source: str
 
 
 class Error(NamedTuple):
-    """By how much `device` was too low at most."""
+    """The most by which `device` was too low."""
 
     engine: str
     percent: int
-    """Rounded up."""
+    """The error in percent, rounded up."""
     source: str
 
 
 class Figures(NamedTuple):
-    """All of a file."""
+    """All figures of a file."""
 
     sizes: tuple[Size, ...] = ()
     fragmentation: tuple[Fragmentation, ...] = ()
     errors: tuple[Error, ...] = ()
 
     def size(self, name: str, gpu: str, ranks: int = 1) -> Size | None:
-        """One of more than two ranks stands for all such, as in github.com/NVIDIA/nccl issue 964."""
+        """Return the size of a name on a GPU; None if there is none. More than two ranks count as three, as in
+        github.com/NVIDIA/nccl issue 964.
+        """
         found = (one for one in self.sizes if (one.name, one.gpu, min(one.ranks, 3)) == (name, gpu, min(ranks, 3)))
         return next(found, None)
 
@@ -77,7 +81,7 @@ _INSTEAD: Final[ContextVar[Figures | None]] = ContextVar("figures", default=None
 
 
 def figures() -> Figures:
-    """Return those that ship with memcalc, or those that are used instead."""
+    """Return the figures that ship with memcalc, or those that replace them within `using`."""
     instead = _INSTEAD.get()
     return _bundled() if instead is None else instead
 
@@ -89,7 +93,7 @@ def _bundled() -> Figures:
 
 @contextmanager
 def using(instead: Figures) -> Generator[None]:
-    """Estimates within have these: figures are not made of estimates that have them."""
+    """Use other figures for the estimates within a block: figures must not be made from estimates that contain them."""
     token = _INSTEAD.set(instead)
     try:
         yield
@@ -98,7 +102,7 @@ def using(instead: Figures) -> Generator[None]:
 
 
 def parsed(document: Mapping[str, Any]) -> Figures:
-    """Of the file's document."""
+    """Return the figures in the file's document."""
     return Figures(
         tuple(Size(**one) for one in document["sizes"]),
         tuple(Fragmentation(**one) for one in document["fragmentation"]),
@@ -107,5 +111,5 @@ def parsed(document: Mapping[str, Any]) -> Figures:
 
 
 def document_of(made: Figures) -> dict[str, Any]:
-    """The file's document."""
+    """Return the file's document of figures."""
     return {"schema_version": 1, **{part: [one._asdict() for one in ones] for part, ones in made._asdict().items()}}
