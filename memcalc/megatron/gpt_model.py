@@ -181,9 +181,8 @@ class GPTModel(Program):
         return self.loss(run, tp, logits, labels)
 
     def attention_mask(self, run: Run, tp: TensorParallel) -> Tensor | None:
-        """Return this rank's rows of the mask that get_batch of the first and last stage moves to the GPU; None without
-        one. The mask stays until forward is over, and for backward if a checkpoint keeps it
-        (megatron/training/utils.py).
+        """Return this rank's rows of the mask that the first and last stage's get_batch moves to the GPU, or None. The
+        mask stays until forward is over, and for backward if a checkpoint keeps it (megatron/training/utils.py).
         """
         layout, ranks = self.layout, self.layout.context_parallel
         if not layout.mask_in_batch or not (layout.first or layout.last):

@@ -30,9 +30,7 @@ _NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def check_modelled(options: Options, engine: str, model: Model | None) -> None:
-    """Raise InputError for degrees that the engine leaves at one, for options that need another one, and for what the
-    model's program cannot do.
-    """
+    """Raise InputError for degrees that must be one, missing other options, and features that the program lacks."""
     for name in _NOT_SPLIT.get(engine, ("tp", "pp", "virtual_stages", "cp", "ep", "etp")):
         degree: int | None = getattr(options, name)
         if name == "etp" and degree == options.tp:  # the default of etp, if no layer has experts
@@ -91,16 +89,14 @@ def _with_ddp(name: str, degree: int) -> None:
 
 
 def runs_gpt_model(options: Options, engine: str) -> bool:
-    """Tell whether DeepSpeed runs Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and no stages
-    under it.
+    """Tell whether DeepSpeed runs Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and stages
+    there.
     """
     return engine == "deepspeed" and max(options.tp, options.pp) > 1
 
 
 def check_deepspeed(options: Options, model: Model | None) -> None:
-    """Raise InputError for what DeepSpeed and its PipelineEngine refuse, or what is not modelled of
-    Megatron-DeepSpeed's GPTModel.
-    """
+    """Raise InputError for what DeepSpeed refuses, and for what is not modelled of Megatron-DeepSpeed's GPTModel."""
     if options.etp not in (None, 1, options.tp):
         why = "DeepSpeed has no tensor parallelism of the experts' own (AutoEP's expert_tensor_parallel_size is 1)"
         refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
@@ -155,9 +151,7 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
 
 
 def check_auto_ep(options: Options, model: Model | None) -> None:
-    """Raise InputError for what DeepSpeed's AutoEP refuses (module_inject/auto_ep_config.py), or what is not modelled
-    of it.
-    """
+    """Raise InputError for what AutoEP refuses (module_inject/auto_ep_config.py), or what is not modelled of it."""
     from memcalc.layout.auto_ep import check_experts
 
     given, split = options.ep, "with engine deepspeed and ep above 1"
@@ -198,8 +192,8 @@ def _check_auto_ep_alone(options: Options) -> None:
 
 
 def _check_shared(options: Options) -> None:
-    """Raise InputError for what does not go with sequences shared by DeepSpeed's ranks. Megatron-DeepSpeed has an
-    assertion against two kinds of it (megatron/core/parallel_state.py, initialize_model_parallel).
+    """Raise InputError for options that exclude DeepSpeed's shared sequences. Megatron-DeepSpeed asserts that there is
+    no tensor or pipeline parallelism beside them (megatron/core/parallel_state.py, initialize_model_parallel).
     """
     for name, parallelism in (("tp", "tensor"), ("pp", "pipeline")):
         if getattr(options, name) > 1:
@@ -233,8 +227,8 @@ def check_pipeline(options: Options, micro_batches: int, model: Model | None) ->
 
 
 def check_ddp(model: Model | None) -> None:
-    """Refuse weights without gradients: DDP's bucket waits for them forever (torch/nn/parallel/distributed.py,
-    find_unused_parameters off).
+    """Refuse weights that get no gradient: DDP's bucket waits for them forever, with `find_unused_parameters` off
+    (torch/nn/parallel/distributed.py).
     """
     if model is not None and set(model.program.untrained) - set(model.program.frozen):
         why = f"torch's DDP fails in its second step over weights that get no gradient, as this {model.model_type} has"
@@ -285,9 +279,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
 
 
 def _check_tensor_parallel(options: Options, model: Model) -> None:
-    """Raise InputError for models without column- and row-parallel layers in transformers' tp_plan, and for dims that
-    do not divide.
-    """
+    """Raise InputError for a model without a usable tp_plan in transformers, and for dims that do not divide."""
     support = model.support
     if support.tensor_parallel_fails is not None:
         why = f"with engine fsdp2 transformers cannot run a {model.model_type}, which {support.tensor_parallel_fails}"
@@ -341,9 +333,7 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
 
 
 def check_sequence_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
-    """Raise InputError for what torch's own plan over transformers' modules cannot run with shards of a sequence, and
-    for dims that do not divide.
-    """
+    """Raise InputError for what torch's plan cannot run over shards of a sequence, and for dims that do not divide."""
     if not model.support.sequence_parallel:
         refuse("sequence_parallel", "on", f"with engine fsdp2 for a {model.model_type} {NOT_YET}off")
     program: Any = model.program
@@ -363,9 +353,7 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
 
 
 def check_context_parallel(options: Options, seq_len: int, attention: str, model: Model) -> None:
-    """Raise InputError for what DeepSpeed's attention over shared sequences (UlyssesSPAttentionHF) refuses, and for
-    dims that do not divide.
-    """
+    """Raise InputError for what DeepSpeed's UlyssesSPAttentionHF refuses, and for dims that do not divide."""
     ranks, program = options.cp, cast(Any, model.program)
     if attention == "eager":
         why = f"DeepSpeed shares no sequence (cp {ranks}) with it, whose mask has seq² entries"
@@ -399,8 +387,8 @@ _MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"
 
 
 def check_fused_softmax(options: Options, seq_len: int, program: Any, other: str = "sdpa") -> None:
-    """Refuse sizes that Megatron's fused softmax does not take (megatron/core/fusions/fused_softmax.py,
-    is_kernel_available): torch's ops in fp32 run instead.
+    """Refuse sizes without a fused softmax in Megatron (FusedScaleMaskSoftmax.is_kernel_available in
+    megatron/core/fusions/fused_softmax.py): torch's ops in fp32 run instead.
     """
     blocks = 8 if seq_len <= 128 else 4
     heads = program.heads.size // options.tp
