@@ -11,8 +11,7 @@ class InputError(ValueError):
 
 def nearest(name: str, known: Iterable[str], most: int = 5, cutoff: float = 0.5) -> list[str]:
     """Return up to `most` known names that resemble `name`, the best first. `cutoff` is the least similarity from 0 to
-    1 (difflib's ratio).
-    """
+    1 (difflib's ratio)."""
     import difflib
 
     by_lower = {candidate.lower(): candidate for candidate in known}

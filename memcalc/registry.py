@@ -32,8 +32,7 @@ class Registry(Mapping[str, T]):
         """The names that are listed first, in this order. Other names follow, sorted."""
         self.read = read
         """Called with a file name and its module. Returns the object's name and the object; None if the module has
-        none.
-        """
+        none."""
         self.inside = inside
         """The module to read if a name has a package to itself."""
         self.helpers = ("base", *helpers)
@@ -62,8 +61,7 @@ class Registry(Mapping[str, T]):
 
     def _imported(self, stem: str, *, known: bool = False) -> tuple[str, T] | None:
         """Return the name and the object in the module of this file name; None if there is none. A known name is
-        imported without looking for the file.
-        """
+        imported without looking for the file."""
         module = f"{self.package}.{stem}"
         if not known and (not stem.isidentifier() or stem.startswith("_") or stem in self.helpers):
             return None
@@ -97,8 +95,7 @@ def _stem(name: str) -> str:
 
 def constant(name: str, attribute: str, stem: str, module: Any) -> tuple[str, Any] | None:
     """Return the object `name` of a module with its own name, which the object has as `attribute`; None if there is no
-    such object.
-    """
+    such object."""
     held = getattr(module, name, None)
     return None if held is None else (getattr(held, attribute), held)
 

@@ -21,8 +21,7 @@ _COUNTS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 def to_bytes(value: float, unit: str) -> int:
     """Return `value` of `unit` ("GB", "MiB", ...) in bytes. A trailing "/s" is allowed. Raises KeyError for an unknown
-    unit.
-    """
+    unit."""
     return round(value * _BYTES[unit.removesuffix("/s")])
 
 

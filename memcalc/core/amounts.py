@@ -25,8 +25,7 @@ _GRADIENTS: Final = _DIGIT * 6
 @lru_cache(maxsize=16384)
 def amount(shape: Shape, dtype: DType, component: str) -> int:
     """Return the amount of a block: zero unless the block is an activation, a gradient or gathered. Other blocks are
-    counted elsewhere.
-    """
+    counted elsewhere."""
     size, poly = numel(shape)
     if component == "gradients":
         return size * dtype.itemsize << _GRADIENTS

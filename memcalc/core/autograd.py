@@ -73,8 +73,7 @@ class Node:
         self.saved: list[Saved] = list(saved) if frame is None else [frame.pack(tensor) for tensor in saved]
         self.held = _gathered(memory, saved) if frame is None and memory.visitor is not None else ()
         """The blocks that an engine has gathered weights into, where the node saved views of these weights. A view
-        keeps its block alive, whatever the engine frees.
-        """
+        keeps its block alive, whatever the engine frees."""
 
     def unpack(self) -> list[Tensor]:
         """Return the saved tensors. The first call inside a checkpoint recomputes the checkpointed function."""
@@ -112,8 +111,7 @@ def _gathered(memory: Memory, saved: Sequence[Tensor]) -> Sequence[Tensor]:
 
 class Leaf(Node):
     """The gradient accumulator of a weight (AccumulateGrad). `shape` is the weight's; the gradient of a shard may have
-    the shape of the whole weight.
-    """
+    the shape of the whole weight."""
 
     __slots__ = ("accumulating", "grad", "ready", "shape", "weight_layer")
 

@@ -16,8 +16,7 @@ class _StopRecomputation(Exception):
 
 class _Holder:
     """Stands in a checkpointed node for a saved tensor. The holder dies with its node; then nobody asks for the
-    tensor.
-    """
+    tensor."""
 
     __slots__ = ("__weakref__", "frame", "tensor")
 
@@ -34,8 +33,7 @@ class _Holder:
 
 class _Argument:
     """An argument of a checkpoint inside another checkpoint, packed by the outer one. It has a grad_fn if the argument
-    had one.
-    """
+    had one."""
 
     __slots__ = ("node", "output", "saved")
 
@@ -103,8 +101,7 @@ class Checkpoint:
 
 class Recomputation:
     """The saved-tensor hook of the recomputation. It hands each saved tensor to its holder and stops after the last
-    one.
-    """
+    one."""
 
     __slots__ = ("count", "frame")
     keeps = True

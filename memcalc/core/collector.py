@@ -1,6 +1,5 @@
 """A switch for Python's cyclic garbage collector, which scans all objects again and again while a run makes tens of
-thousands of them.
-"""
+thousands of them."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 @contextmanager
 def without_collections() -> Generator[None]:
     """Run a block, or as a decorator a function, without the collector. No tensor is in a cycle, so every dead tensor
-    is freed all the same.
-    """
+    is freed all the same."""
     was_on = gc.isenabled()
     gc.disable()
     try:

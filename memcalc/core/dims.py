@@ -26,8 +26,7 @@ def evaluate(poly: Poly, batch: int, seq: int) -> int:
 
 def multiply(left: Poly, right: Poly) -> Poly:
     """Return the product of two polynomials. Raises OverflowError above batch¹·seq², which no tensor of a training step
-    has.
-    """
+    has."""
     out = [0] * 6
     for i, a in enumerate(left):
         if not a:
@@ -103,8 +102,7 @@ def plus(dim: Dim, more: int) -> Dim:
 @lru_cache(maxsize=1024)
 def divided(dim: Dim, divisor: int) -> Dim:
     """Return one of `divisor` equal parts of `dim`, as `chunk` makes them. Raises ValueError if the size does not
-    divide.
-    """
+    divide."""
     if dim.size % divisor or any(c % divisor for c in dim.poly):
         raise ValueError(f"{dim} does not divide by {divisor}")
     return Dim(f"{dim.name}/{divisor}", dim.size // divisor, tuple(c // divisor for c in dim.poly))  # type: ignore[arg-type]

@@ -18,8 +18,7 @@ class Visited(NamedTuple):
     where: Where
     parameters: frozenset[int]
     """The parameters that are gathered for the call, by their index in definition order. A leaf gathers the parameters
-    of the modules inside it too.
-    """
+    of the modules inside it too."""
     within: frozenset[int]
     """The module's own parameters and those of all modules inside it."""
     is_leaf: bool
@@ -63,8 +62,7 @@ class Ends(NamedTuple):
 
 class Ready(NamedTuple):
     """A gradient is ready. From index `after` on its block belongs to no node of autograd and has the number
-    `block`.
-    """
+    `block`."""
 
     place: int
     segment: int
@@ -76,8 +74,7 @@ class Ready(NamedTuple):
 
 class Holds(NamedTuple):
     """From this event on the graph refers to the block that a parameter has been gathered into, if it has been
-    gathered.
-    """
+    gathered."""
 
     place: int
     segment: int

@@ -1,6 +1,5 @@
 """A row: one named tensor, or one per layer, with the dims that make its bytes and the time that it lives. Every total
-is a sum of rows.
-"""
+is a sum of rows."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Row(NamedTuple):
 
 class Item(NamedTuple):
     """A row as reported, for one batch and sequence length. `nbytes` is its size, `at_peak` its part that is alive at
-    the peak.
-    """
+    the peak."""
 
     component: Component
     name: str
@@ -77,8 +75,7 @@ def copied(
     sizes: tuple[tuple[str, int], ...], name: str, copies: int, layers: int | None
 ) -> tuple[tuple[str, int], ...]:
     """Return the dims of `copies` equal blocks: one per layer, several per layer, or several without layers. The name
-    of a tensor with one block per layer contains a `*`.
-    """
+    of a tensor with one block per layer contains a `*`."""
     if copies == 1:
         return sizes
     if "*" not in name or layers is None or (copies > layers and copies % layers):
@@ -90,8 +87,7 @@ def copied(
 
 def dims_formula(sizes: tuple[tuple[str, int], ...], dtype: DType) -> str:
     """Return a row's bytes as a formula, in named dims and in numbers: "layers·batch·seq·hidden·2 B = 32·1·2048·4096·2
-    B".
-    """
+    B"."""
     unit = f"{dtype.itemsize} B"
     names, numbers = [name for name, _ in sizes], [str(size) for _, size in sizes]
     return f"{'·'.join([*names, unit])} = {'·'.join([*numbers, unit])}"

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 Results = tuple[Tensor, ...]
 Policy = Callable[[str, int], bool]
 """Called with an op and the number of its call, counted from 0 within one checkpoint. Returns whether the call's
-results are kept.
-"""
+results are kept."""
 
 PRODUCT: Final = "mm"
 """The product of two matrices."""

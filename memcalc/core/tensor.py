@@ -102,8 +102,7 @@ class Visitor(Protocol):
 
     def enter(self, path: str, layer: int | None, weights: Sequence[Tensor] = ()) -> bool:
         """Begin a module's forward. Returns False if that module is running already. `weights` are some of the weights
-        that it uses.
-        """
+        that it uses."""
         ...
 
     def leave(self, *, done: bool) -> None:
@@ -190,8 +189,7 @@ class Memory:
 
     def relabel(self, storage: Storage, shape: Shape, component: str, name: str, layer: int | None) -> None:
         """Give the bytes of a storage another name from here on. In the log one block is freed and another one
-        allocated.
-        """
+        allocated."""
         self.renamed.add(len(self.log))
         self.log.append(~storage.index)
         dtype = self.rows[storage.index].dtype

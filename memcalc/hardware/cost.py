@@ -31,8 +31,7 @@ STEP: Final = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
 
 class Group(NamedTuple):
     """The location of a collective's ranks. If nodes cut some groups in two and others not, it is that of the worst
-    group.
-    """
+    group."""
 
     size: int
     nodes: int
@@ -156,8 +155,7 @@ def link_between(setup: Setup, gpu: GPU) -> Link | Unknown:
 
 def steps(kind: str, group: Group) -> tuple[int, int]:
     """Return the steps of one call inside nodes and between them (tuning.cc). An all-to-all has one for every other
-    rank.
-    """
+    rank."""
     if kind == "send":
         return (1, 0) if group.nodes == 1 else (0, 1)
     if kind == "all_to_all":
@@ -169,8 +167,7 @@ def steps(kind: str, group: Group) -> tuple[int, int]:
 
 def cost(collective: Collective, group: Group, inside: Link, between: Link | None) -> Cost:
     """Return the time of all calls of a collective in a step. `between` is the network if the group is on more than one
-    node.
-    """
+    node."""
     if group.size == 1:
         return Cost(0.0, "", "0")
     kind, calls, wire = collective.collective, collective.calls, collective.wire
@@ -186,8 +183,7 @@ def cost(collective: Collective, group: Group, inside: Link, between: Link | Non
 
 def seconds_of(kind: str, calls: Any, wire: Any, group: Group, inside: Link, between: Link | None) -> Any:
     """Return the seconds of all calls, for more than one rank. `calls` and `wire` may be arrays for many collectives at
-    once.
-    """
+    once."""
     wait = BASE
     for link, count in zip((inside, between), steps(kind, group), strict=True):
         if count and link is not None:
@@ -203,8 +199,7 @@ def _parts(kind: str, wire: Any, group: Group, inside: Link, between: Link | Non
 
 def _between_nodes(kind: str, wire: Any, group: Group, inside: Link, between: Link) -> list[tuple[Any, Link, int]]:
     """Return bytes, link and lanes: a ring goes through all cards of a node at once, an all-to-all and a send through
-    one's own.
-    """
+    one's own."""
     if kind == "all_to_all":
         near = wire * (group.fewest - 1) // (group.size - 1)
         return [(near, inside, 1), (wire - near, between, 1)]

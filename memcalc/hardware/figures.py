@@ -38,8 +38,7 @@ class Size(NamedTuple):
 
 class Fragmentation(NamedTuple):
     """The bytes that the caching allocator holds beyond the allocated ones, for an engine whose allocations are not
-    played, or where playing them was farther off.
-    """
+    played, or where playing them was farther off."""
 
     engine: str
     share: float
@@ -65,8 +64,7 @@ class Figures(NamedTuple):
 
     def size(self, name: str, gpu: str, ranks: int = 1) -> Size | None:
         """Return the size of a name on a GPU; None if there is none. More than two ranks count as three, as in
-        github.com/NVIDIA/nccl issue 964.
-        """
+        github.com/NVIDIA/nccl issue 964."""
         found = (one for one in self.sizes if (one.name, one.gpu, min(one.ranks, 3)) == (name, gpu, min(ranks, 3)))
         return next(found, None)
 

@@ -13,8 +13,7 @@ from memcalc.units import MIB
 
 CONFIG: Final = 8 * MIB
 """The bytes of the largest config.json that is read. Most have a few KiB. Names of labels or of quantized modules can
-make it some hundreds.
-"""
+make it some hundreds."""
 
 PATIENCE: Final = 10.0
 """The seconds within which all of a pipe has to arrive."""

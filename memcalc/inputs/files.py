@@ -31,8 +31,7 @@ def read_bundled(path: Path) -> dict[str, Any]:
 
 def read_json_object(path: Path, option: str, expected: str = "a config.json", most: int = CONFIG) -> dict[str, Any]:
     """Return the content of a user's JSON file. Raises InputError if it cannot be read, has more than `most` bytes or
-    is not one JSON object.
-    """
+    is not one JSON object."""
     content: object
     try:
         content = json.loads(read_bounded(path, most))

@@ -56,8 +56,7 @@ class GPU(NamedTuple):
     @property
     def capacity(self) -> int:
         """Return the bytes of device memory that a process can see: cudaMemGetInfo's total, without the driver's
-        reserve.
-        """
+        reserve."""
         return self.memory.nbytes
 
 
@@ -114,8 +113,7 @@ def named_gpu(name: str) -> GPU:
 
 def _which(wanted: str, known: dict[str, str]) -> str:
     """Return what an unknown name may mean: GPUs whose names begin with it or that have so many GB, else GPUs of a
-    similar name.
-    """
+    similar name."""
     begin = [name for alias, name in known.items() if wanted and alias.startswith(wanted)]
     meant = list(dict.fromkeys([*begin, *_with_so_much(wanted)]))
     if len(meant) > 1:
@@ -139,8 +137,7 @@ def _with_memory(name: str) -> str:
 
 def of_capacity(text: str) -> GPU | None:
     """Return a GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". Return None for other
-    text.
-    """
+    text."""
     match = re.fullmatch(rf"({_NUMBER.pattern}) ?([mgt])(i?)b", text.strip().lower(), re.ASCII)
     if match is None and _SIZE.fullmatch(text.strip().lower()):
         allowed = "allowed: digits and a unit (80GB, 24GiB, 1.5TB), or a name of `memcalc gpus`"

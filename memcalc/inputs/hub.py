@@ -23,8 +23,7 @@ class OutOfReach(InputError):
 
 def fetch_config(repo_id: str) -> Path:
     """Return the local path of the repository's config.json. Raises InputError that says what is missing: network,
-    access, file or name.
-    """
+    access, file or name."""
     try:
         with redirect_stdout(StringIO()):  # the library prints there what it could not import
             return _fetch(repo_id)

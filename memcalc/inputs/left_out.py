@@ -1,6 +1,5 @@
 """Sizes that a configuration leaves out. transformers uses its defaults for them, which are those of one published
-model.
-"""
+model."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _ALIKE: Final = 0.65
 """The least similarity of a bundled name that is suggested for an unknown one: "qwen" suggests `qwen3-8b`, "loop" does
-not suggest `bloom-3b`.
-"""
+not suggest `bloom-3b`."""
 
 
 class Model:
@@ -87,8 +86,7 @@ class Model:
     @property
     def active_parameters(self) -> int:
         """Return the number of parameters that one token uses: of the routed experts only those that the router
-        picks.
-        """
+        picks."""
         per_token, experts = self.program.routed
         return sum(
             size * min(per_token, experts) // experts if weight.component == "experts" else size
@@ -172,8 +170,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | Model) -> Mo
 
 def _from_hub(repo_id: str) -> Model:
     """Return the model of a Hub repository. If the Hub is out of reach, use a bundled model whose name says that it has
-    the same shape.
-    """
+    the same shape."""
     from memcalc.inputs.hub import OutOfReach, fetch_config
 
     try:

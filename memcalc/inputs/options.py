@@ -129,8 +129,7 @@ def option_name(field: str) -> str:
 
 def check_options(given: Mapping[str, Any]) -> Options:
     """Return `given` as Options; None counts as left out. Raises InputError that names the option, the value and what
-    is allowed.
-    """
+    is allowed."""
     for name, value in given.items():
         if name not in Options._fields:
             close = nearest(name, Options._fields)

@@ -9,8 +9,7 @@ from memcalc.errors import quoted
 
 FIELDS: Final = ("quantization_config", "compression_config")
 """The fields that describe quantization in a config.json; compressed-tensors used the second name earlier
-(quantizers/auto.py).
-"""
+(quantizers/auto.py)."""
 
 METHODS: Final = frozenset(
     {
@@ -20,8 +19,7 @@ METHODS: Final = frozenset(
     }
 )  # fmt: skip
 """transformers' `QuantizationMethod` without bitnet. bitnet's layers quantize while they train, which is not
-modelled.
-"""
+modelled."""
 _OF_OTHER_TOOLS: Final = frozenset({"modelopt", "intel/auto-round"})
 """Methods written by NVIDIA's and Intel's tools. transformers skips them with a warning."""
 

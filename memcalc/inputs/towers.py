@@ -45,14 +45,12 @@ DEFAULT_TEXT_TYPES: Final[dict[str, str]] = {
     "voxtral": "llama",
 }
 """The `model_type` that transformers assumes for a `text_config` without one, by the type of the whole model (the
-configuration classes in models/*/configuration_*.py).
-"""
+configuration classes in models/*/configuration_*.py)."""
 
 
 def text_tower(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the fields of the text tower; None if a configuration has none. If the whole model ties its embedding, the
-    tower does too.
-    """
+    tower does too."""
     nested = config.get("text_config")
     if not isinstance(nested, Mapping):
         return None

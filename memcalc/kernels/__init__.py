@@ -113,8 +113,7 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
 
 def held(kernels: str, attention: str | None, program: Any, dtype: DType) -> tuple[Row, ...]:
     """Return rows of buffers that kernels keep from step to step: one buffer of scores for Megatron's eager
-    attention.
-    """
+    attention."""
     if kernels != "megatron" or attention != "eager":
         return ()
     from memcalc.core.rows import Row

@@ -72,8 +72,7 @@ class Fused(NamedTuple):
 @cache
 def fused_on(compute_capability: str) -> Fused | None:
     """Return the fused kernels of an NVIDIA GPU by its compute capability, such as "8.6". Return None for a GPU of
-    another vendor: its kernels are not modelled.
-    """
+    another vendor: its kernels are not modelled."""
     major, point, minor = compute_capability.partition(".")
     if not point:
         return None

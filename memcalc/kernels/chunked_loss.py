@@ -78,8 +78,7 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 def _per_token(memory: Memory, tokens: Dim) -> tuple[Tensor, ...]:
     """Allocate the tensors kept for all targets: a mask of ignored ones, the targets without these, and their weights
-    in the mean.
-    """
+    in the mean."""
     ignored = new_tensor(memory, (tokens,), boolean, "ignored tokens")
     zero = new_tensor(memory, (), int64, "zero")
     targets = new_tensor(memory, (tokens,), int64, "targets")

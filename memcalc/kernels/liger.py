@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 _MULTIPROCESSORS: Final = 132
 """The rows of the partial weight gradients that a norm's backward adds up, one per multiprocessor: 132 on H100 and
-H200.
-"""
+H200."""
 
 LARGEST: Final = 65536
 """The widest row that a kernel takes (ops/utils.py, calculate_settings)."""
@@ -51,8 +50,7 @@ def alias(t: Tensor) -> Tensor:
 
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
     """Run LigerRMSNorm. It saves its input and an fp32 rstd per row; the input's gradient is written over the
-    output's.
-    """
+    output's."""
     with m:
         return _rms_norm(hidden_states, m.weight(), in_place=True)
 
@@ -94,8 +92,7 @@ def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
 
 def gated_halves(gate: Tensor, up: Tensor, name: str) -> Tensor:
     """Run LigerSiLUMulFunction or LigerGELUMulFunction. It saves gate and up; backward writes their gradients over
-    them.
-    """
+    them."""
     kept = packed(gate), packed(up)
     out = new_tensor(gate.memory, gate.shape, gate.dtype, "gated")
     if recording(gate, up):
@@ -145,8 +142,7 @@ def _swapped(x: Tensor) -> tuple[Any, Any]:
 
 def loss_chunk(tokens: int, vocab: int, hidden: int) -> int:
     """Return the number of tokens whose logits exist at a time. They have about as many bytes as the hidden states,
-    rounded to a power of two.
-    """
+    rounded to a power of two."""
     share = -(-tokens // -(-vocab // hidden))
     return min(1 << (share - 1).bit_length(), tokens)
 
@@ -208,10 +204,8 @@ _GEMMA2: Final[Replacements] = {
 
 PATCHES: Final[Mapping[str, Replacements]] = {"llama": _LLAMA, "gemma2": _GEMMA2}
 """The replaced functions with Liger's, by the name in a family's record. The fused loss is a separate choice
-(`--cross-entropy`).
-"""
+(`--cross-entropy`)."""
 
 ACTIVATIONS: Final[Mapping[str, tuple[str, ...] | None]] = {"llama": ("silu", "swish"), "gemma2": None}
 """The activations that Liger's gated unit computes. None: LigerGEGLUMLP does not check the activation and computes GELU
-by tanh.
-"""
+by tanh."""

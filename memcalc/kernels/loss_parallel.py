@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """Compute ForCausalLMLoss (transformers' loss/loss_utils.py) under `loss_parallel()`: logits (batch, seq,
-    vocab/tp).
-    """
+    vocab/tp)."""
     run.memory.scope = "loss"
     logits = cast(logits, fp32)
     _padded, shift_labels = shifted_labels(run, labels)
@@ -101,8 +100,7 @@ def _not_ignored(targets: Tensor, value: Tensor, name: str, shape: Shape | None 
 
 def _in_the_shard(targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return a mask of the targets of other ranks, and the targets counted from this rank's first
-    (_MaskPartial._mask_tensor).
-    """
+    (_MaskPartial._mask_tensor)."""
     below, above = like(targets, "targets below the shard", boolean), like(targets, "targets above the shard", boolean)
     outside = like(targets, "targets outside the shard", boolean)
     del below, above

@@ -75,8 +75,7 @@ def act(x: Tensor, name: str) -> Tensor:
 
 def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
     """Run SwiGLUFunction over the output of one projection, here gate and up. It saves that output; the gradient is as
-    large.
-    """
+    large."""
     return _gated(gate.linear(x), up.linear(x))
 
 
@@ -96,8 +95,7 @@ def _gated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Run FusedRoPEFunc for q and for k: new tensors, packed by token. It saves the angles, which are as large as cos
-    and sin.
-    """
+    and sin."""
     return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
@@ -116,8 +114,7 @@ def _rotated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """Run FusedAttnFunc without a mask, with grouped k and v. It saves q, k, v, the output and one fp32 logsumexp per
-    query and head.
-    """
+    query and head."""
     return te_fused_attention(q, k, v), None
 
 
@@ -201,8 +198,7 @@ def _gradient_of(factor: Tensor) -> Tensor:
 
 def masked_softmax(scores: Tensor) -> Tensor:
     """Run ScaledUpperTriangMaskedSoftmax. It saves its result in 16 bits; backward writes over the incoming
-    gradient.
-    """
+    gradient."""
     out = new_tensor(scores.memory, scores.shape, scores.dtype, "softmax")
     if recording(scores):
         out.node = Node(out.memory, _masked_softmax_backward, (scores,), (alias(out),))
@@ -218,15 +214,13 @@ def core_attention_recomputed(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
     """Run core attention with selective recomputation (--recompute-activations): q, k and v are kept, the rest is run
-    again.
-    """
+    again."""
     return checkpoint(q.memory, dot_product_attention, q, k, v, p, early_stop=False), None
 
 
 def fused_attention_recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
     """Run the fused kernel with selective recomputation: only q, k and v are kept, not the kernel's output and
-    logsumexp.
-    """
+    logsumexp."""
     return checkpoint(q.memory, te_fused_attention, q, k, v, early_stop=False), None
 
 
@@ -239,8 +233,7 @@ def no_mask(run: Run, window: int | None = None) -> None:
 
 def vocab_parallel_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """Run tensor_parallel/cross_entropy.py on one rank: an fp32 copy of the logits becomes the softmax and its
-    gradient.
-    """
+    gradient."""
     return _mean_loss(run, _cross_entropy(logits, _targets(run, labels)))
 
 
@@ -303,8 +296,7 @@ def cross_entropy_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def fused_cross_entropy(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
     """Run CrossEntropyFunction (transformer_engine/pytorch/cross_entropy.py). The gradient is written over the
-    logits.
-    """
+    logits."""
     return _mean_loss(run, _fused_cross_entropy(logits, _targets(run, labels)))
 
 

@@ -130,8 +130,7 @@ def _to_tokens(x: Tensor, hidden: Dim, ranks: int) -> Tensor:
 
 def _exchanged(x: Tensor, name: str) -> Tensor:
     """Run _dim_zero_all_to_all on a contiguous tensor. It saves nothing; backward exchanges the gradient in the same
-    way.
-    """
+    way."""
     out = _sent(x, name)
     if recording(x):
         out.node = Node(x.memory, _exchanged_backward, (x,), (), name)

@@ -1,6 +1,5 @@
 """Transformer Engine's UnfusedDotProductAttention, used where no fused kernel runs, as in fp32 (`--attention-backend
-unfused`; transformer_engine/pytorch/attention/dot_product_attention/backends.py, softmax.py).
-"""
+unfused`; transformer_engine/pytorch/attention/dot_product_attention/backends.py, softmax.py)."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def unfused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: f
 
 def _full_mask(memory: Memory, seq: Dim, mask: Tensor | None) -> Tensor:
     """Return the mask of get_full_mask. Every layer makes one from distances of queries and keys, and combines it with
-    the batch's mask.
-    """
+    the batch's mask."""
     shape: Shape = (ONE_DIM, ONE_DIM, seq, seq)
     between = [new_tensor(memory, shape, int32, f"{name} of query and key") for name in ("distance", "left", "right")]
     after, before = (new_tensor(memory, shape, boolean, f"{side} key") for side in ("later", "earlier"))
@@ -66,8 +64,7 @@ def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
 def has_kernel(dtype: DType, shape: Shape) -> bool:
     """Tell whether the fused softmax takes scores (batch, heads, seq, seq) under a causal mask
-    (is_kernel_available).
-    """
+    (is_kernel_available)."""
     seq = shape[3].size
     power = 1 << (seq - 1).bit_length()
     rows = _THREADS_PER_BLOCK // min(power, _THREADS_PER_WARP) * (2 if power <= 128 else 1)

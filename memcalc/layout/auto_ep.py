@@ -110,8 +110,7 @@ class AutoEPMoELayer:
 
     def weights(self, shared: Iterator[Weight]) -> Iterator[Weight]:
         """Yield the weights in the order of `named_parameters()`, with AutoEPMoELayer's names. `shared` are those of
-        the shared experts.
-        """
+        the shared experts."""
         router, ffn = self.router, self.ffn
         yield Weight("mlp.router.gate.weight", (router.count, router.hidden), "router")
         yield Weight("mlp.experts.w1", (self.local, ffn, router.hidden), "experts")
@@ -197,8 +196,7 @@ class AutoEPMoELayer:
         self, expert_output: Tensor, top_scores: Tensor, token_indices_sorted: Tensor, shape: tuple[Dim, Dim, Dim]
     ) -> Tensor:
         """Return the outputs by token, weighted by the scores after the experts and summed (combine_from_routed,
-        weighted_sum).
-        """
+        weighted_sum)."""
         tokens, per_token, _hidden = shape
         output = like(expert_output, "outputs by token")
         output = view(placed(output, token_indices_sorted, expert_output), *shape)
@@ -222,8 +220,7 @@ class AutoEPMoELayer:
 
 def check_experts(ranks: int, name: str, program: Any) -> None:
     """Raise InputError for experts that AutoEP refuses or fails on (validate_autoep_post_detection,
-    _resolve_expert_activation).
-    """
+    _resolve_expert_activation)."""
     config, experts = program.config, program.experts.count.size
     if experts % ranks:
         divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
@@ -287,8 +284,7 @@ def _router(own: Any, preset: Preset) -> Router:
 
 def _branch(program: Program, block: AutoEPMoELayer, batch: int, seq: int) -> Hashable:
     """Return the key of the branches: padding depends on the number of rows modulo the alignment, uneven routing on the
-    number itself.
-    """
+    number itself."""
     if block.imbalance != 1:
         return batch, seq
     return program.branch(batch, seq), batch * seq * block.router.per_token.size % _ALIGNMENT
@@ -300,8 +296,7 @@ def _branch(program: Program, block: AutoEPMoELayer, batch: int, seq: int) -> Ha
 @lru_cache(maxsize=1024)
 def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
     """Return the rows of the rank with the busiest expert: one of its `local` experts gets `imbalance` times its
-    share.
-    """
+    share."""
     return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
 
 

@@ -1,6 +1,5 @@
 """Collectives. Payload is the full tensor, wire the bytes that one GPU sends for it (nccl-tests,
-doc/PERFORMANCE.md).
-"""
+doc/PERFORMANCE.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Checks of a setup with torch's context parallelism: the demands of torch, accelerate and transformers' Trainer, and
-the limits of what is modelled. Each refusal is an InputError of one line.
-"""
+the limits of what is modelled. Each refusal is an InputError of one line."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _WINDOWED: Final = 1 << 30
 
 def check_shared_sequences(options: Options, precision: str, seq_len: int, attention: str, model: Model) -> None:
     """Raise InputError for a setup that cannot share its sequences. Options are checked first, then the model, then
-    divisibility.
-    """
+    divisibility."""
     if options.padded:
         why = "torch's context parallelism has no masks, and accelerate takes that of padding away"
         refuse("padded", "on", f"{_WITH}{why}; allowed: off")

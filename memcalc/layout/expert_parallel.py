@@ -157,15 +157,13 @@ def expert_path(program: Program) -> str | None:
 
 def runs_dispatched(program: Program) -> bool:
     """Tell whether `ep_dispatch_experts` supports the program's experts: each product has one tensor for all experts of
-    a layer.
-    """
+    a layer."""
     return isinstance(getattr(program, "experts", None), Experts)
 
 
 def share_experts(program: Program, ranks: int, imbalance: float) -> Program:
     """Return the program of one of `ranks` expert-parallel ranks. The number of experts must be divisible by
-    `ranks`.
-    """
+    `ranks`."""
     own: Any = copy.copy(program)
     whole: Experts = own.experts
     local = replace(whole, count=_part(whole.count, ranks), per_token=ONE_DIM, is_expert_parallel=True)
@@ -189,8 +187,7 @@ def _slice(tokens: Dim, ranks: int) -> Dim:
 @lru_cache(maxsize=1024)
 def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
     """Return the rows of the rank with the busiest expert: one of its `local` experts gets `imbalance` times its
-    share.
-    """
+    share."""
     return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
 
 

@@ -1,6 +1,5 @@
 """Checks of a setup with transformers' expert parallelism: its demands (distributed/configuration_utils.py,
-expert_parallel.py), and the limits of what is modelled. Each refusal is an InputError of one line.
-"""
+expert_parallel.py), and the limits of what is modelled. Each refusal is an InputError of one line."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ _WITH: Final = "with engine fsdp2 and ep above 1 "
 
 def check_expert_parallel(options: Options, model: Model | None) -> None:
     """Raise InputError for a setup that cannot share its experts. Other options are checked first, then divisibility,
-    then the model.
-    """
+    then the model."""
     if options.pp > 1:
         why = "transformers itself refuses to dispatch tokens to experts in a pipeline (distributed/configuration_utils.py)"
         refuse("ep", options.ep, f"with engine fsdp2 and pp {options.pp} {why}; allowed: 1, or --pp 1")
@@ -48,8 +46,7 @@ def check_expert_parallel(options: Options, model: Model | None) -> None:
 
 def _check_ranks(options: Options, experts: int | None) -> int:
     """Return the number of ranks that expert groups are taken from: a shard group's, tensor-parallel ranks included.
-    Raises InputError if `ep` does not divide it.
-    """
+    Raises InputError if `ep` does not divide it."""
     tp, dp, group = options.tp, options.gpus // options.tp, options.shard_group
     if group and dp % group:
         divisors = ", ".join(str(n) for n in range(1, dp + 1) if dp % n == 0)
@@ -87,8 +84,7 @@ def _check_experts(options: Options, model: Model, ranks: int) -> None:
 
 def check_token_slices(options: Options, seq_len: int) -> None:
     """Raise InputError if the tokens of a micro-batch cannot be cut into equal slices, one for each rank of a
-    tensor-parallel group.
-    """
+    tensor-parallel group."""
     tokens = options.micro_batch_size * seq_len
     if tokens % options.tp:
         batch = f"micro-batch {options.micro_batch_size} · {seq_len} = {tokens} tokens"
@@ -98,8 +94,7 @@ def check_token_slices(options: Options, seq_len: int) -> None:
 
 def check_split_experts(options: Options, model: Model) -> None:
     """Raise InputError for an `etp` other than `tp`: without expert parallelism a tensor-parallel plan splits the
-    experts as well.
-    """
+    experts as well."""
     if options.etp not in (None, options.tp) and expert_path(model.program) is not None:
         why = f"transformers' tp_plan splits experts over the same ranks, tp {options.tp}"
         refuse("etp", options.etp, f"with engine fsdp2 {why}; allowed: {options.tp}, or --ep")

@@ -43,8 +43,7 @@ def elements_of(weight: Weight) -> int:
 
 def shares_of(*stacks: Iterable[Weight], sent: Callable[[Weight], int] = elements_of) -> Shares:
     """Return the shares of the weights of one program, or of each chunk of a pipeline rank. `sent` returns the elements
-    that the engine moves for a weight.
-    """
+    that the engine moves for a weight."""
     counts: Counter[tuple[int, str]] = Counter()
     whole = 0
     for stack in stacks:
@@ -69,8 +68,7 @@ def _key(layer: Sequence[Weight]) -> Hashable:
 
 def in_named_dims(weights: Sequence[Weight], sent: Callable[[Weight], int] = elements_of) -> str:
     """Return the weights' elements in named dims, the largest first: "3·ffn·hidden + 2·hidden". Products of the same
-    dims are one term.
-    """
+    dims are one term."""
     terms: dict[tuple[str, ...], _Term] = {}
     for weight in weights:
         if sent(weight):

@@ -86,8 +86,7 @@ class SequenceParallel(TensorParallel):
 
     def own_part(self, leaf: Leaf, grad: Tensor) -> Tensor:
         """Return the gradient that FSDP2 takes: for a norm's weight the sum over the group
-        (FSDPParam._get_grad_inner_tensor).
-        """
+        (FSDPParam._get_grad_inner_tensor)."""
         if self.style(leaf.scope) not in (None, "replicated_with_grad_allreduce"):
             return super().own_part(leaf, grad)
         name = f"gradient of {leaf.scope.split('*.')[-1]}"
@@ -110,8 +109,7 @@ class SequenceParallel(TensorParallel):
 
     def _all_gathered(self, shard: Tensor, name: str) -> Tensor:
         """Gather the ranks' parts along the first dim, then copy them into the order of the sequence. A batch of one
-        needs no copy.
-        """
+        needs no copy."""
         batch, part, *rest = shard.shape
         full = (batch, self.whole(part), *rest)
         gathered = new_tensor(shard.memory, (group_dim(self.ranks), *shard.shape), shard.dtype, f"{name}, gathered")
@@ -136,8 +134,7 @@ class SequenceParallel(TensorParallel):
 
 def masks(program: Any, attention: str, seq_len: int) -> bool:
     """Tell whether a program's attention has a mask. transformers makes it as long as the embeddings, which are a
-    shard.
-    """
+    shard."""
     return bool(_kinds_with_mask(program, attention, seq_len))
 
 

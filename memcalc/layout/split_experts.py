@@ -1,6 +1,5 @@
 """Routed experts whose width is split over the tensor-parallel ranks (transformers' MoeExpertsParallel,
-distributed/tensor_parallel.py). The router and all tokens are whole on every rank, so no token is sent.
-"""
+distributed/tensor_parallel.py). The router and all tokens are whole on every rank, so no token is sent."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ class SplitExperts(RankExperts):
     @module
     def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Run the experts: hidden states (tokens, hidden), indices and weights (tokens, per_token). Gradients of hidden
-        states and weights are summed over the ranks.
-        """
+        states and weights are summed over the ranks."""
         group, name = m.run.tensor_parallel, m.path.split("*.")[-1]
         assert group is not None
         hidden_states = group.gradient_summed(hidden_states, f"tokens of {name}")

@@ -96,8 +96,7 @@ class TensorParallel(NamedTuple):
 
     def gradient_hook(self, weight: Weight) -> Callable[[Tensor], None] | None:
         """Return the function that is called with a weight's gradient when it is ready; None for most weights. The
-        gradient of a norm within the heads covers one rank's heads, so it is reduced.
-        """
+        gradient of a norm within the heads covers one rank's heads, so it is reduced."""
         if self.style(weight.name) != "replicated_with_grad_allreduce":
             return None
         name = f"gradient of {weight.name.split('*.')[-1]}"
@@ -113,8 +112,7 @@ class TensorParallel(NamedTuple):
 
     def gradient_summed(self, x: Tensor, name: str) -> Tensor:
         """Return a tensor that is whole on every rank and used in parts. Backward sums its gradient in place
-        (_AllReduceBackward).
-        """
+        (_AllReduceBackward)."""
         if not recording(x):
             return x
         return same(x, Node(x.memory, _sum_in_place, (x,), (), (self, name)))
@@ -148,8 +146,7 @@ class TensorParallel(NamedTuple):
 
     def send(self, memory: Memory, kind: Kind, name: str, shape: Shape, dtype: DType, layer: int | None = None) -> None:
         """Record a collective over the group. `shape` is that of its payload; `layer` is the running one unless it is
-        given.
-        """
+        given."""
         of = memory.layer if layer is None else layer
         memory.sent.append(Sent("tp", kind, name, memory.phase, of, shape, dtype))
 
@@ -169,8 +166,7 @@ class TensorParallel(NamedTuple):
 
     def _own_columns(self, x: Tensor, part: Dim, name: str) -> Tensor:
         """Redistribute from Replicate to Shard(-1): a copy of this rank's columns. Backward gathers the columns of the
-        gradient.
-        """
+        gradient."""
         out = new_tensor(x.memory, (*x.shape[:-1], part), x.dtype, f"{name} input, own part")
         if recording(x):
             out.node = Node(x.memory, _columns_of_gradient, (x,), (), (self, name))
@@ -231,8 +227,7 @@ def split(program: Program, plan: Plan, ranks: int, how: type[TensorParallel] = 
 @cache
 def _cutting(kind: type[Program]) -> type[Program]:
     """Return the subclass of a program whose parameters are cut by the plan, where the parts of the program's dims have
-    not cut them.
-    """
+    not cut them."""
 
     def weights(self: Any) -> Iterator[Weight]:
         outside = {one.name: one for one in self.uncut.weights() if one.layer is None}
@@ -339,7 +334,6 @@ def _shard_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def _embedding_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     """Allocate a gradient of the whole table, dense on every rank: all ids and output gradients are there
-    (embedding_dense_backward).
-    """
+    (embedding_dense_backward)."""
     _ids = node.unpack()
     return [new_tensor(node.memory, node.metadata[0][0], grads[0].dtype, f"{node.context} weight gradient")]

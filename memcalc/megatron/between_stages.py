@@ -26,15 +26,13 @@ def between(order: Iterable[Action], warmup: int, rank: int, ranks: int, chunks:
 
 def left(rank: int, chunks: int) -> int:
     """Return the number of such tensors after a step: the last input of every chunk and its gradient. TransformerBlock
-    refers to these until the next step.
-    """
+    refers to these until the next step."""
     return 2 * (chunks - (rank == 0))
 
 
 def _one_chunk(order: list[Action], rank: int, ranks: int) -> Iterator[int]:
     """Yield the number of tensors that variables keep of the previous backward
-    (forward_backward_pipelining_without_interleaving).
-    """
+    (forward_backward_pipelining_without_interleaving)."""
     has_input, has_next, done = rank > 0, rank < ranks - 1, False
     for kind, _ in order:
         if not done:

@@ -38,8 +38,7 @@ def check_step(options: Options, micro_batches: int) -> None:
 
 def _refuse_zero_bubble(options: Options, micro_batches: int) -> NoReturn:
     """Refuse zero-bubble. Its bubble is known, its memory is not: no modelled engine says what stays between the halves
-    of a backward.
-    """
+    of a backward."""
     own, other = (bubble(schedule, options.pp, micro_batches) for schedule in ("zero-bubble", "1f1b"))
     refuse(
         "schedule",
@@ -107,8 +106,7 @@ def check_legacy_model(options: Options, name: str, model_type: str, config: obj
 
 def unfit_for_flash(a: Architecture) -> str | None:
     """Return the operands that the flash-attn package needs and the model lacks (get_attention_backend); None if it
-    lacks none.
-    """
+    lacks none."""
     if a.latent is not None:
         return "heads of values as wide as those of keys"
     if a.head_dim > 256 or a.head_dim % 8:
@@ -159,8 +157,7 @@ def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> Non
 
 def _check_expert_instances(options: Options, ranks: int, expert_ranks: int) -> None:
     """Raise InputError if the experts' data-parallel ranks do not make as many optimizer instances as all other
-    parameters' (parallel_state.py).
-    """
+    parameters' (parallel_state.py)."""
     group = options.shard_group
     if not options.zero or group is None or ranks % group or expert_ranks % (ranks // group) == 0:
         return
@@ -207,8 +204,7 @@ def _refuse_given_stages(options: Options, name: str, layers: int) -> NoReturn:
 
 def _check_context_parallel(options: Options, name: str, a: Architecture) -> None:
     """Raise InputError for context parallelism that Transformer Engine refuses (context_parallel.py,
-    attn_forward_func_with_cp and its callees).
-    """
+    attn_forward_func_with_cp and its callees)."""
     kind = options.cp_comm_type or "p2p"
     if options.cp == 1 or kind == "p2p":
         return

@@ -182,8 +182,7 @@ class GPTModel(Program):
 
     def attention_mask(self, run: Run, tp: TensorParallel) -> Tensor | None:
         """Return this rank's rows of the mask that the first and last stage's get_batch moves to the GPU, or None. The
-        mask stays until forward is over, and for backward if a checkpoint keeps it (megatron/training/utils.py).
-        """
+        mask stays until forward is over, and for backward if a checkpoint keeps it (megatron/training/utils.py)."""
         layout, ranks = self.layout, self.layout.context_parallel
         if not layout.mask_in_batch or not (layout.first or layout.last):
             return None
@@ -303,8 +302,7 @@ class GPTModel(Program):
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Run core attention. No fused kernel reads the mask, but a checkpoint keeps it
-        (_checkpointed_attention_forward).
-        """
+        (_checkpointed_attention_forward)."""
         memory, p = m.run.memory, self.a.attention_dropout
         with m / "core_attention":
             if m.run.attention == "unfused":

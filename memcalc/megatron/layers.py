@@ -102,8 +102,7 @@ def _bias_gradient(node: Node, grad: Tensor) -> Tensor:
 
 def gathered_last_dim(tp: TensorParallel, x: Tensor, whole: Dim, name: str) -> Tensor:
     """Run all_gather_last_dim_from_tensor_parallel_region: gather along the first dim, then put the parts side by
-    side.
-    """
+    side."""
     shape = (*x.shape[:-1], whole)
     tp.send(x.memory, "all_gather", name, shape, x.dtype)
     gathered = new_tensor(x.memory, shape, x.dtype, f"gathered {name}")
@@ -124,8 +123,7 @@ def _gathered_last_dim_backward(node: Node, grads: list[Tensor]) -> list[Tensor]
 
 def row_parallel(m: Module, tp: TensorParallel, x: Tensor, weight: Tensor) -> Tensor:
     """Run RowParallelLinear: x (…, in/tp), weight (out, in/tp) -> the sum over the ranks. The next kernel adds the
-    bias.
-    """
+    bias."""
     batch = x.shape[0]
     shape = (batch, tp.whole, weight.shape[0])
     with m:

@@ -56,8 +56,7 @@ def _group(layout: Layout, shard: Dim) -> TensorParallel:
 
 def padded_vocab(vocab: int, tensor_parallel: int, multiple: int = 128) -> int:
     """Return the vocabulary rounded up to a multiple of `--make-vocab-size-divisible-by` times tp
-    (megatron/training/tokenizer/tokenizer.py).
-    """
+    (megatron/training/tokenizer/tokenizer.py)."""
     unit = multiple * tensor_parallel
     return -(-vocab // unit) * unit
 

@@ -57,8 +57,7 @@ class LegacyGPTModel(GPTModel):
 
     def weights(self) -> Iterator[Weight]:
         """Yield the weights in the order of `parameters()`. A last stage with a tied head has the whole embedding and
-        uses its words.
-        """
+        uses its words."""
         a, layout = self.a, self.layout
         embeds = layout.first or (layout.last and a.tied)
         if embeds:
@@ -74,8 +73,7 @@ class LegacyGPTModel(GPTModel):
     @property
     def external(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
         """Return the weights that a module uses without owning them: the model itself computes the logits with the
-        embedding's weight.
-        """
+        embedding's weight."""
         return (("", "embedding.word_embeddings.weight"),) if self.a.tied else ()
 
     @property
@@ -125,8 +123,7 @@ class LegacyGPTModel(GPTModel):
 
     def embed(self, m: Module, tp: TensorParallel, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Run Embedding.forward. The sequence comes first, which is another memory order if there are several
-        sequences.
-        """
+        sequences."""
         words = m / "word_embeddings"
         embeddings = vocab_parallel_embedding(words, tp, words.weight(), ids, scatters=False)
         with m:
@@ -150,8 +147,7 @@ class LegacyGPTModel(GPTModel):
         self, run: Run, tp: TensorParallel, held: Tensor, logits: Tensor, labels: Tensor, loss_mask: Tensor
     ) -> Tensor:
         """Return the mean loss over the tokens. `held` is a tensor that the caller's frame also holds: the logits in 16
-        bits, or none.
-        """
+        bits, or none."""
         run.memory.scope = "loss"
         targets = contiguous(transpose(labels, 0, 1))
         losses = vocab_parallel_cross_entropy(tp, logits, targets)
@@ -211,8 +207,7 @@ class LegacyGPTModel(GPTModel):
 
     def repeated(self, x: Tensor) -> Tensor:
         """Repeat (batch, seq, kv_heads, head_dim) to (batch, seq, heads, head_dim): a copy, if several heads are
-        repeated.
-        """
+        repeated."""
         batch, seq, kv_heads, width = x.shape
         if kv_heads.size == self.heads.size:
             return x
@@ -224,8 +219,7 @@ class LegacyGPTModel(GPTModel):
 
     def core_attention(self, m: Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Run FlashSelfAttention or CoreAttention over (batch, seq, heads, head_dim), recomputed with `--recompute
-        selective`.
-        """
+        selective`."""
         memory, p = m.run.memory, self.a.attention_dropout
         q, k, v = transpose(q, 1, 2), transpose(k, 1, 2), transpose(v, 1, 2)
         with m / "core_attention":
@@ -251,8 +245,7 @@ def batch_first(x: Tensor) -> Tensor:
 
 def rotated(x: Tensor) -> Tensor:
     """Run apply_rotary_pos_emb (megatron/model/rotary_pos_embedding.py). cos and sin are made in the tensor's dtype
-    every time.
-    """
+    every time."""
     shape = (x.shape[1], ONE_DIM, x.shape[3])
     cos = cast(new_tensor(x.memory, shape, fp32, "cos"), x.dtype, "cos")
     sin = cast(new_tensor(x.memory, shape, fp32, "sin"), x.dtype, "sin")
@@ -264,8 +257,7 @@ def rotated(x: Tensor) -> Tensor:
 
 def vocab_parallel_cross_entropy(tp: TensorParallel, logits: Tensor, target: Tensor) -> Tensor:
     """Compute losses of fp32 logits (batch, seq, vocab/tp): a copy with the maximum subtracted, and its exponentials,
-    which stay.
-    """
+    which stay."""
     memory, tokens = logits.memory, target.shape
 
     def each_token(dtype: Any, name: str) -> Tensor:

@@ -122,8 +122,7 @@ class MoELayer:
     @module
     def route(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Run TopKRouter. Returns the weight of every expert for every token, mostly zero, and a map of each token's
-        experts.
-        """
+        experts."""
         logits = _gating(hidden_states, m.weight())
         if self.experts.sigmoid:
             probs, top_indices = self.by_sigmoid(logits)
@@ -156,8 +155,7 @@ class MoELayer:
 
     def permute(self, hidden_states: Tensor, probs: Tensor, routing_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return a row for each copy of a token, sorted by expert, the rows' weights, and a map of where each row came
-        from.
-        """
+        from."""
         memory = hidden_states.memory
         batch, seq, hidden = hidden_states.shape
         tokens, copies = merge(batch, seq), merge(batch, seq, self.per_token)
@@ -184,8 +182,7 @@ class MoELayer:
 
     def routed_experts(self, m: Module, hidden_states: Tensor, probs: Tensor) -> Tensor:
         """Run dispatch_postprocess, TEGroupedMLP and combine_preprocess. The caller's frame holds the arguments
-        throughout.
-        """
+        throughout."""
         sent = hidden_states.shape[0]
         whole = _times(self.tensor_parallel, sent)
         ranks, of = self.tensor_parallel, "the experts' ranks"
@@ -210,8 +207,7 @@ class MoELayer:
 @lru_cache(maxsize=1024)
 def _busiest(copies: Dim, local: int, imbalance: float) -> Dim:
     """Return the rows of the rank with the busiest expert: one of its `local` experts gets `imbalance` times its
-    share.
-    """
+    share."""
     return Dim("rows of the busiest rank", ceil(copies.size * (local - 1 + imbalance) / local))
 
 
@@ -328,8 +324,7 @@ def _grouped_linear_backward(node: Node, grads: list[Tensor]) -> list[Tensor | N
 
 def _weighted_swiglu(x: Tensor, weights: Tensor, ffn: Dim) -> Tensor:
     """Run WeightedSwiGLUFunction (megatron/core/fusions/fused_bias_swiglu.py). It saves gate and up, and the weights of
-    the rows.
-    """
+    the rows."""
     out = new_tensor(x.memory, (x.shape[0], ffn), x.dtype, "gated")
     if recording(x, weights):
         out.node = Node(x.memory, _weighted_swiglu_backward, (x, weights), (x, weights))

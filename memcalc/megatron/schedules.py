@@ -46,8 +46,7 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
 
 _ENOUGH: Final = 4
 """The micro-batches per rank after which the states of a schedule repeat. tests/megatron/test_between_stages.py looks
-further.
-"""
+further."""
 MOST_AT_ONCE: Final = 64
 """The most micro-batches of gpipe that are played. All are in flight, and the time grows faster than their number."""
 
@@ -94,8 +93,7 @@ def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int 
 
 def few_turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
     """Return the turns of a step with so many micro-batches that more would not raise the number in flight. Return ()
-    if these are too many to be played.
-    """
+    if these are too many to be played."""
     if schedule == "gpipe" and micro_batches > MOST_AT_ONCE:
         return ()
     if schedule == "gpipe":
@@ -129,8 +127,7 @@ def zero_bubble_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Par
 
 def zero_bubble_in_flight(rank: int, ranks: int, micro_batches: int) -> tuple[int, int]:
     """Return the most micro-batches whose forward is done and whose backward of the inputs is not, and the same number
-    for the backward of the weights.
-    """
+    for the backward of the weights."""
     done: Counter[Part] = Counter()
     inputs = weights = 0
     for part in zero_bubble_order(rank, ranks, micro_batches):

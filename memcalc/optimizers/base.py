@@ -34,8 +34,7 @@ class Parameter:
     is_matrix: bool
     stack: int = 0
     """Distinguishes stacks of equal depth that are no neighbours in the model, after the parameters between them were
-    left out.
-    """
+    left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,7 @@ class Optimizer(ABC):
 
     elementwise: ClassVar[bool] = False
     """True if a step over the shards of a parameter equals the step over the parameter: every element is updated by
-    itself.
-    """
+    itself."""
 
     needs_shapes: ClassVar[bool] = False
     """True if the states depend on the shapes of the parameters, not only on their numbers of elements."""
@@ -74,8 +72,7 @@ class Optimizer(ABC):
     @abstractmethod
     def states(self, parameters: Sequence[Parameter], dtype: DType, implementation: str) -> list[State]:
         """Return the tensors that the optimizer keeps on the GPU between steps. `dtype` is that of the tensors it
-        updates.
-        """
+        updates."""
 
     @abstractmethod
     def step(
@@ -114,8 +111,7 @@ def temporary(memory: Memory, shape: Shape, dtype: DType, name: str) -> Tensor:
 
 def then(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:
     """Allocate the result of an elementwise op over `tensor`. In `then(temporary(…), …)` both are alive, as in a.sqrt()
-    / b.
-    """
+    / b."""
     return temporary(tensor.memory, tensor.shape, dtype or tensor.dtype, name)
 
 

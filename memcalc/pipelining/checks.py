@@ -1,6 +1,5 @@
 """Checks of a setup with torch.distributed.pipelining: its demands, and the limits of what is modelled. Each refusal is
-an InputError of one line.
-"""
+an InputError of one line."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from memcalc.core.tensor import Tensor
 @dataclass
 class Group:
     """Weights that branch off at the same nodes (`intermediates`), and the gradients that have arrived there
-    (`grads`).
-    """
+    (`grads`)."""
 
     params: list[Leaf]
     intermediates: list[Node]
@@ -38,8 +37,7 @@ def stage_backward_input(
     queued: Callable[[], None],
 ) -> tuple[Tensor | None, list[Group]]:
     """Return the gradient of the input whose leaf is `given`, and the groups that the second half needs. `gradient` is
-    None for a loss.
-    """
+    None for a loss."""
     assert output.node is not None
     users = _users(output.node)
     to_input = _closure(given, users)

@@ -22,14 +22,12 @@ _GATHERED_AT_ONCE: Final = 3
 
 _REPEATS: Final = 3
 """The number of 1F1B's backwards, or of an interleaved schedule's rounds, after which nothing new comes until the last
-ones.
-"""
+ones."""
 
 
 class Action(NamedTuple):
     """A part of one micro-batch's step in one of the rank's chunks, counted from 0. Without a micro-batch, it acts on a
-    chunk's parameters.
-    """
+    chunk's parameters."""
 
     kind: Kind
     chunk: int
@@ -38,8 +36,7 @@ class Action(NamedTuple):
 
 def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
     """Return the forwards and backwards of a rank's step in their order. Raises ValueError for a step that torch's
-    schedule refuses.
-    """
+    schedule refuses."""
     done: Counter[tuple[Kind, int]] = Counter()
     out: list[Action] = []
     for kind, chunk in _ORDERS[schedule](rank, ranks, micro_batches, chunks):
@@ -71,8 +68,7 @@ def _one_forward_one_backward(rank: int, ranks: int, micro_batches: int, chunks:
 
 def micro_batches_per_round(ranks: int, micro_batches: int) -> int:
     """Return the number of micro-batches that go through one chunk before the next chunk's turn. Raises ValueError if
-    rounds are not equal.
-    """
+    rounds are not equal."""
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
         raise ValueError(f"{micro_batches} micro-batches do not make {rounds} equal rounds")

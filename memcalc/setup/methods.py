@@ -1,6 +1,5 @@
 """The methods of a step, resolved from options: precision and gradients' dtype, the optimizer's implementation,
-attention, kernels, loss. A method that does not go with the engine or the model is an InputError of one line.
-"""
+attention, kernels, loss. A method that does not go with the engine or the model is an InputError of one line."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ def _capability(options: Options) -> str:
 
 def _takes_flash(options: Options, model: Model) -> bool:
     """Tell whether Transformer Engine takes the flash-attn package, as it prefers to on GPUs before Hopper
-    (get_attention_backend, at its end).
-    """
+    (get_attention_backend, at its end)."""
     from memcalc.families.base.architecture import architecture_of
     from memcalc.megatron.checks import unfit_for_flash
 

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 def check_recompute(options: Options, model: Model, *, megatron: bool) -> None:
     """Raise InputError for a kind of recomputation that does not go with the model's code. Megatron's code recomputes
-    core attention, torch's dispatcher recomputes single ops of transformers' code.
-    """
+    core attention, torch's dispatcher recomputes single ops of transformers' code."""
     kinds = ("none", "selective", "full") if megatron else ("none", "op", "full")
     if options.recompute not in kinds:
         why = "of core attention alone is Megatron's" if options.recompute == "selective" else "is not Megatron's"
@@ -26,8 +25,7 @@ def check_recompute(options: Options, model: Model, *, megatron: bool) -> None:
 
 def check_gathers(options: Options, model: Model) -> None:
     """Raise InputError for a recomputation that torch refuses under DeepSpeed's ZeRO-3 at any size. Refusals at some
-    sizes are found when the step is run.
-    """
+    sizes are found when the step is run."""
     if options.recompute == "op" and model.support.uses_weights_within:
         why = f"ZeRO-3 gathers in other ways in a {model.model_type}'s recomputation than in its forward, where torch raises"
         refuse("recompute", "op", f"{why}; allowed: none, full")
@@ -35,8 +33,7 @@ def check_gathers(options: Options, model: Model) -> None:
 
 def check_recompute_layers(options: Options, engine: str, model: Model | None, *, gpt_model: bool) -> None:
     """Raise InputError for a number of recomputed layers that does not go with the engine or the model. Megatron has
-    checks of its own; each of transformers' layers has a switch (`gradient_checkpointing`).
-    """
+    checks of its own; each of transformers' layers has a switch (`gradient_checkpointing`)."""
     layers = options.recompute_layers
     if options.recompute != "full":
         refuse("recompute_layers", layers, "needs --recompute full; allowed: leave it out")

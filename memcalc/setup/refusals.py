@@ -90,8 +90,7 @@ def _with_ddp(name: str, degree: int) -> None:
 
 def runs_gpt_model(options: Options, engine: str) -> bool:
     """Tell whether DeepSpeed runs Megatron-DeepSpeed's GPTModel: transformers' modules have no slices and stages
-    there.
-    """
+    there."""
     return engine == "deepspeed" and max(options.tp, options.pp) > 1
 
 
@@ -175,8 +174,7 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
 def _check_auto_ep_alone(options: Options) -> None:
     """Raise InputError for other axes beside AutoEP. DeepSpeed 0.19.8 (runtime/engine.py, _configure_expert_parallel)
     asks the mpu for its tensor-parallel ranks; Ulysses' mpu (runtime/sequence_parallel/parallel_state_sp.py) then names
-    the ranks of a sequence.
-    """
+    the ranks of a sequence."""
     auto_ep = f"DeepSpeed's AutoEP (ep {options.ep})"
     if options.tp > 1:
         why = f"{auto_ep} refuses Megatron-DeepSpeed's tensor parallelism; with DeepSpeed's AutoTP, which it takes, it"
@@ -193,8 +191,7 @@ def _check_auto_ep_alone(options: Options) -> None:
 
 def _check_shared(options: Options) -> None:
     """Raise InputError for options that exclude DeepSpeed's shared sequences. Megatron-DeepSpeed asserts that there is
-    no tensor or pipeline parallelism beside them (megatron/core/parallel_state.py, initialize_model_parallel).
-    """
+    no tensor or pipeline parallelism beside them (megatron/core/parallel_state.py, initialize_model_parallel)."""
     for name, parallelism in (("tp", "tensor"), ("pp", "pipeline")):
         if getattr(options, name) > 1:
             why = f"Megatron-DeepSpeed ({name} {getattr(options, name)}) refuses shared sequences with {parallelism} parallelism"
@@ -228,8 +225,7 @@ def check_pipeline(options: Options, micro_batches: int, model: Model | None) ->
 
 def check_ddp(model: Model | None) -> None:
     """Refuse weights that get no gradient: DDP's bucket waits for them forever, with `find_unused_parameters` off
-    (torch/nn/parallel/distributed.py).
-    """
+    (torch/nn/parallel/distributed.py)."""
     if model is not None and set(model.program.untrained) - set(model.program.frozen):
         why = f"torch's DDP fails in its second step over weights that get no gradient, as this {model.model_type} has"
         refuse("engine", "ddp", f"{why} (find_unused_parameters is off); allowed: deepspeed")
@@ -388,8 +384,7 @@ _MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"
 
 def check_fused_softmax(options: Options, seq_len: int, program: Any, other: str = "sdpa") -> None:
     """Refuse sizes without a fused softmax in Megatron (FusedScaleMaskSoftmax.is_kernel_available in
-    megatron/core/fusions/fused_softmax.py): torch's ops in fp32 run instead.
-    """
+    megatron/core/fusions/fused_softmax.py): torch's ops in fp32 run instead."""
     blocks = 8 if seq_len <= 128 else 4
     heads = program.heads.size // options.tp
     if not 16 < seq_len <= 4096 or seq_len % 4 or options.micro_batch_size * heads % blocks:

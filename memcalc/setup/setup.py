@@ -70,8 +70,7 @@ class Setup(NamedTuple):
     """The number of recomputed layers of each stage, the first ones; None: all."""
     reduce_bucket_size: int | None
     """A size of DeepSpeed's in elements, like the next five. None with other engines, or if the ZeRO stage does not use
-    it.
-    """
+    it."""
     max_live_parameters: int | None
     max_reuse_distance: int | None
     param_persistence_threshold: int | None
@@ -100,8 +99,7 @@ class Setup(NamedTuple):
     @property
     def keeps_whole_gradients(self) -> bool:
         """Tell whether gradients stay as backward makes them until they are reduced with the last micro-batch's
-        (`no_sync`).
-        """
+        (`no_sync`)."""
         return self.sync_each_micro_batch is False and self.micro_batches > 1
 
     @property
@@ -113,8 +111,7 @@ class Setup(NamedTuple):
     @property
     def rows(self) -> int:
         """Return the tokens of a sequence in a tensor between two layers on one rank. If fsdp2's ranks share sequences,
-        that is one of a rank's two chunks.
-        """
+        that is one of a rank's two chunks."""
         return (self.seq_len or 1) // self.parts
 
     @property
@@ -125,8 +122,7 @@ class Setup(NamedTuple):
     @property
     def runs_gpt_model(self) -> bool:
         """Tell whether DeepSpeed's engine has slices of Megatron-DeepSpeed's GPTModel instead of transformers'
-        module.
-        """
+        module."""
         return self.engine == "deepspeed" and max(self.tp, self.pp) > 1
 
     @property
@@ -257,8 +253,7 @@ def data_parallel_degree(options: Options) -> int:
 
 def _expert_tensor_parallel(options: Options, engine: str) -> int:
     """Return the tensor-parallel degree of experts: the layer's, but 1 with fsdp2's expert parallelism, which leaves
-    experts whole.
-    """
+    experts whole."""
     if engine == "fsdp2" and options.ep > 1:
         return 1
     return options.etp or options.tp
@@ -382,8 +377,7 @@ def _global_batch_size(options: Options, dp: int) -> int:
 
 def _expert_imbalance(options: Options, model: Model | None) -> float:
     """Return the imbalance. At most all tokens of a batch choose the same expert: experts / experts per token times the
-    average.
-    """
+    average."""
     imbalance = options.expert_imbalance
     if model is None:
         return imbalance

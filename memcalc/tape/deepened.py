@@ -98,8 +98,7 @@ class _Deepening(Unrolling):
 
     def _entries(self, start: int, end: int, piece: Piece) -> None:
         """Write a part of the log as one period of the real stack has it. Raises NotPeriodic if a block is freed
-        without being alive, or allocated twice.
-        """
+        without being alive, or allocated twice."""
         run, names, live, log, blocks = self.run, self.names, self.live, self.log, self.blocks
         length = self.periods.length
         if start <= run.forward_end < end:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 class Heights(NamedTuple):
     """The amounts of a step that could be a peak, by phase. `saved` is the amount at the end of forward, `left` at the
-    end of backward.
-    """
+    end of backward."""
 
     forward: list[int]
     backward: list[int]

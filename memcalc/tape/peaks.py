@@ -59,8 +59,7 @@ def peaks(run: Trace) -> tuple[dict[int, int], dict[int, int], int, int]:
 
 def _sizes(run: Trace) -> list[int]:
     """Return the amount of each block. A block of the repeated micro-batch counts once for every micro-batch that it
-    stands for.
-    """
+    stands for."""
     sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
     for block in run.copies():
         sizes[block] *= 1 + run.repeated.more
@@ -69,8 +68,7 @@ def _sizes(run: Trace) -> list[int]:
 
 def _begins(run: Trace) -> dict[int, tuple[str, bool]]:
     """Return the places in the log at which another phase, layer or micro-batch begins. Each has its phase, and True if
-    its moments could be a peak.
-    """
+    its moments could be a peak."""
     early, late, _ = run.middle
     forward, backward, more = run.repeated
     segments = {place: (phase, layer) for place, phase, layer in run.segments}

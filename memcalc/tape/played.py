@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 class Recorded:
     """A run with the events that engines act at. One run serves every engine, and all batches and sequences that take
-    the same branches.
-    """
+    the same branches."""
 
     def __init__(self, program: Program, choices: Choices, batch: int, seq: int) -> None:
         self.program, self.choices, self.batch, self.seq = program, choices, batch, seq
@@ -102,8 +101,7 @@ class Played(Profile):
     @staticmethod
     def _moments(amounts: list[int], first: int) -> tuple[Moment, ...]:
         """Return moments whose places are not known yet. Instead of its place each has its number among all moments, as
-        a negative number.
-        """
+        a negative number."""
         return tuple(Moment(*bytes_of(one), ~(first + i)) for i, one in enumerate(amounts))
 
     @cached_property
@@ -127,8 +125,7 @@ class Played(Profile):
 
 def highest(run: Trace, wanted: Mapping[str, AbstractSet[int]]) -> dict[str, dict[int, int]]:
     """Return by phase the place in the log at which each wanted amount is first a local maximum. The log is that of a
-    run at its real depth.
-    """
+    run at its real depth."""
     sizes = [amount(row.shape, row.dtype, row.component) for row in run.rows]
     phases = {place: phase for place, phase, _layer in run.segments}
     found: dict[str, dict[int, int]] = {phase: {} for phase in ("", *wanted)}

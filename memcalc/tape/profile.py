@@ -73,14 +73,12 @@ class Choices(NamedTuple):
     """The number of layers that are recomputed, the first ones of the stack; None: all."""
     micro_batches: int = 1
     """The micro-batches of a step in one run. More than one are run if later ones find something that the first has
-    left.
-    """
+    left."""
 
 
 class Moment(NamedTuple):
     """One moment that could be a peak: live activations and temporaries as a polynomial, and the bytes of gradients
-    produced so far.
-    """
+    produced so far."""
 
     poly: Poly
     gradients: int
@@ -89,8 +87,7 @@ class Moment(NamedTuple):
 
 class Profile:
     """All moments of forward and backward that could be a peak, the moment between the two, and the moment after
-    them.
-    """
+    them."""
 
     def __init__(self, run: Trace) -> None:
         forward, backward, saved, left = peaks(run)
@@ -100,8 +97,7 @@ class Profile:
         self.saved = Moment(*bytes_of(saved), run.forward_end)
         self.left = Moment(*bytes_of(left), len(run.log))
         """The moment after backward. Modules may keep more than parameters and buffers then, and so may a graph that
-        has run.
-        """
+        has run."""
         self._rows: dict[int, list[Row]] = {}
 
     @property
@@ -127,8 +123,7 @@ class Profile:
 
 def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, middle: Middle = NO_MIDDLE) -> Trace:
     """Run the program's forward and backward on paper with `depth` layers, or trace the real module that the program
-    stands for.
-    """
+    stands for."""
     memory = Memory(dict(choices.kernels.replaced))
     size = workload_size(batch, seq) if program.polynomial else fixed_size(batch, seq)
     whole = program.whole(size.seq)
@@ -169,8 +164,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
 
 def gradient_order(program: Program, autocast: DType | None = None) -> list[tuple[str, int]]:
     """Return the weight class and the elements of every gradient in the order in which backward has it ready, tied
-    weights last.
-    """
+    weights last."""
     lead, period = program.pattern() or (program.layers, 0)
     more = (program.layers - lead) // period - 1 if period else 0
     depth = program.layers - more * period
@@ -187,8 +181,7 @@ def gradient_order(program: Program, autocast: DType | None = None) -> list[tupl
 
 def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile:
     """Return the profile of a program. `batch` and `seq` only decide branches: the result holds for all values that
-    take the same branches.
-    """
+    take the same branches."""
     # Hooks act on neighbouring layers too. The first and the last layer lack a prefetch or a reduction that all others
     # have.
     return Profile(_cut_trace(program, choices, batch, seq, ends=1 if choices.hooks is None else 2))
@@ -196,8 +189,7 @@ def profile(program: Program, choices: Choices, batch: int, seq: int) -> Profile
 
 def _cut_trace(program: Program, choices: Choices, batch: int, seq: int, ends: int) -> Trace:
     """Run the program with `ends` periods at each end of the layers that repeat, two middle periods, and any layers
-    that do not fit a period. If too few periods repeat, run all layers.
-    """
+    that do not fit a period. If too few periods repeat, run all layers."""
     start, end, period = _longest(program, choices.recompute_layers)
     first = start + ends * period + (end - start) % period if period else 0
     if not period or (end - start) // period < 2 * ends + 3:
@@ -238,8 +230,7 @@ def shallow_trace(program: Program, choices: Choices, batch: int, seq: int) -> T
 
 def profile_of_steps(run: Trace) -> Profile:
     """Return the profile of a run of several micro-batches. `saved` is the end of the forward that leaves most
-    bytes.
-    """
+    bytes."""
     early, copies, saved = run.middle.early, run.copies(), _saved(run) - _stays(run)
     sizes = [
         numel(row.shape)[0] * row.dtype.itemsize * run.times(row, early) * (1 + run.repeated.more if i in copies else 1)

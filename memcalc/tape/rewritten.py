@@ -95,8 +95,7 @@ class Rewriting:
         """The place in the new log of each event of the old one."""
         self._reached: list[int] = [0]
         """The length of the new log when each event of the old one was reached. A segment begins before the engine's
-        blocks.
-        """
+        blocks."""
         self._held: dict[int, bool] = {}
         """The blocks that the engine refers to; True if the old log has freed them."""
         self._sent = 0

@@ -53,8 +53,7 @@ class Trace(NamedTuple):
     """The places at which each micro-batch's forward ends, in a run of several micro-batches."""
     sent_once: tuple[Sent, ...] = ()
     """The collectives that a run of several micro-batches sends once, after the last one. `sent` holds those of every
-    micro-batch.
-    """
+    micro-batch."""
     repeated: Repeated = ONCE
     renamed: frozenset[int] = frozenset()
     """The places in the log at which a block goes on under the next number."""

@@ -118,8 +118,7 @@ def tape_of(run: Trace, weights: Sequence[tuple[Where, int]]) -> Tape:
 
 def _segments(run: Trace, noted: Noted) -> list[_Segment]:
     """Return the segments of a run. One follows at the end for what is left; the part before the first segment comes
-    last, as number -1.
-    """
+    last, as number -1."""
     bounds = [(0, "", None), *run.segments, (len(run.log), "", None)]
     events: list[list[Event]] = [[] for _ in bounds]
     for event in noted.events:
@@ -265,8 +264,7 @@ class _Lines:
 
     def _slopes(self, phase: str) -> tuple[int, int]:
         """Return the amount of one middle period before the running one, and of one after it, in the order of the
-        stack. Raises NotPeriodic if the two middle periods differ.
-        """
+        stack. Raises NotPeriodic if the two middle periods differ."""
         own = [i for i, segment in enumerate(self.segments) if segment.phase == phase]
         early, late = ([i for i in own if self.segments[i].period == period] for period in (LATE - 1, LATE))
         both = [*early, *late] if phase == "forward" else [*late, *early]
@@ -309,8 +307,7 @@ class Depth:
 
     def moved(self, event: Event, piece: Piece) -> Event:
         """Return the event as a piece has it, except for its place. Raises NotPeriodic if the event is about a middle
-        layer that is no neighbour.
-        """
+        layer that is no neighbour."""
         if not self.periods.more:
             return event
         if isinstance(event, Begins):
@@ -332,8 +329,7 @@ class Depth:
 
     def _number(self, number: int, piece: Piece) -> int:
         """Return the number of a checkpoint or a reference. Each of the periods that the late one stands for has its
-        own numbers.
-        """
+        own numbers."""
         return number + self.numbers * piece.real if piece.period == LATE and piece.real is not None else number
 
     def _visited(self, visited: Visited, piece: Piece) -> Visited:
@@ -347,8 +343,7 @@ class Depth:
 
     def _set(self, parameters: frozenset[int], layer: int | None, piece: Piece) -> frozenset[int]:
         """Return parameters by their numbers in the real stack. A module in a layer has that layer's parameters; a
-        module that contains layers has those of all of them.
-        """
+        module that contains layers has those of all of them."""
         names = [self.noted.weights[i] for i in parameters]
         if layer is None:
             return frozenset([i for name in names for i in self.alike.get(name, ())])

@@ -84,8 +84,7 @@ def _as_it_is(run: Trace) -> Unrolled:
 
 def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
     """Give a renamed block its new owner: a block that is the caller's from here on replaces the one of the step
-    before, which is freed.
-    """
+    before, which is freed."""
     if renamed < 0:
         return
     if _held(run.rows[event].component):
@@ -116,8 +115,7 @@ class Periods(NamedTuple):
 
     def of(self, layer: int | None) -> int | None:
         """Return the period of a layer, counted from the early middle one; None outside the layers and without middle
-        periods.
-        """
+        periods."""
         return None if layer is None or not self.length else (layer - self.first) // self.length
 
 
@@ -158,8 +156,7 @@ def pieces(run: Trace) -> Iterator[Piece]:
 
 class Unrolling:
     """The log that is being written. `live` has the number of every live block by its period in the real stack and its
-    name.
-    """
+    name."""
 
     def __init__(self, run: Trace) -> None:
         self.run = run
@@ -234,8 +231,7 @@ class Unrolling:
 
     def real_of(self, period: int | None, piece: Piece) -> int | None:
         """Return the period of the real stack that a block belongs to. Neighbours of the running period keep their
-        distance from it.
-        """
+        distance from it."""
         if period is None:
             return None
         if piece.period is None or piece.real is None or abs(piece.period - period) > 1:
@@ -245,8 +241,7 @@ class Unrolling:
 
 def _names(run: Trace, periods: Periods) -> list[tuple[int | None, int]]:
     """Return the period of each block of the run, and its name there as a number. Outside the layers every block has a
-    name of its own.
-    """
+    name of its own."""
     phase: list[str] = [""] * len(run.rows)
     cuts = {place: name for place, name, _ in run.segments}
     now = ""

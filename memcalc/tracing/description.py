@@ -40,8 +40,7 @@ class Description(NamedTuple):
 
 def place(path: str, stacks: frozenset[str]) -> Place:
     """Return the place of a path. `stacks` are the paths of the lists of layers; lists within a layer keep their
-    numbers.
-    """
+    numbers."""
     parts = path.split(".")
     for i, part in enumerate(parts):
         if part.isdigit() and ".".join(parts[:i]) in stacks:
@@ -69,7 +68,6 @@ _COMPONENTS: Final = (
 @cache
 def component_of(name: str) -> str:
     """Return the group of a parameter in tables, read from its path: its own module decides first, then those around
-    it.
-    """
+    it."""
     lower = name.lower()
     return next((group for group, pattern in _COMPONENTS if re.fullmatch(pattern, lower)), "other")

@@ -72,8 +72,7 @@ def on_meta(config: Any) -> Module:
 
 def to_run(config: Any, attention: str, dtype: DType, auto: Any = None) -> Module:
     """Return the model as it is trained: all of one dtype, without the key-value cache. `auto` replaces the auto class
-    that the rule chooses.
-    """
+    that the rule chooses."""
     model = _from_config(config, auto, attn_implementation=attention, dtype=_TORCH_DTYPES[dtype])
     _cast(model, _TORCH_DTYPES[dtype])
     return model.train()
@@ -160,8 +159,7 @@ def _positions(config: Any) -> int | None:
 
 def _positions_limit(model: Module, config: Any) -> int | None:
     """Return the longest sequence if positions are looked up in a table; None otherwise. A table with a padding index
-    starts after it.
-    """
+    starts after it."""
     positions = _positions(config)
     for path, module in model.named_modules():
         tables = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]

@@ -41,8 +41,7 @@ def gpu_dropout() -> Iterator[None]:
 @contextmanager
 def not_taken_for_compiling() -> Iterator[None]:
     """Hide fake tensors from transformers within a block. Otherwise it assumes that it is being compiled, and builds
-    masks that a real run does not.
-    """
+    masks that a real run does not."""
     original = import_utils.is_fake_tensor
     import_utils.is_fake_tensor = lambda x: False
     try:
@@ -54,8 +53,7 @@ def not_taken_for_compiling() -> Iterator[None]:
 @contextmanager
 def not_initialized() -> Iterator[None]:
     """Skip the initialization of weights within a block. Weights need no values, and some initializations read values
-    that fake tensors lack. Weights are still tied.
-    """
+    that fake tensors lack. Weights are still tied."""
     original = PreTrainedModel.initialize_weights
     PreTrainedModel.initialize_weights = lambda self: None
     try:
@@ -67,8 +65,7 @@ def not_initialized() -> Iterator[None]:
 @contextmanager
 def collected_by_hand() -> Iterator[None]:
     """Turn off the cycle collector within a block: when it runs is no property of a model. A collection by hand only
-    looks at new objects.
-    """
+    looks at new objects."""
     enabled, freezes = gc.isenabled(), gc.get_freeze_count() == 0
     gc.disable()
     if freezes:

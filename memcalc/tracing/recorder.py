@@ -29,14 +29,12 @@ from memcalc.tracing.work import note
 
 MOST_OPS: Final = 100_000
 """The most ops of the first forward. A hundred layers have some 10 000; a model with more goes through its tokens one
-by one.
-"""
+by one."""
 
 
 class Recorder(TorchDispatchMode):
     """A dispatch mode that keeps a memcalc storage for each of torch's storages that the model has or an op
-    returned.
-    """
+    returned."""
 
     def __init__(self, memory: Memory, model: Module) -> None:
         super().__init__()
@@ -107,8 +105,7 @@ class Recorder(TorchDispatchMode):
 
 class Running:
     """The running module: in forward by module hooks, in backward the module that was running when the node was
-    made.
-    """
+    made."""
 
     def __init__(self, memory: Memory, model: Module, paths: frozenset[str]) -> None:
         self.memory = memory

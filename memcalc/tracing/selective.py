@@ -28,8 +28,7 @@ OPS: Final[dict[Any, str]] = {
 
 def context_fn(policy: Policy) -> Callable[[], Any]:
     """Return a function for `checkpoint(…, use_reentrant=False, context_fn=…)` that makes the two contexts of one
-    call.
-    """
+    call."""
     return partial(_contexts, policy)
 
 

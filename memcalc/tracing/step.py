@@ -23,8 +23,7 @@ from memcalc.tracing.selective import context_fn
 
 def step(run: Run, config: Any) -> int:
     """Run forward and backward of the reference step in its steady state. Returns the index in the run's log at which
-    forward ends.
-    """
+    forward ends."""
     with FakeTensorMode(allow_non_fake_inputs=True), not_taken_for_compiling(), quiet(), collected_by_hand():
         with not_initialized():
             model = to_run(config, run.attention, run.dtype)
@@ -63,8 +62,7 @@ def forward(model: Module, ids: torch.Tensor, recorder: Recorder) -> torch.Tenso
 
 def recompute(model: Any, policy: Policy | None) -> None:
     """Checkpoint every layer; results that `policy` keeps are not computed again. Raises InputError if transformers
-    does not offer it.
-    """
+    does not offer it."""
     how: dict[str, Any] = {"use_reentrant": False}
     if policy is not None:
         how["context_fn"] = context_fn(policy)

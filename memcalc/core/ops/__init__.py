@@ -1,3 +1,2 @@
 """The ops that programs are written with. Each saves and allocates by PyTorch's own rules
-(tools/autograd/derivatives.yaml).
-"""
+(tools/autograd/derivatives.yaml)."""

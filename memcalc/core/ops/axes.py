@@ -82,8 +82,7 @@ def _squeeze_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def unbind(a: Tensor, i: int) -> tuple[Tensor, ...]:
     """Compute `a.unbind(i)`: views without dim `i`, with one grad_fn. Backward stacks their gradients in one new
-    tensor.
-    """
+    tensor."""
     count = a.shape[i].size
     shape, strides = with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :])
     node = Node(a.memory, _unbind_backward, (a,), (), a.shape, outputs=count) if recording(a) else None
@@ -128,8 +127,7 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 def pad_dim(a: Tensor, i: int, dim: Dim) -> Tensor:
     """Compute `F.pad` of dim `i` to `dim`: a copy, even if nothing is added. Backward cuts the padding off, also by a
-    copy.
-    """
+    copy."""
     node = Node(a.memory, _pad_backward, (a,), (), a.shape) if recording(a) else None
     shape = with_dim(a.shape, i, dim)
     if dim.size == a.shape[i].size:
@@ -185,8 +183,7 @@ def _repeat_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def assign_place(a: Tensor, i: int, value: Tensor) -> Tensor:
     """Compute `a.select(i, k).copy_(value)`: `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp,
-    CopySlices).
-    """
+    CopySlices)."""
     node = None
     if recording(a, value):
         place = Tensor(a.storage, with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :]), a.dtype)

@@ -17,8 +17,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 @autocast("conv1d")
 def depthwise_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """Compute `F.conv1d(groups=channels)`: x (batch, channels, seq), weight (channels, 1, kernel) -> (batch, channels,
-    seq + 2·padding - kernel + 1).
-    """
+    seq + 2·padding - kernel + 1)."""
     inputs = [t for t in (x, weight, bias) if t is not None]
     node = Node(x.memory, _convolution_backward, inputs, (x, weight)) if recording(*inputs) else None
     length = plus(x.shape[2], 2 * padding - weight.shape[2].size + 1)
@@ -31,8 +30,7 @@ def depthwise_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: in
 @autocast("convolution")
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *places: Dim) -> Tensor:
     """Compute `F.conv1d` or `F.conv2d`: x (batch, channels, ...), weight (out, channels, ...) -> (batch, out,
-    places).
-    """
+    places)."""
     inputs = [t for t in (x, weight, bias) if t is not None]
     node = Node(x.memory, _convolution_backward, inputs, (x, weight)) if recording(*inputs) else None
     works(x.memory, "", (x.shape[0], weight.shape[0], *places, *weight.shape[1:]), x.dtype, kind="convolution")

@@ -351,8 +351,7 @@ def _sum_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 @autocast("softmax")
 def softmax(a: Tensor, dtype: DType | None = None) -> Tensor:
     """Compute `softmax(a, -1, dtype)`. It saves its result. An upcast before it is a cast of its own in CPU and CUDA
-    traces.
-    """
+    traces."""
     a = cast(a, dtype) if dtype is not None and a.dtype is not fp32 else a
     out = new_tensor(a.memory, a.shape, a.dtype, "softmax")
     return _record_result(out, _softmax_backward, a)
@@ -365,8 +364,7 @@ def _softmax_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def dropout(a: Tensor, p: float) -> Tensor:
     """Compute training dropout as CUDA's native_dropout. It saves a bool mask. With p = 0 it returns `a` and costs
-    nothing.
-    """
+    nothing."""
     if p == 0.0:
         return a
     out = like(a, "dropout")

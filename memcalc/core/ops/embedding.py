@@ -9,8 +9,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 def embedding(table: Tensor, ids: Tensor) -> Tensor:
     """Look up ids (...) in a table (vocab, hidden) -> (..., hidden). It saves the ids; the gradient is a dense
-    table.
-    """
+    table."""
     name = table.name.removesuffix(".weight")
     node = Node(table.memory, _embedding_backward, (table,), (ids,), name) if recording(table) else None
     out = new_tensor(table.memory, (*ids.shape, table.shape[1]), table.dtype, name)

@@ -16,8 +16,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 def _inverse_permutation(permuted_indices: Tensor, rows: Dim) -> Tensor:
     """Return a view of the first `rows` entries of the inverse permutation. Its block also has room for scattered
-    padding.
-    """
+    padding."""
     memory, padded = permuted_indices.memory, permuted_indices.shape[0]
     _positions = new_tensor(memory, (padded,), int64, "positions")
     _indices = new_tensor(memory, (padded,), int64, "indices")

@@ -41,8 +41,7 @@ def times(x: Tensor, columns: Tensor, name: str) -> Tensor:
 @autocast("matmul")
 def weight_times(weight: Tensor, x: Tensor, name: str) -> Tensor:
     """Compute `torch.matmul` of a weight (out, in) and x (batch, in, seq): x is folded, and the result is transposed by
-    a copy.
-    """
+    a copy."""
     batch, width, seq = x.shape
     product = mm(reshape(transpose(x, 1, 2), merge(batch, seq), width), transpose(weight, 0, 1), name=name)
     return contiguous(transpose(view(product, batch, seq, weight.shape[0]), 1, 2))

@@ -115,8 +115,7 @@ def _scatter_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def scatter_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
     """Compute `a.scatter_(-1, where, source)`, where `a` wants no gradient. It saves the indices; the result has a's
-    storage.
-    """
+    storage."""
     node = Node(a.memory, _scatter_inplace_backward, (source,), (where,)) if recording(source) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -188,8 +187,7 @@ def _index_put_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def index_add_(a: Tensor, where: Tensor, source: Tensor) -> Tensor:
     """Compute `a.index_add_(0, where, source)`. It saves the indices, and the source for its shape; the result has a's
-    storage.
-    """
+    storage."""
     node = Node(a.memory, _index_add_backward, (a, source), (where, source)) if recording(a, source) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 

@@ -54,8 +54,7 @@ def _clamp_to_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def where(mask: Tensor, value: Tensor, name: str) -> Tensor:
     """Compute `torch.where(mask, value, scalar)` without a gradient: the scalar first becomes a tensor of `value`'s
-    dtype.
-    """
+    dtype."""
     scalar = new_tensor(mask.memory, (), value.dtype, name)
     out = of_two(mask, value, name, value.dtype)
     del scalar

@@ -81,8 +81,7 @@ def _transpose_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def part(a: Tensor, dim: Dim, axis: int = -1) -> Tensor:
     """Compute `a[..., i:i+dim]`: a slice of the last dim or of `axis`, as a view. A slice of the whole dim is an alias
-    of the tensor.
-    """
+    of the tensor."""
     if dim.size == a.shape[axis].size:
         return _view(a, a.shape, a.strides, _pass_backward)
     shape = list(a.shape)
@@ -113,8 +112,7 @@ def every_second(a: Tensor) -> Tensor:
 
 def copy_into(a: Tensor, part_of_a: Tensor) -> Tensor:
     """Compute `a[..., i:i+n].copy_(part_of_a)`: `a` with another grad_fn (torch/csrc/autograd/functions/tensor.cpp,
-    CopySlices).
-    """
+    CopySlices)."""
     node = Node(a.memory, _copy_into_backward, (a, part_of_a)) if recording(a, part_of_a) else None
     return Tensor(a.storage, a.shape, a.strides, a.dtype, node)
 
@@ -131,8 +129,7 @@ def _copy_into_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 def interleave(tensors: Sequence[Tensor], dim: Dim) -> Tensor:
     """Compute `torch.stack(tensors, -1).flatten(-2)`, a new tensor; `dim` is the joined last dim. Backward selects
-    views.
-    """
+    views."""
     return reshape(stack(tensors, Dim(str(len(tensors)), len(tensors))), *tensors[0].shape[:-1], dim)
 
 

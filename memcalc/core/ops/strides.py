@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 @lru_cache(maxsize=4096)
 def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | None:
     """Return the strides of `target` as a view of a tensor of `shape` and `strides`; None if only a copy can have that
-    shape.
-    """
+    shape."""
     if any(not dim.size for dim in shape):
         return strides if same_sizes(shape, target) else contiguous_strides(target)
     new = [0] * len(target)
@@ -44,8 +43,7 @@ def view_strides(shape: Shape, strides: Strides, target: Shape) -> Strides | Non
 
 def elementwise_strides(shape: Shape, operands: Sequence[Tensor]) -> Strides:
     """Return the layout of an elementwise result: the operands' layout if they agree, else the first one's order of
-    dims.
-    """
+    dims."""
     row_major = contiguous_strides(shape)
     for operand in operands:
         if operand.strides != row_major or not same_sizes(operand.shape, shape):

@@ -15,8 +15,7 @@ from memcalc.core.tensor import Tensor, new_tensor
 
 def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
     """Compute `torch.linalg.solve_triangular(a, b)`. It saves a and its result; each matrix of the result is
-    column-major.
-    """
+    column-major."""
     out = _column_major(b)
     if recording(a, b):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)

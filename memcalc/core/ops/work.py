@@ -27,8 +27,7 @@ def works(memory: Memory, name: str, factors: Shape, dtype: DType, products: int
 
 def works_backward(node: Node, name: str, factors: Shape, dtype: DType, kind: str = "matmul", first: int = 0) -> None:
     """Record the gradients of a product's two factors, the inputs `first` and `first + 1`, as far as they are
-    needed.
-    """
+    needed."""
     products = node.needs(first) + node.needs(first + 1)
     if products:
         works(node.memory, name, factors, dtype, products, kind)
@@ -41,8 +40,7 @@ def attends(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
 
 def attends_backward(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
     """Record the backward of fused attention: the scores again, the gradients of scores and values, and those of
-    queries and keys.
-    """
+    queries and keys."""
     _attention(memory, q, k, v, dtype, 3, 2)
 
 

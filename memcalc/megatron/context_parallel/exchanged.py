@@ -21,8 +21,7 @@ from memcalc.megatron.context_parallel.layout import laid_out, send, whole_seque
 
 def exchanged_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Compute attention. It saves q, k, v and the output of the rank's heads, the output of its tokens, and one fp32
-    logsumexp per query and head.
-    """
+    logsumexp per query and head."""
     own = [_heads_of_a_rank(x.shape, ranks) for x in (q, k, v)]
     q_part, k_part, v_part = _to_heads([q, k, v], own, ["queries", "keys", "values"])
     attends(q.memory, own[0], own[1], own[2], q.dtype)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Tensor:
     """Compute attention. It saves q, k, v, the outputs of both chunks besides the joined one, and one fp32 logsumexp
-    per query and head.
-    """
+    per query and head."""
     keys, values = _gather(k, v, ranks)
     attends_in_parts(q, v.shape, 2 * ranks + 1, 4)  # of 2·cp chunks in total
     out = laid_out(q, q.shape, "attention output")

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
     """Allocate a tensor (batch, heads, seq, head_dim), laid out as (batch, seq, heads, head_dim), with the dtype of
-    `like`.
-    """
+    `like`."""
     return new_tensor(like.memory, shape, like.dtype, name, heads_inside(shape))
 
 
