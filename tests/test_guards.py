@@ -70,6 +70,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 
 IN_PLAIN_WORDS = (
     "memcalc.core",
+    "memcalc.engines",
     "memcalc.errors",
     "memcalc.hardware",
     "memcalc.inputs",

@@ -1,7 +1,7 @@
 """Engines: what each holds besides the activations, and what it sends, found by the name that `--engine` takes.
 
-Each is a module with the functions of `Engine`: the one of its name, or `engine` in the package of its name. The modules of
-`base`, and those that run engines, are none.
+Each engine is a module with the functions of `Engine`: the module of its name, or `engine` in the package of its name.
+The modules of `base`, and those that run engines, are no engines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ENGINES", "Engine", "load_engine"]
 
 
 class Engine(Protocol):
-    """A module of this package."""
+    """The functions of an engine's module."""
 
     def holdings(self, model: Model, setup: Setup) -> Holdings:
         """Return what the engine holds on one rank."""
@@ -31,10 +31,10 @@ class Engine(Protocol):
         ...
 
     def textbook(self, model: Model, setup: Setup) -> list[Collective]:
-        """Return what the papers say it sends, where that differs."""
+        """Return what the papers say that one rank sends, if that differs."""
         ...
 
 
 def load_engine(name: str) -> Engine:
-    """The engine of that name (KeyError if there is none)."""
+    """Return the engine of that name. Raises KeyError if there is none."""
     return ENGINES[name]

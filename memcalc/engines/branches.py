@@ -1,5 +1,5 @@
-"""Which setups have the same polynomials: what of a micro-batch, a sequence and a number of micro-batches decides the runs of a
-rank and the rows that it holds, as the keys of `memcalc.engines.ranks` have it."""
+"""Keys of setups that have the same polynomials. A micro-batch, a sequence length and a number of micro-batches decide
+the runs of a rank and the rows that it holds, as in the keys of `memcalc.engines.ranks`."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 _BLOCKS: Final = 8
-"""A kernel of Megatron's takes the attention heads of a micro-batch in blocks of this size, or of 4."""
+"""Megatron's softmax kernel takes the attention heads of a micro-batch in blocks of this size, or of 4."""
 
 
 class Branches(NamedTuple):
-    """Tells apart setups that differ in the micro-batch, the sequence and the number of micro-batches alone."""
+    """Keys that distinguish setups which differ only in the micro-batch, the sequence length and the number of
+    micro-batches."""
 
     of: Callable[[Setup], Hashable]
-    """Setups of which this is equal have the same polynomials, where no kernel pads queries; then the remainder of `rows` has to
-    be equal, too (`Program.remainder`)."""
+    """Setups with an equal key have the same polynomials, if no kernel pads queries. If one does, the remainder of
+    `rows` must be equal, too (`Program.remainder`)."""
     steps: Callable[[int], Hashable]
-    """Numbers of micro-batches of which this is equal differ in how often a rank sends alone."""
+    """Numbers of micro-batches with an equal key differ only in how often a rank sends."""
     unit: int
-    """Micro-batches that differ by a multiple of it are refused alike."""
+    """Micro-batches that differ by a multiple of this number are refused alike."""
 
 
 def branches_of(model: Model, setup: Setup) -> Branches:
-    """For all setups that differ from this one in those numbers."""
+    """Return the keys for all setups that differ from this one only in those numbers."""
     unit = _unit(setup)
     if setup.engine == "megatron":
         from memcalc.engines.megatron.engine import stages
@@ -61,13 +62,13 @@ def _states_of(schedule: str, rank: int, stages: int, micro_batches: int, chunks
 
 
 def _enough(setup: Setup, micro_batches: int) -> Hashable:
-    """A pipeline's runs and buffers are of all micro-batches."""
+    """Return the key of a number of micro-batches. A pipeline's runs and buffers cover all micro-batches."""
     return micro_batches if setup.pp > 1 else min(micro_batches, ENOUGH_MICRO_BATCHES)
 
 
 def _unit(setup: Setup) -> int:
-    """Megatron's softmax takes blocks of heads. Where tokens of tensor-parallel ranks go to experts, each rank sends an equal
-    slice of them."""
+    """Return the multiple of micro-batches that is refused alike. Megatron's softmax takes blocks of heads. If tokens
+    of tensor-parallel ranks go to experts, each rank sends an equal slice of them."""
     blocks = _BLOCKS if setup.kernels == "megatron" and setup.attention in ("eager", "unfused") else 1
     return lcm(blocks, setup.tp) if min(setup.tp, setup.ep) > 1 else blocks
 
@@ -96,7 +97,10 @@ def _of_programs(programs: Iterable[Program], kernels: Kernels, setup: Setup) ->
 
 
 def _of_megatron(of_ranks: Iterable[Stage], held: dict[int | None, Hashable], setup: Setup) -> Hashable:
-    """Which kernel the softmax has matters to unfused attention alone. `held`: what is known by the length of a sequence."""
+    """Return the key of a setup with Megatron's stages. `held` caches the part that depends on the sequence length.
+
+    The kernel of the softmax matters to unfused attention only.
+    """
     from memcalc.engines.megatron.engine import decided_by_length
 
     if setup.seq_len not in held:

@@ -1,7 +1,8 @@
 """torch's DistributedDataParallel (torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp).
 
-Buckets are a second full copy of the gradients in their dtype, allocated when the reducer is built and kept. Gradients are
-copied in, all-reduced in place and copied back. The module's buffers are broadcast before the first forward of a step.
+Buckets are a second full copy of the gradients in their dtype, allocated when the reducer is built and kept. Gradients
+are copied into them, all-reduced in place and copied back. The module's buffers are broadcast before the first forward
+of a step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _SOURCE: Final = "torch/csrc/distributed/c10d/reducer.cpp"
 
 
 def gradient_sizes(model: Model, itemsize: int, autocast: DType | None = None) -> list[int]:
-    """Bytes of every gradient in the order in which backward has it ready: the order of the rebuilt buckets."""
+    """Return the bytes of every gradient in the order in which backward has it ready, which is the order of the rebuilt
+    buckets."""
     key = ("gradient order", autocast)
     if key not in model.profiles:
         model.profiles[key] = gradient_order(model.program, autocast)
@@ -41,7 +43,8 @@ def gradient_sizes(model: Model, itemsize: int, autocast: DType | None = None) -
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET, cap: int = BUCKET_CAP) -> list[int]:
-    """Bytes of every bucket: one closes with the gradient that reaches its limit (compute_bucket_assignment_by_size)."""
+    """Return the bytes of every bucket. A bucket closes with the gradient that reaches its limit
+    (compute_bucket_assignment_by_size)."""
     out: list[int] = []
     current, limit = 0, first
     for size in sizes:
@@ -64,7 +67,8 @@ def holdings(model: Model, setup: Setup) -> Holdings:
         source=_SOURCE,
     )
     assert held.order is not None
-    # Those of the first iteration, by the parameters from the last to the first; the rebuilt ones differ little in size.
+    # The buckets of the first iteration hold the parameters from the last to the first. The rebuilt ones differ little
+    # in size.
     sizes = buckets([_trained(model, w) * dtype.itemsize for w in reversed(list(model.program.weights()))])
     blocks = tuple(row._replace(shape=(Dim("bucket", size // dtype.itemsize),)) for size in sizes)
     order = held.order._replace(before=(*held.order.before, *blocks))
@@ -88,9 +92,11 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _buffers(model: Model, setup: Setup) -> list[Collective]:
-    """Before every forward whose gradients are reduced (require_forward_param_sync in distributed.py).
+    """Return the broadcasts before every forward whose gradients are reduced (require_forward_param_sync in
+    distributed.py).
 
-    Those of one dtype are joined to calls of up to 250 MiB (_sync_module_states of csrc/distributed/c10d/comm.cpp)."""
+    Buffers of one dtype are joined to calls of up to 250 MiB (_sync_module_states of csrc/distributed/c10d/comm.cpp).
+    """
     held: Counter[DType] = Counter()
     times = _reductions(setup)
     for buffer in model.program.buffers():
@@ -119,7 +125,7 @@ def _buffers(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _reductions(setup: Setup) -> int:
-    """How often a step reduces its gradients."""
+    """Return how often a step reduces its gradients."""
     return 1 if setup.keeps_whole_gradients else setup.micro_batches
 
 
@@ -128,7 +134,8 @@ def _times(times: int, formula: str) -> str:
 
 
 def _trained(model: Model, weight: Weight) -> int:
-    """Elements that DDP has a place for: it leaves out what wants no gradient (_build_params_for_reducer)."""
+    """Return the elements that DDP has a place for. It leaves out weights that want no gradient
+    (_build_params_for_reducer)."""
     return 0 if weight.name in model.program.frozen else elements_of(weight)
 
 

@@ -1,7 +1,7 @@
-"""No engine: one process, plain PyTorch and transformers, the contract's reference step.
+"""No engine: one process with plain PyTorch and transformers, the contract's reference step.
 
-Under `bf16-mixed` and `fp16-mixed` the optimizer updates fp32 master weights: the 16-bit gradients are cast to fp32, the
-optimizer steps over the masters, and the result is copied back.
+Under `bf16-mixed` and `fp16-mixed` the optimizer updates fp32 master weights: the 16-bit gradients are cast to fp32,
+the optimizer steps over the masters, and the result is copied back.
 """
 
 from __future__ import annotations

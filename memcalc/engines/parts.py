@@ -1,4 +1,5 @@
-"""A rank's part of a model whose layers are split (tensor, sequence, context, expert parallel), and what its modules send."""
+"""A rank's part of a model whose layers are split (tensor, sequence, context, expert parallel), and the collectives of
+its modules."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def part_of(model: Model, setup: Setup) -> Model:
-    """The model of one rank, as the engine makes it; ranks that share sequences as torch does have the whole one still."""
+    """Return the model of one rank, as the engine makes it. Ranks that share sequences by torch's context parallelism
+    have the whole one here."""
     if setup.runs_gpt_model:
         return megatron_deepspeed.slice_of(model, setup)
     if setup.cp > 1 and setup.engine == "deepspeed":
@@ -33,7 +35,8 @@ def part_of(model: Model, setup: Setup) -> Model:
 
 
 def kernels_of_part(model: Model, setup: Setup) -> Kernels | None:
-    """The kernels that come with the way in which the model is split; None where they are those of the whole one."""
+    """Return the kernels that belong to the way in which the model is split; None if they are those of the whole
+    model."""
     if setup.runs_gpt_model:
         return megatron_deepspeed.KERNELS
     shared = model.program.context_parallel
@@ -43,7 +46,7 @@ def kernels_of_part(model: Model, setup: Setup) -> Kernels | None:
 
 
 def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
-    """The model of one tensor-parallel rank, as small as its parts of the weights are."""
+    """Return the model of one tensor-parallel rank, as small as its parts of the weights are."""
     key = (
         "tensor-parallel rank",
         setup.tp,
@@ -63,7 +66,8 @@ def _tensor_parallel_rank(model: Model, setup: Setup) -> Model:
 
 
 def expert_parallel_rank(model: Model, setup: Setup) -> Model:
-    """The model of one expert-parallel rank, with its part of the experts, as transformers or DeepSpeed's AutoEP makes it."""
+    """Return the model of one expert-parallel rank with its part of the experts, as made by transformers or DeepSpeed's
+    AutoEP."""
     key = "expert-parallel rank", setup.engine, setup.ep, setup.expert_imbalance
     if key not in model.profiles:
         if setup.engine == "deepspeed":
@@ -75,8 +79,8 @@ def expert_parallel_rank(model: Model, setup: Setup) -> Model:
 
 
 def sharers(model: Model, setup: Setup) -> dict[int, Model]:
-    """The models of context-parallel ranks: the first, which has no rank before it, the last, which has none behind it,
-    and one of those between, which are all alike."""
+    """Return the models of context-parallel ranks: the first rank's, the last one's, and that of one in between. All in
+    between are alike; the first has no rank before it, the last none after it."""
     out: dict[int, Model] = {}
     for rank in sorted({0, 1, setup.cp - 1}):
         ring = Ring(setup.cp, rank, setup.cp_comm_type == "all_gather")
@@ -87,7 +91,7 @@ def sharers(model: Model, setup: Setup) -> dict[int, Model]:
 
 
 def collectives_of_modules(model: Model, setup: Setup, made: Profile) -> list[Collective]:
-    """Return what the run's modules have sent, by the plan that they are split after."""
+    """Return what the run's modules have sent, by the plan that they are split with."""
     layers = next((w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None), "")
     if setup.engine == "deepspeed" and setup.cp > 1:
         return shared_sequences.collectives_of(model, setup, made)

@@ -1,4 +1,4 @@
-"""What one GPU of each kind holds and runs: with pipeline stages one for every stage, else just one."""
+"""The ranks that differ, with what each holds and runs: one for every pipeline stage, otherwise just one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memcalc.tape.profile import Choices, Profile, Resizable, profile, shallow_t
 
 
 class Sums(NamedTuple):
-    """What an engine holds, added up: polynomials in batch and seq."""
+    """An engine's rows added up by phase, as polynomials in batch and seq."""
 
     always: Poly
     forward: Poly
@@ -41,46 +41,49 @@ class Rank(NamedTuple):
     held: Holdings
     sums: Sums
     profiles: tuple[Profile, ...]
-    """Of each model chunk that it has; none for a bare number of parameters."""
+    """The profile of each model chunk on the rank; empty for a bare number of parameters."""
     states: tuple[State, ...]
-    """What can be the case in a step: a chunk's forward or backward, and what other micro-batches have saved."""
+    """The possible states in a step: a chunk's forward or backward, and the tensors that other micro-batches have
+    saved."""
     layers: int
-    """Transformer layers that it runs."""
+    """The number of transformer layers that the rank runs."""
     collectives: Callable[[Setup], list[Collective]]
-    """What it sends in one optimizer step, as the engine really does it; of a setup that differs from this rank's in the numbers
-    of its polynomials alone."""
+    """Returns the real collectives of one optimizer step. The setup may differ from this rank's in the numbers of its
+    polynomials."""
     textbook: Callable[[], list[Collective]]
-    """The same step as the papers count it; empty where the engine does just that."""
+    """Returns the step's collectives as the papers count them; empty if the engine does just that."""
     turns: tuple[Turn, ...] = ()
-    """Forwards and backwards of its chunks in their order; none where they are those of one micro-batch after the other."""
+    """The forwards and backwards of the rank's chunks in their order; empty if micro-batches run one after the
+    other."""
     between: Row | None = None
-    """What a state and a turn have `between` stages, one of it."""
+    """One of the tensors that a state and a turn count as `between` stages."""
     first: Callable[[], Profile] | None = None
-    """Of the first micro-batch, where those after it differ."""
+    """Returns the profile of the first micro-batch, if later ones differ."""
     untraced: Callable[[], Profile] | None = None
-    """Of the very first micro-batch of a process, where those after it differ."""
+    """Returns the profile of the very first micro-batch of a process, if later ones differ."""
     in_flight: int | None = None
-    """Forwards of a chunk that are saved at once, where the profile is that of all micro-batches and no state tells."""
+    """The number of a chunk's forwards that are saved at once, if the profile covers all micro-batches and no state
+    says so."""
     on_paper: int = 1
-    """Micro-batches in the run of a profile, all alike."""
+    """The number of micro-batches in the run of a profile, all alike."""
     cp: int | None = None
-    """Which of the ranks that share sequences, where they differ."""
+    """The number of the context-parallel rank, if these ranks differ."""
     in_order: Callable[[], Order] | None = None
-    """Makes the order of what it holds, where that is not part of what it holds."""
+    """Returns the order of the rank's allocations, if `held` does not have it."""
 
     @property
     def order(self) -> Order | None:
-        """In which order it allocates what it holds; None where that is not known."""
+        """Return the order in which the rank allocates what it holds; None if it is not known."""
         return self.held.order if self.in_order is None else self.in_order()
 
 
 _WHOLE: Final = (Turn("forward", 0), Turn("backward", 0))
-"""A profile that is that of all micro-batches."""
+"""The turns of a profile that covers all micro-batches."""
 _ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
 
 
 def ranks(model: Any, setup: Setup) -> list[Rank]:
-    """The rank that was asked for, or all."""
+    """Return the rank that was asked for, or all."""
     if not isinstance(model, Model):
         held, sums = _held(model, setup)[0]
         return [Rank(0, held, sums, (), (), 0, _nothing, list[Collective])]
@@ -97,7 +100,7 @@ def _nothing(_setup: Setup) -> list[Collective]:
 
 
 def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
-    """Return the part of the model of each rank that shares sequences, where they differ; else that of any rank."""
+    """Return the part of the model of each rank that shares sequences, if these ranks differ; else that of any rank."""
     if not setup.splits_layers:
         return {None: model}
     from memcalc.engines.parts import part_of, sharers
@@ -107,9 +110,9 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
 
 
 def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
-    """Ranks that run all layers: one, or those of which any can have most."""
+    """Return the ranks that run all layers: one, or several of which any can have the highest peak."""
     made = [_profile(model, setup, held) for held, _ in _held(model, setup)]
-    # for the second time, as a trace has shown which weights get a gradient
+    # holdings again, as a trace has shown which weights get a gradient
     return [_whole_rank(model, setup, *of) for of in zip(_held(model, setup), made, strict=True)]
 
 
@@ -128,7 +131,7 @@ def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
 
 
 def _of_the_first(held: Holdings) -> Holdings:
-    """What the first micro-batch's run depends on: no gradients are there to be added to."""
+    """Return the holdings for the first micro-batch's run: it has no gradients to add to."""
     hooks = held.hooks if held.order is None or held.order.first is None else held.order.first
     return held._replace(accumulates=False, hooks=hooks)
 
@@ -180,7 +183,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
 
 
 def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
-    """Stages of transformers' own layers: a profile is that of a whole step, with all micro-batches."""
+    """Return the ranks of stages of transformers' own layers. A profile covers a whole step, with all micro-batches."""
     from memcalc.engines.fsdp2 import pipeline as engine
     from memcalc.engines.fsdp2.pipeline_sent import collectives_of
     from memcalc.pipelining.orders import most_in_flight, order
@@ -217,7 +220,8 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
 
 
 def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
-    """Stages of Megatron-DeepSpeed's layers: a profile is that of a whole step, with all micro-batches."""
+    """Return the ranks of stages of Megatron-DeepSpeed's layers. A profile covers a whole step, with all micro-
+    batches."""
     from memcalc.engines.deepspeed import pipeline as engine
     from memcalc.engines.deepspeed.megatron_deepspeed import KERNELS
     from memcalc.engines.deepspeed.stages import enough_micro_batches, in_flight
@@ -268,14 +272,14 @@ def _sums(holdings: Holdings) -> Sums:
 
 
 class _Held(NamedTuple):
-    """What a rank holds, and that added up."""
+    """Holdings and their sums."""
 
     held: Holdings
     sums: Sums
 
 
 def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
-    """Of one rank, or of those of which any can have most."""
+    """Return what one rank holds, or what several ranks hold of which any can have the highest peak."""
     key = (
         "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
         setup.grad_dtype,
@@ -296,7 +300,7 @@ def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
 
 
 def _with_masks(holdings: Holdings, model: Model, setup: Setup) -> Holdings:
-    """With what kernels keep and a padded batch's mask."""
+    """Return the holdings with the kernels' buffers and a padded batch's mask."""
     kept = kept_by_kernels(setup.kernels, setup.attention, model.program, setup.compute_dtype)
     masks = (padding_row(model),) if setup.padded else ()
     order = holdings.order
@@ -351,7 +355,7 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
 
 
 class _OfARun(Protocol):
-    """A thing that is made of a run on paper."""
+    """A result of a run on paper."""
 
     @property
     def pads_queries(self) -> bool: ...
@@ -361,7 +365,7 @@ _T = TypeVar("_T", bound=_OfARun)
 
 
 def _made(model: Model, key: tuple[Hashable, ...], seq: int, make: Callable[[], _T]) -> _T:
-    """Return what is kept under a key; it is made once for all sequences that the run takes alike."""
+    """Return the result under a key. It is made once for all sequence lengths that the run treats alike."""
     remainder = Program.remainder(seq)
     for of in (None, remainder):
         if (*key, of) in model.profiles:

@@ -1,6 +1,6 @@
-"""DeepSpeed over sequences that ranks share (`--cp`): what a rank's program is, and what it sends besides ZeRO's own.
+"""DeepSpeed over sequences that ranks share (`--cp`): a rank's program, and what it sends besides ZeRO's collectives.
 
-ZeRO shards and averages over all ranks, those of a sequence too (deepspeed/utils/groups.py,
+ZeRO shards and averages over all ranks, including those of a sequence (deepspeed/utils/groups.py,
 _get_sequence_data_parallel_group).
 """
 
@@ -24,7 +24,7 @@ AXIS: Final = "cp"
 
 
 def rank_of(model: Model, setup: Setup) -> Model:
-    """The model as one of the ranks of a sequence runs it."""
+    """Return the model as one of the ranks of a sequence runs it."""
     key = "rank of a sequence", setup.cp
     if key not in model.profiles:
         own: Any = copy.copy(model.program)
@@ -34,15 +34,15 @@ def rank_of(model: Model, setup: Setup) -> Model:
 
 
 def collectives_of(model: Model, setup: Setup, profile: Profile) -> list[Collective]:
-    """Return what its attention and its loss have sent in a run, and single numbers in stage 0's step."""
+    """Return the collectives of the model's attention and loss in a run, and single numbers in stage 0's step."""
     layers = next(w.name.split("*")[0] + "*" for w in model.weight_classes if w.layer is not None)
     sent = collectives_of_run(profile, setup, layers, {AXIS: Group(AXIS, setup.cp, SOURCE)})
     return [*sent, *_agreed_upon(setup)]
 
 
 def _agreed_upon(setup: Setup) -> list[Collective]:
-    """The optimizer of stage 0 takes the ranks of a sequence for those of a model (parallel_state_sp.py): they agree whether
-    a gradient overflowed, and upon the norm."""
+    """Return the all-reduces by which ranks agree on an overflow and on the norm. Stage 0's optimizer takes the ranks
+    of a sequence for those of a model (parallel_state_sp.py)."""
     if setup.zero or not setup.has_master_weights:
         return []
     numbers = (("overflow check", "uint8", 1), ("gradient norm", "fp32", 4))

@@ -1,1 +1,1 @@
-"""What several engines share: what is held, the order of allocations, what is sent, clipping."""
+"""Parts that several engines use: holdings, the order of allocations, collectives, clipping."""

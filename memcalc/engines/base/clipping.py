@@ -1,9 +1,9 @@
-"""`torch.nn.utils.clip_grad_norm_` between backward and step: what its norms send where gradients are shards.
+"""`torch.nn.utils.clip_grad_norm_` between backward and step: the collectives of its norms where gradients are shards.
 
-One number per parameter, in the gradients' dtype; their norms over DTensors are partial sums, stacked into one tensor
-and summed over each mesh axis that cuts them in turn (torch/nn/utils/clip_grad.py, _get_total_norm). Replicas of hybrid
-sharding have the same sums. The numbers are alive while the optimizer's own temporaries are not: they count where a step
-has less of those, as a fused one.
+There is one number per parameter, in the gradients' dtype. The norms of DTensors are partial sums. They are stacked
+into one tensor and summed over each mesh axis that shards them in turn (torch/nn/utils/clip_grad.py, _get_total_norm).
+Replicas of hybrid sharding have the same sums. The numbers and the optimizer's own temporaries are not alive together,
+so the numbers count only where a step has smaller temporaries, as a fused one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTIAL: Final = "torch/distributed/tensor/_ops/_math_ops.py, _NormPartial"
 
 
 def norms(model: Model, setup: Setup, dtype: DType) -> list[Collective]:
-    """The all-reduces of the gradients' norms; none where nothing is clipped or no gradient is cut."""
+    """Return the all-reduces of the gradients' norms; none if nothing is clipped or no gradient is sharded."""
     if not setup.clip_grad_norm:
         return []
     tensors = _tensors(model)
@@ -34,8 +34,8 @@ def norms(model: Model, setup: Setup, dtype: DType) -> list[Collective]:
 
 
 def norm_over_stages(setup: Setup, dtype: DType) -> list[Collective]:
-    """Of a pipeline: each stage has the norm of its gradients on all its ranks, and the stages sum the squares of these
-    (torchtitan's clip_grad_norm_)."""
+    """Return the all-reduce of a pipeline. Each stage has the norm of its gradients on all its ranks, and the stages
+    sum the squares of their norms (torchtitan's clip_grad_norm_)."""
     if not setup.clip_grad_norm or setup.pp == 1:
         return []
     formula = f"{dtype.itemsize} B = {dtype.itemsize} B"
@@ -46,7 +46,8 @@ def norm_over_stages(setup: Setup, dtype: DType) -> list[Collective]:
 
 
 def temporaries(model: Model, setup: Setup, dtype: DType) -> list[Row]:
-    """What clipping has alive at its peak, the gradients aside: when the norms become one, or when a mesh axis sums them."""
+    """Return the rows of clipping at its peak, without the gradients: when the norms become one, or when a mesh axis
+    sums them."""
     if not setup.clip_grad_norm:
         return []
     axes = len(_cut(setup))
@@ -57,7 +58,7 @@ def temporaries(model: Model, setup: Setup, dtype: DType) -> list[Row]:
     ]
     if not axes:
         return [*rows, Row("temporaries", "norm of all gradients", (), dtype, 1, _LIFE, "modelled", _SOURCE)]
-    # Squares, their sums over the ranks and the roots of these; the next axis takes the roots.
+    # Squares, their sums over the ranks and the roots of the sums; the next axis takes the roots.
     sums = "norms of the gradients: squares, sums and roots"
     return [*rows, Row("temporaries", sums, shape, dtype, 2 + axes, _LIFE, "modelled", _PARTIAL)]
 
@@ -67,7 +68,7 @@ def _tensors(model: Model) -> int:
 
 
 def _cut(setup: Setup) -> list[tuple[str, int]]:
-    """The axes that cut gradients, with their ranks."""
+    """Return the axes that shard gradients, with their ranks."""
     axes = [("dp", setup.shards), ("tp", setup.tp)] if setup.engine == "fsdp2" else []
     return [(axis, ranks) for axis, ranks in axes if ranks > 1]
 

@@ -1,4 +1,4 @@
-"""What an engine holds on one rank, by phase, and the rows that several engines share."""
+"""The rows that an engine holds on one rank, by phase, and the rows that several engines use."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _NO_POLY: Final[Poly] = (0, 0, 0, 0, 0, 0)
 
 ENOUGH_MICRO_BATCHES: Final = 3
-"""Of a step, where they differ: the first, one that finds sums of gradients and leaves them, and the last."""
+"""The micro-batches of a step that can differ: the first, one that finds sums of gradients and leaves them, and the
+last."""
 
 
 class Flush(NamedTuple):
-    """Blocks that come while gradients are being reduced: alive at moments with at least `after` bytes of gradients."""
+    """Blocks of a reduction of gradients, alive at moments with at least `after` bytes of gradients."""
 
     after: int
     rows: tuple[Row, ...]
@@ -41,34 +42,34 @@ class Update(NamedTuple):
 
     parameters: tuple[Parameter, ...]
     dtype: DType
-    """Of the tensors that it updates, and of their gradients as it gets them."""
+    """The dtype of the tensors that are updated, and of the gradients that the optimizer gets."""
 
 
 class Order(NamedTuple):
-    """In which order an engine allocates what it holds. Neighbouring rows with equal copies are one stack of layers."""
+    """The order in which an engine allocates its rows. Neighbouring rows with equal copies are one stack of layers."""
 
     before: tuple[Row, ...]
-    """Before the first step."""
+    """Rows allocated before the first step."""
     states: tuple[Row, ...]
-    """In the first optimizer step."""
+    """Rows allocated in the first optimizer step."""
     casts: tuple[Row, ...]
-    """In each step before the optimizer, until its end."""
+    """Rows allocated in each step before the optimizer, and alive until its end."""
     updates: tuple[Update, ...]
     streams: Mapping[str, str] = {}
-    """Which stream a block is allocated on, by its name in the run, where that is not the default one."""
+    """The stream of a block, by its name in the run, if it is not the default stream."""
     moved: tuple[Row, ...] = ()
-    """Made before all that, and gone once it has been copied into `flat`."""
+    """Rows allocated before all others, and freed once they have been copied into `flat`."""
     flat: tuple[Row, ...] = ()
-    """Allocated after `moved`."""
+    """Rows allocated after `moved`."""
     first: HooksOf | None = None
-    """The engine's hooks while the first micro-batch runs, where those of the later ones differ."""
+    """The engine's hooks while the first micro-batch runs, if those of later ones differ."""
     clipping: tuple[Row, ...] = ()
-    """In each step before `casts`, and gone when they come."""
+    """Rows allocated in each step before `casts`, and freed when `casts` are allocated."""
     untraced: OverRun | None = None
-    """The engine while the very first micro-batch of a process runs, where those of the later ones differ."""
+    """The engine while the very first micro-batch of a process runs, if it differs for later ones."""
     scripts: Callable[[], Scripts] | None = None
-    """What happens around the runs, block by block, for an engine that is not told well enough by rows: of these there are
-    then those of `before` alone, which come first."""
+    """Returns what happens around the runs, block by block, for an engine that rows do not describe well enough. Then
+    only the rows of `before` are set, which come first."""
 
 
 class Holdings(NamedTuple):
@@ -80,27 +81,27 @@ class Holdings(NamedTuple):
     step: tuple[Row, ...] = ()
     flush: Flush | None = None
     after_backward: tuple[tuple[Row, ...], ...] = ()
-    """What is alive, one moment after the other, when backward has run and no activations are left: the last reduction."""
+    """The rows alive after backward, one moment after the other, when no activations are left: the last reduction."""
     keeps_gradients: bool = True
-    """Whether the gradients that autograd produces stay as they are until the step."""
+    """True if the gradients that autograd produces stay as they are until the step."""
     accumulates: bool = False
-    """Whether autograd adds to gradients that an earlier micro-batch left on the parameters."""
+    """True if autograd adds to gradients that an earlier micro-batch left on the parameters."""
     hooks: HooksOf | None = None
-    """What the engine does around the layers while they run."""
+    """The engine's actions around the layers while they run."""
     over: OverRun | None = None
-    """What it does between the events of that run, once that is recorded."""
+    """The engine's actions between the events of the run, once that is recorded."""
     order: Order | None = None
-    """None where it is not known, or not the same for all that the run leaves out."""
+    """None if the order is not known, or differs in what the run leaves out."""
     buffer_dtype: DType | None = None
-    """Of the modules' floating-point buffers, where that is not the weights'."""
+    """The dtype of the modules' floating-point buffers, if it is not the weights'."""
     micro_batches: int = 1
-    """Of a step, in one run: more where `hooks` keep something from one to the next."""
+    """The micro-batches of a step in one run. More than one are run if `hooks` keep something from one to the next."""
     others: tuple[Holdings, ...] = ()
-    """What other ranks hold that may have more in backward, and no less or more elsewhere."""
+    """The holdings of other ranks. They may have more in backward, and have the same in all other phases."""
 
 
 def parameter_classes(model: Model) -> list[Parameter]:
-    """The model's weights as an optimizer sees them: equal tensors of all layers together."""
+    """Return the model's weights as an optimizer sees them: equal tensors of all layers together."""
     return [
         Parameter(w.name, w.shape, model.trained(w), w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
@@ -109,7 +110,7 @@ def parameter_classes(model: Model) -> list[Parameter]:
 
 
 def met_in_step(model: Model, setup: Setup) -> list[Parameter]:
-    """The same as a step meets them."""
+    """Return the model's weights in the order in which a step updates them."""
     return [
         Parameter(w.name, w.shape, copies, w.layer is not None and len(w.shape) == 2)
         for w, copies in weights_in_turn(model, setup)
@@ -117,10 +118,11 @@ def met_in_step(model: Model, setup: Setup) -> list[Parameter]:
 
 
 def weights_in_turn(model: Model, setup: Setup) -> Iterator[tuple[Weight, int]]:
-    """The weights that get a gradient as a step meets them, and how many each one stands for.
+    """Yield the weights that get a gradient in the order in which a step updates them, with the number of weights that
+    each stands for.
 
-    A for-loop's variables hold what the last turn has made: of a model whose layers differ every weight is for itself, in the
-    model's order.
+    A for-loop's variables hold the tensors of the last turn. So if layers differ, every weight stands for itself, in
+    the model's order.
     """
     of_layers = {model.trained(w) for w in model.weight_classes if w.layer is not None}
     if setup.optimizer_implementation != "for-loop" or len(of_layers) < 2:
@@ -138,7 +140,7 @@ def weight_rows(
     suffix: str = "",
     source: str | None = None,
 ) -> list[Row]:
-    """One row per weight class: parameters, copies of them that an optimizer was given, or what there is of those that get a
+    """Return one row per weight class: parameters, copies of them for an optimizer, or rows of the weights that get a
     gradient."""
     program = model.program
     read = program.source or source or program.weights_source
@@ -151,14 +153,15 @@ def weight_rows(
 
 
 def padding_row(model: Model) -> Row:
-    """The mask that a padded batch has beside its ids, whatever the engine."""
+    """Return the row of a padded batch's mask, which every engine has."""
     name, shape, dtype = model.program.padding(_BATCH, _SEQ)
     assert dtype is not None
     return Row("buffers", name, shape, dtype, life="the step's batch", source="the caller")
 
 
 def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | None = None) -> list[Row]:
-    """What the caller and the modules hold: the batch, the loss, the model's buffers; `dtype` is the modules'."""
+    """Return the rows of the caller and the modules: the batch, the loss, the model's buffers. `dtype` is the
+    modules'."""
     program = model.program
     rows = [
         Row(
@@ -171,7 +174,7 @@ def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | No
         )
         for given in program.given(_BATCH, program.whole(_SEQ))
     ]
-    if not program.source:  # a trace has its own loss, of whatever dtype
+    if not program.source:  # a trace has its own loss, of any dtype
         loss_dtype = program.loss_in(computes_in or dtype, dtype)
         rows.append(Row("buffers", "loss", (), loss_dtype, life="until the next loss", source="the caller"))
     kept = after_forward(model.program.buffers(), setup.seq_len or 0)
@@ -192,7 +195,7 @@ def input_rows(model: Model, setup: Setup, dtype: DType, computes_in: DType | No
 
 
 def state_rows(setup: Setup, parameters: Sequence[Parameter], dtype: DType) -> list[Row]:
-    """The optimizer's state tensors on the GPU."""
+    """Return the optimizer's state tensors on the GPU."""
     optimizer = load_optimizer(setup.optimizer)
     return [
         Row("optimizer_states", f"{s.parameter.name}: {s.name}", s.shape, s.dtype, s.count, source=s.source)
@@ -203,7 +206,7 @@ def state_rows(setup: Setup, parameters: Sequence[Parameter], dtype: DType) -> l
 def step_temporaries(
     optimizer: str, implementation: str, parameters: Sequence[Parameter], dtype: DType, grad_dtype: DType
 ) -> list[Row]:
-    """Rows that are alive at the peak of the optimizer's own step, from running it on paper."""
+    """Return the rows alive at the peak of the optimizer's own step, from running it on paper."""
     memory = Memory()
     load_optimizer(optimizer).step(memory, parameters, dtype, grad_dtype, implementation)
     live = best = 0
@@ -224,7 +227,7 @@ def step_temporaries(
 
 
 def larger(*moments: list[Row]) -> list[Row]:
-    """Of several moments of a step the one with most bytes."""
+    """Return the moment of a step with most bytes."""
     return max(moments, key=lambda rows: sum(row.bytes_at(1, 1) for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""What an engine allocates and frees by itself, around forward and backward: block by block, in the order of its own code."""
+"""The allocations and frees of an engine around forward and backward: block by block, in the order of its own code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ DEFAULT: Final = "default"
 
 
 class Event(NamedTuple):
-    """A block comes or, without bytes, goes. No block at all: free segments are given back to the device (`empty_cache`)."""
+    """A block is allocated or, without bytes, freed. Without a block, free segments are given back to the device
+    (`empty_cache`)."""
 
     block: Hashable | None
     nbytes: int | None = None
@@ -18,7 +19,7 @@ class Event(NamedTuple):
 
 
 class Script:
-    """One that is being written."""
+    """A script that is being written."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -30,7 +31,7 @@ class Script:
         self.events += [Event(block) for block in blocks]
 
     def passes(self, block: Hashable, nbytes: int, stream: str = DEFAULT) -> None:
-        """It comes and goes."""
+        """Allocate a block and free it."""
         self.comes(block, nbytes, stream)
         self.goes(block)
 
@@ -39,20 +40,20 @@ class Script:
 
 
 class Scripts(NamedTuple):
-    """Of a whole process. Blocks are told by their names; each name is that of one block at a time."""
+    """The scripts of a whole process. Blocks are identified by names; a name refers to one block at a time."""
 
     made: list[Event]
-    """Before the first step."""
+    """Events before the first step."""
     made_outside: list[Event]
-    """The same where the device has no room for it."""
+    """Events before the first step if the device has no room for those of `made`."""
     backward: list[Event]
-    """When a backward begins; what comes goes when it has ended."""
+    """Events when a backward begins. Blocks allocated here are freed when it ends."""
     closing: list[Event]
-    """When the last backward of a step has run."""
+    """Events after the last backward of a step."""
     step: list[Event]
     first_step: list[Event]
-    """With the optimizer's states, which stay."""
+    """Events of the first step, which allocates the optimizer's states; these stay."""
     stays: frozenset[str] = frozenset()
-    """Blocks of a run, by their names in it, that are still there when it has ended; those of the first micro-batch."""
+    """The names of a run's blocks that are alive after it; those of the first micro-batch."""
     gradients: tuple[Hashable, ...] = ()
-    """What the gradients that a run leaves are called here, in their order."""
+    """The names of the gradients that a run leaves, in their order."""

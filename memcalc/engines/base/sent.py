@@ -1,4 +1,4 @@
-"""What a run of a rank's program has noted as sent, as collectives of a step."""
+"""The collectives of a step, from what a run of a rank's program has sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Group(NamedTuple):
-    """Ranks that a program sends among: the axis that they are reported under, how many they are, and the engine's source."""
+    """The ranks of a collective: the axis that it is reported under, their number, and the engine's source."""
 
     axis: str
     ranks: int
@@ -29,9 +29,10 @@ class Group(NamedTuple):
 def collectives_of_run(
     profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group], micro_batches: int = 1
 ) -> list[Collective]:
-    """Every call over one of the groups, those of equal layers together; `layers` is what the stack is called.
+    """Return every call over one of the groups, those of equal layers as one collective. `layers` is the name of the
+    stack.
 
-    `micro_batches`: that many are in the run, all alike.
+    `micro_batches` is the number of micro-batches in the run, all alike.
     """
     noted = _with_equal_shapes(sent for sent in profile.run.sent if sent.axis in groups)
     calls, of_layers = _calls(noted, profile.run.middle), _layers(noted, profile.run.middle)
@@ -43,7 +44,8 @@ def collectives_of_run(
 
 
 def _with_equal_shapes(noted: Iterable[Sent]) -> list[Sent]:
-    """Give one shape to all that have equal dims: layers that make a dim of their own send no other thing for it."""
+    """Return the calls with one shape for all that have equal dims. Layers may make a dim of their own for the same
+    size."""
     shapes: dict[tuple[tuple[str, Poly], ...], Shape] = {}
     return [
         sent._replace(shape=shapes.setdefault(tuple((d.name, d.poly) for d in sent.shape), sent.shape))
@@ -52,7 +54,7 @@ def _with_equal_shapes(noted: Iterable[Sent]) -> list[Sent]:
 
 
 def _calls(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
-    """Calls of the real stack, those of equal layers together."""
+    """Count the calls of the real stack; those of equal layers count together."""
     calls: Counter[Sent] = Counter()
     for sent in noted:
         repeated = sent.layer is not None and sent.layer in middle.early
@@ -61,7 +63,7 @@ def _calls(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
 
 
 def _layers(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
-    """How many layers of the real stack send it: not all layers of a model with experts have them."""
+    """Count the layers of the real stack that send each call: not all layers of a model with experts have them."""
     out: Counter[Sent] = Counter()
     for sent in set(noted):
         if sent.layer is not None:
@@ -78,7 +80,7 @@ def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group)
     )  # fmt: skip
 
 
-# --- of transformers' modules under tensor and context parallelism
+# --- collectives of transformers' modules under tensor and context parallelism
 
 _TRANSFORMERS: Final = "transformers/distributed/tensor_parallel.py"
 _EXPERTS: Final = "transformers/distributed/expert_parallel.py"
@@ -87,21 +89,21 @@ _RING: Final = "torch/distributed/tensor/experimental/_context_parallel/_attenti
 
 
 def of_modules(profile: Profile, setup: Setup, layers: str) -> list[Collective]:
-    """By transformers' plan, or by torch's with sequence parallelism; of the ring that shares the sequences; what AllToAllEP
-    exchanges."""
+    """Return what modules send: by transformers' plan, or by torch's with sequence parallelism, by the ring of shared
+    sequences, and by AllToAllEP."""
     groups = _groups(setup) | {"ep": Group("ep", setup.ep, _EXPERTS)}
     return _of_step(profile, setup, layers, groups, len(profile.run.forward_ends) or 1)
 
 
 def of_stages(profile: Profile, setup: Setup, run_on_paper: int) -> list[Collective]:
-    """Return the same of a pipeline rank's step, of whose micro-batches, which are all alike, so many were `run_on_paper`."""
+    """Return what modules send in a pipeline rank's step. `run_on_paper` of its equal micro-batches were run."""
     return _of_step(profile, setup, "model.layers.*", _groups(setup), run_on_paper)
 
 
 def _of_step(
     profile: Profile, setup: Setup, layers: str, groups: Mapping[str, Group], run_on_paper: int
 ) -> list[Collective]:
-    """Return what each micro-batch sends, as often as there are any, and what the step's one reduction does."""
+    """Return the collectives of all micro-batches, and those of the step's one reduction."""
     run = profile.run
     noted, once_a_step = (
         _with_equal_shapes(sent for sent in run.sent if sent.axis in groups),

@@ -1,8 +1,9 @@
-"""What DeepSpeed's ZeRO sends with the configuration of 0.19, and what the textbook says it does.
+"""The collectives of DeepSpeed's ZeRO with the configuration of 0.19, and those of the textbook.
 
-Stages 1 and 2 all-reduce whole buckets and gather the updated weights; stage 3 gathers weights before each use, keeps those
-it needs again soon, and reduce-scatters gradients. `overlap_comm` is off by default in stages 1 and 2 and on in stage 3
-(zero/config.py), so only stage 3 communicates behind compute. Sources: as in `memcalc.engines.deepspeed.engine`.
+Stages 1 and 2 all-reduce whole buckets and gather the updated weights. Stage 3 gathers weights before each use, keeps
+those needed again soon, and reduce-scatters gradients. `overlap_comm` is off by default in stages 1 and 2 and on in
+stage 3 (zero/config.py), so only stage 3 communicates behind compute. Sources: as in
+`memcalc.engines.deepspeed.engine`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
-    """buffered_allreduce_fallback: parameters of each group of ranks by themselves."""
+    """Return the all-reduces of stage 0: the parameters of each group of ranks apart (buffered_allreduce_fallback)."""
     dtype, source = sent_dtype(setup), ENGINE
     out: list[Collective] = []
     for kind in kinds_of(model, setup.averaging):
@@ -78,7 +79,8 @@ def _of_stage_0(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _experts_norm(setup: Setup) -> list[Collective]:
-    """FP16_Optimizer: whether another rank's experts overflowed (CheckOverflow), and their norm (get_norm_with_moe_layers)."""
+    """Return FP16_Optimizer's all-reduces for experts: an overflow on other ranks (CheckOverflow), and their norm
+    (get_norm_with_moe_layers)."""
     if setup.ep == 1 or not setup.has_master_weights:
         return []
     source = "deepspeed/runtime/utils.py"
@@ -106,7 +108,7 @@ def _gradient_buckets(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _gathers(model: Model, setup: Setup) -> list[Collective]:
-    """all_gather_dp_groups: each group of parameters by a call of its own."""
+    """Return the gathers of updated weights: one call for each group of parameters (all_gather_dp_groups)."""
     dtype = setup.compute_dtype
     out: list[Collective] = []
     for kind in kinds_of(model, setup.averaging):
@@ -123,7 +125,8 @@ def _gathers(model: Model, setup: Setup) -> list[Collective]:
 
 
 def _all_reduces_1_2(model: Model, zero: int, dp: int, most: int) -> Counter[int]:
-    """Calls by their ranks. Stage 1 reduces when backward is over, group by group; stage 2 within it, as gradients are ready."""
+    """Count the all-reduce calls by their ranks. Stage 1 reduces when backward is over, group by group; stage 2 during
+    backward, as gradients are ready."""
     layout, sizes = flat(model, dp), sizes_of(model)
     order = ready_order(model) if zero == 2 else reduced_in_order(model, layout)
     buckets = buckets_before_exceeding([sizes[i] for i in order], most)
@@ -152,7 +155,8 @@ def _all_reduce(
 
 
 def _scalars(setup: Setup, source: str, model: Model) -> list[Collective]:
-    """Return what tells of an overflow; the norm of each group, that of experts with those that have the same ones besides."""
+    """Return the overflow check and the norm of each group. The norm of experts is also reduced among the ranks with
+    the same ones."""
     dp = setup.averaging
     groups = groups_of(model, dp)
     n = len(groups)
@@ -197,7 +201,8 @@ def of_run(model: Model, setup: Setup, sent: Sequence[Sent]) -> list[Collective]
 
 
 def _of_stage_3(model: Model, setup: Setup, own: AmongRanks, kind: Kind) -> Shares:
-    """Each parameter is padded; the small ones are not gathered, and neither are those that no module uses."""
+    """Return the layers' shares in stage 3. Each parameter is padded. Small parameters are not gathered, and neither
+    are those that no module uses."""
     gathers, program = kind == "all_gather", model.program
     least = thresholds_of(setup).persistence if gathers else 0
     without = set(program.untrained).difference(program.frozen) if gathers else program.untrained
@@ -217,7 +222,8 @@ _OF_RUN: Final[tuple[tuple[Kind, Literal["forward", "backward"], str], ...]] = (
 
 
 def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
-    """Of a traced module, whose modules are not seen: each parameter is gathered by a call of its own."""
+    """Return the collectives of a traced model. Its modules are not seen, so each parameter is gathered by a separate
+    call."""
     dtype, dp, m = setup.compute_dtype, setup.averaging, setup.micro_batches
     e = dtype.itemsize
     sizes = sizes_of(model)
@@ -238,12 +244,13 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
 
 
 def norms_of_stage_3(model: Model, setup: Setup) -> int:
-    """Sub-groups, each of which has a norm."""
+    """Return the number of sub-groups, each of which has a norm."""
     return len(sub_groups_of(model, setup))
 
 
 def _step_of_stage_3(model: Model, setup: Setup) -> list[Collective]:
-    """The norm of each sub-group, whether an fp16 step overflowed, and the parameters that are kept whole, one by one."""
+    """Return the collectives of the step: the norm of each sub-group, fp16's overflow check, and the parameters kept
+    whole, one by one."""
     dtype, dp = setup.compute_dtype, setup.averaging
     out: list[Collective] = []
     if dtype.name == "fp16":
@@ -275,7 +282,8 @@ def _norms(axis: str, name: str, ranks: int, count: int) -> list[Collective]:
 
 
 def _retained(sizes: list[int], distance: int) -> int:
-    """How many of the last parameters are still gathered when backward comes to them: those it reuses soon enough."""
+    """Return the number of the last parameters that are still gathered when backward reaches them: those reused soon
+    enough."""
     after = kept = 0
     for n in reversed(sizes):
         if 2 * after >= distance:
@@ -286,8 +294,8 @@ def _retained(sizes: list[int], distance: int) -> int:
 
 
 def textbook(model: Model, setup: Setup) -> list[Collective]:
-    """Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3, each counted once; experts of
-    expert parallelism among the ranks that have the same ones."""
+    """Return the collectives of Rajbhandari et al. 2020 (arXiv 1910.02054) §7: 2Φ for stages 0 to 2, 3Φ for stage 3,
+    each counted once. Experts of expert parallelism are counted among the ranks that have the same ones."""
     dtype, m = setup.compute_dtype, setup.micro_batches
 
     def one(kind: Kind, name: str, phase: Literal["forward", "backward", "step"], times: int) -> list[Collective]:

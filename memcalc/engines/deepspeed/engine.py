@@ -1,14 +1,14 @@
 """DeepSpeed's ZeRO with the configuration of 0.19 (`zero_optimization: {stage}`, `bf16` or `fp16` enabled or not).
 
-What it really holds besides the textbook's 16 bytes per parameter: a reduce bucket, of 5e8 elements if nothing else is said
-and whatever the model's size, copies while a bucket is flushed, whole gradients of the parameters that straddle a
-partition's edge, and fp32 copies of the gradients in the step. What comes and goes while forward and backward run is in
-zero2_step.py and zero3_step.py. Sources: deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py,
-zero/stage3.py, zero/partition_parameters.py, zero/partitioned_param_coordinator.py, engine.py.
+Besides the textbook's 16 bytes per parameter it holds a reduce bucket (5e8 elements by default, whatever the model's
+size), copies while a bucket is flushed, whole gradients of the parameters that straddle a partition's edge, and fp32
+copies of the gradients in the step. The blocks of forward and backward are in zero2_step.py and zero3_step.py. Sources:
+deepspeed/runtime/fp16/fused_optimizer.py (stage 0), zero/stage_1_and_2.py, zero/stage3.py,
+zero/partition_parameters.py, zero/partitioned_param_coordinator.py, engine.py.
 
-The branches are those that DeepSpeed takes on CUDA (accelerator/cuda_accelerator.py: streams, nothing synchronized). They
-allocate and send what its CPU accelerator's do; there `FusedAdam` is a kernel of its own and all-reduces may go through
-shared memory. `overlap_comm` is off in stages 1 and 2, so there is one bucket; on in stage 3, whose streams change when a
+The branches are those of CUDA (accelerator/cuda_accelerator.py: streams, nothing synchronized). They allocate and send
+what the CPU accelerator's do; there `FusedAdam` is a separate kernel, and all-reduces may use shared memory.
+`overlap_comm` is off in stages 1 and 2, so there is one bucket. It is on in stage 3, whose streams change when a
 block's bytes can be used again, not when they are freed.
 """
 
@@ -87,7 +87,7 @@ __all__ = ["collectives", "holdings", "textbook"]
 
 
 def holdings(model: Model, setup: Setup) -> Holdings:
-    """Weights are cast, buffers are left as they are loaded (engine.py, _cast_module_mixed_precision)."""
+    """Return what a rank holds. Weights are cast, buffers stay as loaded (engine.py, _cast_module_mixed_precision)."""
     stages = {0: _stage_0, 3: _stage_3}
     held = stages.get(setup.zero, _stages_1_2)(model, setup)
     return held._replace(buffer_dtype=fp32, others=tuple(one._replace(buffer_dtype=fp32) for one in held.others))
@@ -107,7 +107,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
     if setup.has_master_weights:
         flat = Parameter("flat fp32 weights", (Dim("parameters", total),), 1, False)
         always.append(block("optimizer_states", "fp32 master", "parameters", total, fp32, "always", STAGE_0))
-        always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # it counts steps in Python
+        always += [row for row in state_rows(setup, [flat], fp32) if row.shape]  # FusedAdam counts steps in Python
         step = max(_casts(model, setup, step), key=nbytes_of)
         if setup.tp * setup.cp > 1:
             always.append(kept_ranges(model))
@@ -132,7 +132,7 @@ def _stage_0(model: Model, setup: Setup) -> Holdings:
 
 
 def _zeros_0(model: Model, dtype: DType) -> list[Row]:
-    """The gradients that are made for what has none (engine.py, _get_gradients_for_reduction)."""
+    """Return the gradients made for weights that have none (engine.py, _get_gradients_for_reduction)."""
     sizes = sizes_of(model)
     elements, life = sum(sizes[i] for i in unreached(model)), "end of backward to step"
     zeros = block("gradients", "zeros for what gets no gradient", "parameters", elements, dtype, life, ENGINE)
@@ -140,7 +140,7 @@ def _zeros_0(model: Model, dtype: DType) -> list[Row]:
 
 
 def _casts(model: Model, setup: Setup, gradients: list[Row]) -> Iterator[list[Row]]:
-    """FP16_Optimizer.step: group by group gradients are cast, joined, and freed."""
+    """Yield the moments of FP16_Optimizer.step: group by group gradients are cast, joined, and freed."""
     dtype, life = setup.compute_dtype, "within the step"
     sizes = [group.starts[-1] for group in groups_of(model, setup.averaging)]
     for i, own in enumerate(sizes):
@@ -154,17 +154,17 @@ def _casts(model: Model, setup: Setup, gradients: list[Row]) -> Iterator[list[Ro
 
 
 def _numbers(count: int, what: str, life: str, source: str) -> Row:
-    """Tensors of one number each, 4 bytes."""
+    """Return a row of `count` tensors of one number each, 4 bytes."""
     return block("buffers", what, "numbers", count, fp32, life, source)
 
 
 def _around(model: Model, setup: Setup) -> list[Row]:
-    """What is there besides weights and states."""
+    """Return the rows besides weights and states."""
     return [*_kept_numbers(setup), *input_rows(model, setup, fp32, setup.compute_dtype)]
 
 
 def _kept_numbers(setup: Setup) -> list[Row]:
-    """FusedAdam's overflow flag (ops/adam/fused_adam.py); ZeRO keeps the norm of the last step."""
+    """Return the rows of FusedAdam's overflow flag (ops/adam/fused_adam.py) and of ZeRO's norm of the last step."""
     out: list[Row] = []
     if has_fused_adam(setup):
         out.append(_numbers(1, "FusedAdam's overflow flag", "always", FUSED_ADAM))
@@ -202,7 +202,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
 
 
 def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdings:
-    """What the rank holds that owns this."""
+    """Return what the rank with these partitions holds."""
     size = setup.reduce_bucket_size
     assert size is not None
     accumulated = _accumulated_2(setup, own)
@@ -213,7 +213,7 @@ def _stage_2_of(held: Holdings, model: Model, setup: Setup, own: Owned) -> Holdi
 
 
 def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
-    """Gradients that earlier micro-batches have left on a rank that owns this."""
+    """Return the gradients that earlier micro-batches have left on a rank with these partitions."""
     if setup.micro_batches == 1:
         return []
     gradients = owned_gradients(setup, whole_of(own), inside_of(own))
@@ -221,14 +221,14 @@ def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
 
 
 def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
-    """For a traced module, whose gradients are not seen one by one: the last reduction, and any that may come before."""
+    """Return what a traced model holds. Gradients are not seen singly: the last reduction counts, and any before it."""
     dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.num_parameters, setup.reduce_bucket_size
     assert size is not None
     owned = owned_gradients(setup, straddling_elements(model, ranks), own_elements(model, ranks))
     earlier = tuple(owned) if setup.micro_batches > 1 else ()
     copy = _bucket_copy(min(total, size), dtype) if ranks > 1 else []
     scaled = _scaled_loss(model, setup, 2)
-    # The copy goes before the owned gradients come if the last flush is the only one.
+    # The copy is freed before the owned gradients are allocated if the last flush is the only one.
     last = [(*earlier, bucket, scaled, *copy), (*earlier, bucket, scaled, *owned)]
     if total > size:
         last = [(*earlier, bucket, scaled, *copy, *owned)]
@@ -244,9 +244,9 @@ def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, ste
 
 
 def _stage_1(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
-    """All gradients stay until backward is over; then they are moved into the bucket, one bucket after the other.
+    """Return what stage 1 holds. Gradients stay until backward is over; then they are moved bucket by bucket.
 
-    The bucket comes with the first gradient of a step and goes when all are reduced.
+    The bucket is allocated with the first gradient of a step and freed when all are reduced.
     """
     gradients = tuple(weight_rows(model, setup.compute_dtype, "gradients", "backward"))
     earlier = gradients if setup.micro_batches > 1 else ()
@@ -287,13 +287,14 @@ def _rest(elements: int, dtype: DType) -> list[Row]:
 
 
 def _scaled_loss(model: Model, setup: Setup, count: int) -> Row:
-    """The loss over the accumulation steps, and that times the loss scale (engine.py, backward; base_optimizer.py)."""
+    """Return the row of the loss over the accumulation steps, and of this times the loss scale (engine.py, backward;
+    base_optimizer.py)."""
     row = _numbers(count, "the loss, scaled", "backward", ENGINE)
     return row._replace(dtype=model.program.loss_in(setup.compute_dtype, fp32))
 
 
 def _bucket_copy(elements: int, dtype: DType) -> list[Row]:
-    """What is all-reduced is a copy of the bucket where it goes to several ranks (allreduce_bucket, flatten)."""
+    """Return the copy of the bucket that is all-reduced, if it goes to several ranks (allreduce_bucket, flatten)."""
     name = "copy of the bucket that is reduced"
     return [block("buffers", name, "bucket", elements, dtype, "a flush in backward", STAGE_12)]
 
@@ -335,7 +336,7 @@ def _stage_3(model: Model, setup: Setup) -> Holdings:
 
 
 def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradients"]) -> list[Row]:
-    """A rank's part of every weight, or of those that want a gradient."""
+    """Return a rank's part of every weight, or of those that want a gradient."""
     ranks, ep = setup.shards, model.program.expert_parallel
     shapes = {
         w: shard(w.shape, "(dp/ep)", ranks // ep)
@@ -351,14 +352,15 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
 
 
 def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:
-    """A partition in fp64 for the norm; a sub-group's gradients joined, and in fp32; what is whole again at the end."""
+    """Yield the moments of a step: a partition in fp64 for the norm, a sub-group's gradients joined and in fp32, and
+    the weights that are whole again at the end."""
     dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
     assert in_group is not None
     groups = sub_groups_of(model, setup)
     parts = [n for group in groups for n in group.parts]
     norms = max(
         before + own + 1 for before, group in enumerate(groups) for own, n in enumerate(group.parts) if n == max(parts)
-    )  # of the groups before, and of its own gradients
+    )  # of the earlier groups, and of its own gradients
     yield [
         block("temporaries", "a gradient in fp64 for the norm", "largest", max(parts), fp64, life, STAGE_3),
         block("temporaries", "norms", "numbers", norms, fp64, life, STAGE_3),
@@ -375,7 +377,9 @@ def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[l
 
 
 def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
-    """For a traced module, whose modules are not seen: `max_live_parameters` and the largest parameter are gathered."""
+    """Return what a traced model holds. Modules are not seen: `max_live_parameters` and the largest one are
+    gathered.
+    """
     dtype, size, most_live = setup.compute_dtype, setup.reduce_bucket_size, setup.max_live_parameters
     assert size is not None and most_live is not None
     _, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)
@@ -393,7 +397,7 @@ def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
 
 
 def _by_persistence(model: Model, threshold: int) -> tuple[int, int, int]:
-    """Elements of parameters at most and above the persistence threshold, and of the largest parameter."""
+    """Return the elements of parameters up to and above the persistence threshold, and of the largest parameter."""
     sizes = sizes_of(model)
     small = sum(n for n in sizes if n <= threshold)
     return small, sum(sizes) - small, max(sizes)

@@ -1,7 +1,8 @@
-"""The norm of stage 0's flat gradient where ranks are parts of a model, or share sequences, which its optimizer takes for the
-same (fp16/fused_optimizer.py): weights that several ranks have whole are the first one's to count, the others mask them.
+"""The norm of stage 0's flat gradient if ranks are parts of a model or share sequences. Its optimizer treats both alike
+(fp16/fused_optimizer.py).
 
-The ranges of such weights are noted in the first step and kept. Those ranks need more than the first, and are reported.
+The first rank counts the weights that several ranks have whole; the others mask them. The ranges of such weights are
+recorded in the first step and kept. The masking ranks need more memory than the first, and are reported.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ _SOURCE: Final = "deepspeed/runtime/utils.py, get_flattened_grad_norm"
 
 
 def kept_ranges(model: Model) -> Row:
-    """First and last element of every stretch of the flat gradient that is masked, in int64."""
+    """Return the first and last element of every masked stretch of the flat gradient, in int64."""
     return _row("buffers", "ranges that the norm leaves out", _ends(model), int64, "always")
 
 
 def masked_norm(model: Model) -> list[Row]:
-    """Return what is alive while the mask is made, most at its end: the flat gradient, the ends, their sums, and the mask."""
+    """Return the rows alive while the mask is made, most at its end: the flat gradient, the ends, their sums, and the
+    mask."""
     elements, life = model.num_parameters, "within the step"
     places = Dim("(parameters+1)", elements + 1)
     return [
@@ -42,7 +44,7 @@ def _ends(model: Model) -> Dim:
 
 
 def _is_whole(weight: Weight) -> bool:
-    """Tell whether a rank has all of it."""
+    """Tell whether a rank has the whole weight."""
     return not any(part.name.endswith("/tp") for dim in weight.shape for part in dim.parts)
 
 

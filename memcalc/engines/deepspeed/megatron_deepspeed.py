@@ -1,7 +1,8 @@
-"""DeepSpeed over Megatron-DeepSpeed's GPTModel: what of the model one tensor-parallel rank has, and what it sends in its layers.
+"""DeepSpeed over Megatron-DeepSpeed's GPTModel: the slice of the model on one tensor-parallel rank, and its layers'
+collectives.
 
-A rank's slice is the model that DeepSpeed's engine sees: ZeRO partitions it over the ranks of the data-parallel group, which
-have the same slice. With `--pp` the slices are those of a pipeline's stages (deepspeed_pipeline.py).
+DeepSpeed's engine sees a rank's slice as the model. ZeRO partitions it over the ranks of the data-parallel group, which
+have the same slice. With `--pp` the slices are those of a pipeline's stages (pipeline.py).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from memcalc.tape.profile import Profile
 
 KERNELS: Final = Kernels((), SOURCE, "modelled")
-"""The program is written with its own; nothing is replaced."""
+"""The kernels of Megatron-DeepSpeed: the program is written with them, nothing is replaced."""
 LAYERS: Final = "decoder.layers.*"
 LAYERS_SOURCE: Final = "Megatron-DeepSpeed megatron/core/tensor_parallel/layers.py"
 
 
 def slice_of(model: Model, setup: Setup, span: Span | None = None) -> Model:
-    """What one rank has of the model: its slice of every layer, or of those of a stage."""
+    """Return one rank's slice of the model: of every layer, or of a stage's layers."""
     a = architecture_of(model.model_type, model.program.config)
     layout = Layout(
         tensor_parallel=setup.tp,
@@ -49,20 +50,21 @@ def slice_of(model: Model, setup: Setup, span: Span | None = None) -> Model:
 
 
 def collectives_of(model: Model, setup: Setup, profile: Profile) -> list[Collective]:
-    """What a slice sends besides ZeRO's own: what its layers have sent in a run, and single numbers in the step."""
+    """Return what a slice sends besides ZeRO's collectives: those of its layers in a run, and single numbers in the
+    step."""
     norms = norms_of_stage_3(model, setup) if setup.zero == 3 else 1
     return [*tensor_parallel(profile, setup), *over_model_parallel_ranks(setup, norms)]
 
 
 def tensor_parallel(profile: Profile, setup: Setup) -> list[Collective]:
-    """What the layers have sent in a run."""
+    """Return what the layers have sent in a run."""
     return collectives_of_run(profile, setup, LAYERS, {"tp": Group("tp", setup.tp, LAYERS_SOURCE)})
 
 
 def over_model_parallel_ranks(setup: Setup, norms: int = 1) -> list[Collective]:
-    """Single numbers that all slices of a model agree upon in the step: whether a gradient overflowed, and the norm.
+    """Return the single numbers that all slices of a model agree on in the step: an overflow, and the norm.
 
-    `norms`: stage 3 has one of each sub-group.
+    `norms` is the number of norms: stage 3 has one of each sub-group.
     """
     axis, ranks = ("tp", setup.tp) if setup.pp == 1 else ("pp", setup.tp * setup.pp)
     source = STAGE_3 if setup.zero == 3 else STAGE_12 if setup.zero else STAGE_0

@@ -1,4 +1,4 @@
-"""Hooks that only note what happens in a run, for an engine that is played over it later (`memcalc/core/noted.py`)."""
+"""Hooks that only record the events of a run, for an engine that is played over it later (`memcalc/core/noted.py`)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ class NoHooks:
 
 
 class NoteGradients(NamedTuple):
-    """A run in which each gradient goes as soon as it is ready, and that notes when that is."""
+    """Makes the hooks of a run that frees each gradient when it is ready, and records that event."""
 
     def start(self, run: Run) -> GradientNotes:
         return GradientNotes(run)
 
 
 class NoteModules(NamedTuple):
-    """A run that notes besides when modules begin and end, and which gathered weights its graph refers to."""
+    """Makes the hooks of a run that also records when modules begin and end, and which gathered weights its graph
+    refers to."""
 
     leaves: frozenset[Where] = frozenset()
-    """Modules that are gathered whole."""
+    """The modules that are gathered whole."""
     replaced: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = ()
-    """Functions that the engine puts in the place of torch's."""
+    """Functions of torch, with the functions that the engine calls instead."""
 
     def start(self, run: Run) -> ModuleNotes:
         return ModuleNotes(run, self)
@@ -82,7 +83,7 @@ class GradientNotes(NoHooks):
 
     @property
     def segment(self) -> int:
-        """The segment of the log that is being written."""
+        """Return the number of the log's segment that is being written."""
         return len(self.memory.segments) - 1
 
 
@@ -115,7 +116,7 @@ class ModuleNotes(GradientNotes):
         self.events.append(Ends(len(memory.log), self.segment, visit.visited, forward, len(memory.sent)))
 
     def _selective(self) -> Selective | None:
-        """The checkpoint that is running, if it keeps some results."""
+        """Return the running checkpoint, if it keeps the results of some ops."""
         within = self.memory.checkpoint
         frame = within.frame if isinstance(within, Recomputation) else within
         if not isinstance(frame, Checkpoint) or frame.context is None:
@@ -127,7 +128,8 @@ class ModuleNotes(GradientNotes):
         return Selective(self.frames[frame], where, frame is not within)
 
     def _referred_to(self, i: int) -> Tensor:
-        """A stand-in for the memory that a parameter has been gathered into, which notes how long it is referred to."""
+        """Return a stand-in for the memory that a parameter has been gathered into. It records how long it is referred
+        to."""
         number = next(self.numbers)
         self.events.append(Holds(len(self.memory.log), self.segment, number, i))
         return Tensor(_Reference(self, number), (ONE_DIM,), (1,), uint8)

@@ -1,8 +1,8 @@
-"""What DeepSpeed's stages 0 to 2 allocate around forward and backward, in the order of their code.
+"""The allocations of DeepSpeed's stages 0 to 2 around forward and backward, in the order of their code.
 
-Sources: deepspeed/runtime/zero/stage_1_and_2.py (__init__, reduce_gradients, independent_gradient_partition_epilogue, step),
-fp16/fused_optimizer.py (stage 0), engine.py. All is on one stream: `overlap_comm` is off. The caller makes the model on the
-CPU, where it is cast, and each weight is moved by itself.
+Sources: deepspeed/runtime/zero/stage_1_and_2.py (__init__, reduce_gradients, independent_gradient_partition_epilogue,
+step), fp16/fused_optimizer.py (stage 0), engine.py. Everything is on one stream: `overlap_comm` is off. The caller
+makes the model on the CPU, where it is cast; then each weight is moved separately.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from memcalc.tape.rewritten import OverRun
 
 NUMBER = 4
-"""Bytes of a scalar."""
+"""The bytes of a scalar."""
 BUCKET = "reduce bucket"
 OWNED = "gradients of the partition, and of what straddles it"
-"""Blocks of a run, by their names in it (zero2_step.py)."""
+"""The names of blocks in a run (zero2_step.py)."""
 
 
 def order_of(
@@ -55,8 +55,10 @@ def order_of(
     first: HooksOf | None = None,
     untraced: OverRun | None = None,
 ) -> Order | None:
-    """Of a rank that owns this of the flat buffers. `before`: what is there besides weights and states; `first` and
-    `untraced` as in Order."""
+    """Return the order of a rank with these partitions; None if it is not known.
+
+    `before` are the rows besides weights and states; `first` and `untraced` as in Order.
+    """
     if not can_be_played(model, setup):
         return None
     if setup.zero == 3:
@@ -70,8 +72,11 @@ def order_of(
 
 
 def can_be_played(model: Model, setup: Setup) -> bool:
-    """Whether what follows is the order of this setup: of a model whose weights all get a gradient, and which transformers has
-    made. Stage 0 with another optimizer than FusedAdam is FP16_UnfusedOptimizer, which is not told here."""
+    """Tell whether the scripts of this module hold for a setup: all weights get a gradient, and transformers has made
+    the model.
+
+    Stage 0 with another optimizer than FusedAdam is FP16_UnfusedOptimizer, which has no script here.
+    """
     if setup.tp > 1 or setup.pp > 1 or model.program.source or unreached(model):
         return False
     return setup.zero > 0 or (setup.cp == 1 and setup.ep == 1 and has_fused_adam(setup))
@@ -108,13 +113,14 @@ def scripts_of_stages_1_2(model: Model, setup: Setup, own: Owned) -> Scripts:
 
 
 def scaled_loss(model: Model, setup: Setup, count: int) -> list[Event]:
-    """The loss over the accumulation steps, and that times the loss scale (engine.py, backward; base_optimizer.py)."""
+    """Return the allocations of the loss over the accumulation steps, and of that times the loss scale (engine.py,
+    backward; base_optimizer.py)."""
     nbytes = model.program.loss_in(setup.compute_dtype, fp32).itemsize
     return [Event(("scaled loss", i), nbytes) for i in range(count)]
 
 
 def weights_are_moved(script: Script, model: Model, dtype: DType) -> None:
-    """Module.to(device)"""
+    """Allocate the weights one by one (Module.to(device))."""
     for i, n in enumerate(sizes_of(model)):
         script.comes(("weight", i), n * dtype.itemsize)
 
@@ -123,7 +129,8 @@ def weights_are_moved(script: Script, model: Model, dtype: DType) -> None:
 
 
 def _made_0(model: Model, setup: Setup) -> list[Event]:
-    """FP16_Optimizer.__init__: the flat buffer is made of clones; the states come with a step over zeros."""
+    """Return the events of FP16_Optimizer.__init__: the flat buffer is made of clones; the states come with a step over
+    zeros."""
     script, dtype = Script(), setup.compute_dtype
     weights_are_moved(script, model, dtype)
     if not setup.has_master_weights:
@@ -144,7 +151,7 @@ def _made_0(model: Model, setup: Setup) -> list[Event]:
 
 
 def _zeros_and_states(script: Script, setup: Setup, sizes: list[int]) -> None:
-    """initialize_optimizer_states, which takes a step."""
+    """Run initialize_optimizer_states, which takes a step."""
     for g, n in enumerate(sizes):
         script.comes(("zeros", g), n * fp32.itemsize)
     for g, n in enumerate(sizes):
@@ -153,7 +160,7 @@ def _zeros_and_states(script: Script, setup: Setup, sizes: list[int]) -> None:
 
 
 def _closing_0(model: Model, setup: Setup) -> list[Event]:
-    """allreduce_gradients: copies of the gradients, call by call (buffered_allreduce_fallback)."""
+    """Return the events of allreduce_gradients: copies of the gradients, call by call (buffered_allreduce_fallback)."""
     script, dtype, sent = Script(), setup.compute_dtype, sent_dtype(setup)
     for kind in kinds_of(model, setup.averaging):
         joined: list[int] = []
@@ -166,7 +173,8 @@ def _closing_0(model: Model, setup: Setup) -> list[Event]:
 
 
 def _copies(script: Script, slices: list[int], dtype: DType, sent: DType) -> None:
-    """Of what is all-reduced in one call: one slice alone is taken as it is (flatten)."""
+    """Allocate and free the copies of one all-reduce call. A single slice is reduced without a joined copy
+    (flatten)."""
     made: list[str] = []
     if len(slices) > 1:
         made.append("joined")
@@ -178,7 +186,7 @@ def _copies(script: Script, slices: list[int], dtype: DType, sent: DType) -> Non
 
 
 def _step_0(model: Model, setup: Setup, *, first: bool) -> list[Event]:
-    """FP16_Optimizer.step: group by group gradients are cast, joined, and freed."""
+    """Return the events of FP16_Optimizer.step: group by group gradients are cast, joined, and freed."""
     script, sizes = Script(), sizes_of(model)
     groups = groups_of(model, setup.averaging)
     for g, group in enumerate(groups):
@@ -192,7 +200,7 @@ def _step_0(model: Model, setup: Setup, *, first: bool) -> list[Event]:
 
 
 def _plain_step_0(model: Model, setup: Setup, *, first: bool) -> list[Event]:
-    """FusedAdam over the weights themselves."""
+    """Return the events of FusedAdam over the weights themselves."""
     script, sizes = Script(), sizes_of(model)
     places = [i for group in groups_of(model, setup.averaging) for i in group.places]
     for i in places if first else ():
@@ -214,7 +222,8 @@ class _Layout:
         self.sizes = sizes_of(model)
 
     def made(self, *, roomy: bool) -> list[Event]:
-        """__init__. `roomy`: the flat buffer is made beside the weights; else of copies on the CPU."""
+        """Return the events of __init__. `roomy`: the flat buffer is made beside the weights; else of copies on the
+        CPU."""
         script, itemsize = Script(), self.dtype.itemsize
         weights_are_moved(script, self.model, self.dtype)
         for g, (group, part) in enumerate(zip(self.groups, self.own, strict=True)):
@@ -250,7 +259,8 @@ class _Layout:
         return script.events
 
     def closing_1(self) -> list[Event]:
-        """reduce_gradients: bucket by bucket; a gradient that is larger than the bucket stays where it is."""
+        """Return the events of reduce_gradients, bucket by bucket. A gradient larger than the bucket stays where it
+        is."""
         script, most = Script(), self.setup.reduce_bucket_size
         assert most is not None
         layout = flat(self.model, self.setup.shards)
@@ -279,13 +289,13 @@ class _Layout:
         return any(part.first <= number < part.end for part in self.own)
 
     def _paddings_come(self, script: Script) -> None:
-        """get_flat_partition"""
+        """Allocate the padding of partitions (get_flat_partition)."""
         for g, part in enumerate(self.own):
             if part.padding:
                 script.comes(("padding", g), part.padding * self.dtype.itemsize)
 
     def step(self, *, first: bool) -> list[Event]:
-        """The norm, slice by slice in fp64, then group by group the update."""
+        """Return the events of the step: the norm, slice by slice in fp64, then the update, group by group."""
         script = Script()
         for g, (group, part) in enumerate(zip(self.groups, self.own, strict=True)):
             self._norm(script, g, _slices(group, part, self.rank // group.alike))
@@ -304,7 +314,7 @@ class _Layout:
         script.goes(*(("norm", k) for k in range(len(slices))))
 
     def _update(self, script: Script, g: int, part: Partition, *, owns: bool, first: bool) -> None:
-        """`owns`: whether this is the last group, with which the block of all gradients goes."""
+        """Update one group. `owns`: it is the last group, whose update frees the block of all gradients."""
         joined = part.slices + (part.padding > 0) > 1
         casts = self.dtype is not fp32
         if joined:
@@ -312,7 +322,7 @@ class _Layout:
         if casts:
             script.comes("in fp32", part.size * fp32.itemsize)
             script.goes(*(["joined"] if joined else []))
-        viewed = not joined and not casts  # what is updated with is the slice itself
+        viewed = not joined and not casts  # the update reads the slice itself
         rest = [*([OWNED] if owns else []), *([("padding", g)] if part.padding else [])]
         if not viewed:
             script.goes(*rest)
@@ -325,7 +335,7 @@ class _Layout:
 
 
 def _slices(group: Group, part: Partition, rank: int) -> list[int]:
-    """Elements of each parameter that are in a rank's part."""
+    """Return the elements of each parameter in a rank's part."""
     start, end = rank * group.partition, (rank + 1) * group.partition
     places = range(part.first - group.first, part.end - group.first)
     return [min(group.starts[i + 1], end) - max(group.starts[i], start) for i in places]

@@ -1,10 +1,10 @@
 """DeepSpeed's PipelineEngine over stages of Megatron-DeepSpeed's GPTModel: what a rank holds, runs and sends.
 
-Stage 1 of ZeRO is the highest that it takes. With bf16 and gradients in fp32, which Megatron-DeepSpeed's scripts ask for
-(`data_types: {grad_accum_dtype: fp32}`), the optimizer is BF16_Optimizer (deepspeed/runtime/bf16_optimizer.py): gradients in
-bf16 from the first backward to the step, and after each backward they are added to a flat fp32 buffer that is there for good.
-With stage 0 it is the same one, and shards its states all the same, but the flat buffer is bf16 (engine.py,
-_do_optimizer_sanity_check).
+The engine takes ZeRO stages up to 1. With bf16 and gradients in fp32, which Megatron-DeepSpeed's scripts ask for
+(`data_types: {grad_accum_dtype: fp32}`), the optimizer is BF16_Optimizer (deepspeed/runtime/bf16_optimizer.py).
+Gradients are in bf16 from the first backward to the step, and after each backward they are added to a flat fp32 buffer
+that is never freed. Stage 0 has the same optimizer, which shards its states all the same, but its flat buffer is bf16
+(engine.py, _do_optimizer_sanity_check).
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class StageRank(NamedTuple):
 
 
 def stage_ranks(model: Model, setup: Setup) -> list[StageRank]:
-    """All stages, first to last."""
+    """Return all stages, first to last."""
     layers = model.program.layers
     return [StageRank(i, slice_of(model, setup, span)) for i, span in enumerate(spans(layers, setup.pp))]
 
 
-# --- what is there
+# --- holdings
 
 
 def holdings_of(setup: Setup, rank: StageRank) -> Holdings:
-    """Return what there is besides what a step allocates."""
+    """Return what a rank holds besides what a step allocates."""
     dtype, model = setup.compute_dtype, rank.model
     always = weight_rows(model, dtype, "parameters", "always")
     elements = flat_elements(model, setup.dp)
@@ -80,7 +80,7 @@ def holdings_of(setup: Setup, rank: StageRank) -> Holdings:
     always += _buffers(setup, rank)
     gradients = weight_rows(model, dtype, "gradients", "first backward to step")
     sent: tuple[Row, ...] = ()
-    if accumulated is not dtype:  # alone, a rank casts them too
+    if accumulated is not dtype:  # a single rank casts them too
         cast = _block("temporaries", "gradients cast to what they are reduced in", "parameters", elements, dtype)
         sent = (cast._replace(life="end of backward", source="deepspeed/runtime/engine.py"),)
     last = rank.number == setup.pp - 1
@@ -99,7 +99,7 @@ def _numbers_row(name: str, count: int, life: str) -> Row:
 
 
 def _largest_of_step(rank: StageRank, accumulated: DType, partition: int) -> list[Row]:
-    """Norms, or the partition's gradients in the dtype of the weights that are updated."""
+    """Return the norms, or the partition's gradients in the dtype of the updated weights: the larger of the two."""
     cast = _block("temporaries", "gradients of the partition in fp32", "parameters/dp", partition, fp32)
     norms = _norms(rank)
     if accumulated is fp32 or norms.nbytes > cast.nbytes:
@@ -108,7 +108,8 @@ def _largest_of_step(rank: StageRank, accumulated: DType, partition: int) -> lis
 
 
 def _norms(rank: StageRank) -> Row:
-    """get_global_norm_of_tensors on the first slice: three numbers of each tensor; the tied embedding is the first stage's."""
+    """Return the numbers of get_global_norm_of_tensors on the first slice: three per tensor. The first stage counts the
+    tied embedding."""
     model, layout = rank.model, rank.program.layout
     tied = rank.program.a.tied and layout.last and not layout.first
     count = sum(model.trained(w) for w in model.weight_classes if not (tied and w.component == "embedding"))
@@ -117,7 +118,7 @@ def _norms(rank: StageRank) -> Row:
 
 
 def _flat_gradients(model: Model, dtype: DType) -> list[Row]:
-    """The flat buffer, weight by weight; those that get no gradient have a place in it too."""
+    """Return the flat buffer, weight by weight. Weights that get no gradient have a place in it too."""
     return [
         Row("gradients", f"{w.name}: {dtype.name} sum", w.shape, dtype, model.copies(w), "always", "modelled", BF16)
         for w in model.weight_classes
@@ -149,12 +150,12 @@ def _buffers(setup: Setup, rank: StageRank) -> list[Row]:
 
 
 def profile_of(setup: Setup, rank: StageRank, choices: Choices) -> Profile:
-    """Return what is alive in a step of this stage, all micro-batches through its schedule."""
+    """Return the profile of a step of this stage, all micro-batches through its schedule."""
     return profile_of_steps(_trace(setup, rank, choices))
 
 
 def key_of(setup: Setup, rank: StageRank) -> Hashable:
-    """Return what of a pipeline a stage's profile depends on."""
+    """Return the key of the parts of a pipeline that a stage's profile depends on."""
     micro_batches = enough_micro_batches(rank.number, setup.pp, setup.micro_batches)
     return setup.pp, rank.number, micro_batches, setup.grad_dtype
 
@@ -192,7 +193,8 @@ def collectives_of(setup: Setup, rank: StageRank, profile: Profile) -> list[Coll
 
 
 def _sends(setup: Setup, rank: StageRank) -> list[Collective]:
-    """Each waits for the other side (p2p.py), so nothing hides behind compute."""
+    """Return the sends to neighbouring stages. Each waits for the other side (p2p.py), so nothing hides behind
+    compute."""
     out: list[Collective] = []
     first, last = rank.number == 0, rank.number == setup.pp - 1
     part = part_of((_BATCH, _SEQ, rank.program.hidden), setup.tp)
@@ -220,7 +222,7 @@ def _send(what: str, phase: str, setup: Setup, dtype: DType, unit: str, each: in
 
 
 def _tied(setup: Setup, rank: StageRank) -> list[Collective]:
-    """_exec_reduce_tied_grads: the first and the last stage add up the gradients of the words."""
+    """Return the sum of the word embedding's gradients over the first and the last stage (_exec_reduce_tied_grads)."""
     program = rank.program
     if not program.a.tied or 0 < rank.number < setup.pp - 1:
         return []
@@ -232,7 +234,8 @@ def _tied(setup: Setup, rank: StageRank) -> list[Collective]:
 
 
 def _data_parallel(setup: Setup, rank: StageRank) -> list[Collective]:
-    """The flat gradients in one call, as bf16 (communication_data_type); each rank's part of the updated weights."""
+    """Return the reduction of the flat gradients in one call, as bf16 (communication_data_type), and the gather of the
+    updated weights."""
     if setup.dp == 1:
         return []
     dtype, elements = setup.compute_dtype, flat_elements(rank.model, setup.dp)
@@ -244,7 +247,7 @@ def _data_parallel(setup: Setup, rank: StageRank) -> list[Collective]:
 
 
 def _numbers(setup: Setup, rank: StageRank) -> list[Collective]:
-    """The norm over all slices and stages, and the loss (_aggregate_total_loss)."""
+    """Return the reductions of the norm over all slices and stages, and of the loss (_aggregate_total_loss)."""
     out = [_one("pp", "all_reduce", "gradient norm of all slices", "step", fp32, setup.tp * setup.pp, 1, "1·4 B")]
     if rank.number == setup.pp - 1 and setup.dp > 1:
         out.append(_one("dp", "all_reduce", "loss", "step", fp32, setup.dp, 1, "1·4 B"))

@@ -1,9 +1,9 @@
 """One stage's step of DeepSpeed's PipelineEngine on paper (deepspeed/runtime/pipe/engine.py).
 
-Variables are bound where the real code binds them, because they decide what stays alive. Between stages goes one tensor, the
-hidden states. Under tensor parallelism it goes in parts (`pipe_partitioned`, `grad_partitioned`, on by default), each rank's
-with a few numbers that describe it: who receives it gathers the parts, and who sent it gathers its own output again when the
-gradient comes (PartitionedTensor in runtime/utils.py).
+Variables are bound where the real code binds them, because they decide what stays alive. One tensor goes from stage to
+stage, the hidden states. Under tensor parallelism it is sent in parts (`pipe_partitioned`, `grad_partitioned`, on by
+default), each with a few numbers that describe it. The receiver gathers the parts. The sender gathers its own output
+again when the gradient comes (PartitionedTensor in runtime/utils.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memcalc.megatron.legacy import LegacyGPTModel
 
 PARTS: Final = ("received hidden states", "output of the stage", "gradient of the output")
-"""What is gathered of the parts that go from stage to stage."""
+"""The names of the tensors gathered from parts that go from stage to stage."""
 
 
 class Pipe(NamedTuple):
@@ -35,7 +35,7 @@ class Pipe(NamedTuple):
     buffers: int
     tensor_parallel: int
     accumulates_in: DType
-    """Of the gradients that BF16_Optimizer adds up after every backward."""
+    """The dtype in which BF16_Optimizer adds up gradients after every backward."""
 
     @property
     def first(self) -> bool:
@@ -47,7 +47,8 @@ class Pipe(NamedTuple):
 
 
 def part_of(shape: Shape, ranks: int) -> Shape:
-    """One rank's part of a tensor that is cut flat (partition_uniform): the first ones, if they differ, have more."""
+    """Return the shape of one rank's part of a tensor that is cut flat (partition_uniform). If parts differ, the first
+    ones are larger."""
     size, poly = numel(shape)
     if ranks == 1:
         return shape
@@ -57,12 +58,13 @@ def part_of(shape: Shape, ranks: int) -> Shape:
 
 
 def meta_of(ranks: int) -> Shape:
-    """PartitionedTensor.to_meta: the rank's number, how many there are, the sizes, and where every part begins."""
+    """Return the shape of PartitionedTensor.to_meta: the rank's number, the number of ranks, the sizes, and where every
+    part begins."""
     return (Dim("numbers of the parts", 1 + 3 + 2 + ranks + 1),)
 
 
 class _Batch(NamedTuple):
-    """This is what the data loader's function makes for one micro-batch (get_batch_pipe in pretrain_gpt.py)."""
+    """The tensors that the data loader's function makes for one micro-batch (get_batch_pipe in pretrain_gpt.py)."""
 
     tokens: Tensor
     positions: Tensor
@@ -72,7 +74,7 @@ class _Batch(NamedTuple):
 
 
 class PaperEngine:
-    """PipelineEngine of one stage."""
+    """The PipelineEngine of one stage."""
 
     def __init__(self, program: LegacyGPTModel, run: Run, pipe: Pipe) -> None:
         self.program, self.run, self.pipe = program, run, pipe
@@ -85,14 +87,15 @@ class PaperEngine:
         self.grad_layer = self._new(part_of(self.hidden, pipe.tensor_parallel), run.dtype, "received", "buffers")
         self.loss: Tensor | None = None
         self.forward_ends: list[int] = []
-        """Places in the log."""
+        """The places in the log at which forwards end."""
         self.largest = max((w for w in run.weights.values()), key=lambda w: numel(w.shape)[0])
 
     def _new(self, shape: Shape, dtype: DType, name: str, component: str = "activation") -> Tensor:
         return new_tensor(self.memory, shape, dtype, name, component=component)
 
     def leave_last_step(self, micro_batches: int) -> None:
-        """What the buffers still have from the step before: no one clears batches, and the last stage's logits."""
+        """Fill the buffers with what the previous step has left: nothing frees the batches, and the last stage's
+        logits."""
         for buffer in range(min(micro_batches, self.pipe.buffers)):
             if self.pipe.first or self.pipe.last:
                 self.load(buffer)
@@ -103,7 +106,8 @@ class PaperEngine:
             self.loss = self._loss_of_last_step()
 
     def _loss_of_last_step(self) -> Tensor:
-        """Its graph has run, and still refers to the stage's input and to the gradient of that."""
+        """Return the previous step's loss. Its graph has run, and still refers to the stage's input and to the input's
+        gradient."""
         given = self._new(self.hidden, self.run.dtype, "received hidden states")
         loss = self._new((), fp32, "loss", "buffers")
         loss.node = leaf = Constant(self.memory, given)
@@ -111,7 +115,7 @@ class PaperEngine:
         return loss
 
     def execute(self, instructions: Iterable[Instruction]) -> None:
-        """_exec_schedule. What is only sent allocates nothing."""
+        """Run _exec_schedule. Instructions that only send allocate nothing."""
         do = {
             "load": self.load,
             "forward": self.forward,
@@ -125,7 +129,7 @@ class PaperEngine:
                 do[kind](buffer)
 
     def load(self, buffer: int) -> None:
-        """_exec_load_micro_batch: the first stage copies what it needs of a batch, the last keeps labels as they are."""
+        """Run _exec_load_micro_batch. The first stage copies its part of a batch, the last keeps labels as they are."""
         batch = self._next_batch()
         if self.pipe.first:
             self.inputs[buffer] = (clone(batch.tokens), clone(batch.positions), clone(batch.mask))
@@ -144,7 +148,7 @@ class PaperEngine:
         )
 
     def receive_activation(self, buffer: int) -> None:
-        """_exec_recv_activations: a copy of the buffer that things are received in."""
+        """Run _exec_recv_activations: copy the receive buffer."""
         received = clone(self.grad_layer)
         if self.pipe.tensor_parallel > 1:
             meta = self._new(meta_of(self.pipe.tensor_parallel), int64, "numbers of the parts")
@@ -154,7 +158,7 @@ class PaperEngine:
             self.inputs[buffer] = received
 
     def forward(self, buffer: int) -> None:
-        """_exec_forward_pass"""
+        """Run _exec_forward_pass."""
         given = self._given(buffer)
         outputs = self.program.stage(self.run, *given[:2])
         if self.pipe.last:
@@ -189,7 +193,7 @@ class PaperEngine:
         return (whole,)
 
     def _full(self, name: str) -> Tensor:
-        """PartitionedTensor.full: the parts are gathered into a flat buffer, of which a copy is handed out."""
+        """Run PartitionedTensor.full: gather the parts into a flat buffer, and return a copy of it."""
         send(self.memory, "all_gather", name, self.hidden, self.run.dtype)
         flat = self._new(self.hidden, self.run.dtype, "gathered parts")
         whole = self._new(self.hidden, self.run.dtype, name)
@@ -197,12 +201,12 @@ class PaperEngine:
         return whole
 
     def _emptied(self, output: Tensor) -> Tensor:
-        """The output's data goes; its place in the graph stays."""
+        """Free the output's data; its place in the graph stays."""
         one = self._new((), fp32, "an output without its data")
         return Tensor(one.storage, output.shape, output.strides, output.dtype, output.node, output.output)
 
     def backward(self, buffer: int) -> None:
-        """_exec_backward_pass"""
+        """Run _exec_backward_pass."""
         if self.pipe.last:
             assert self.loss is not None
             backward(self.loss)
@@ -222,18 +226,18 @@ class PaperEngine:
         self.output_tensors[buffer] = self.outputs[buffer] = None
 
     def _accumulate(self) -> None:
-        """BF16_Optimizer.update_hp_grads: each gradient cast, one by one; the largest stands for all."""
+        """Run BF16_Optimizer.update_hp_grads: each gradient is cast, one by one. The largest stands for all."""
         self.memory.enter("backward", None)
         if self.pipe.accumulates_in is not self.run.dtype:
             _cast = self._new(self.largest.shape, self.pipe.accumulates_in, "a gradient to be added up")
 
     def send_gradient(self, buffer: int) -> None:
-        """_exec_send_grads"""
+        """Run _exec_send_grads."""
         if self.pipe.tensor_parallel > 1:
             _part = self._new(part_of(self.hidden, self.pipe.tensor_parallel), self.run.dtype, "part of the gradient")
         self.inputs[buffer] = None
 
 
 def send(memory: Any, kind: str, name: str, shape: Shape, dtype: DType) -> None:
-    """Note a collective over the slices of a stage."""
+    """Record a collective over the slices of a stage."""
     memory.sent.append(Sent("tp", kind, name, memory.phase, None, shape, dtype))

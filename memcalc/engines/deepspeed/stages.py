@@ -1,7 +1,7 @@
-"""DeepSpeed's pipeline: which layers a stage has, and the instructions of its one schedule.
+"""DeepSpeed's pipeline: the layers of each stage, and the instructions of its one schedule.
 
-Sources, in deepspeed/runtime/pipe: module.py (`partition_method='type:transformer'`, which is Megatron-DeepSpeed's) with
-runtime/utils.py (partition_balanced), schedule.py (TrainSchedule).
+Sources, in deepspeed/runtime/pipe: module.py (`partition_method='type:transformer'`, which is Megatron-DeepSpeed's)
+with runtime/utils.py (partition_balanced), schedule.py (TrainSchedule).
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ Kind = Literal[
 
 
 class Instruction(NamedTuple):
-    """What a stage does with one of its buffers."""
+    """An action of a stage on one of its buffers."""
 
     kind: Kind
     buffer: int
 
 
 def spans(layers: int, stages: int) -> list[Span]:
-    """Transformer layers alone count: the first stages have one more where they do not divide."""
+    """Return the layers of each stage. Only transformer layers count; the first stages have one more if they do not
+    divide."""
     each, rest = divmod(layers, stages)
     out: list[Span] = []
     start = 0
@@ -36,15 +37,15 @@ def spans(layers: int, stages: int) -> list[Span]:
 
 
 def buffers(stage: int, stages: int, micro_batches: int) -> int:
-    """TrainSchedule.num_pipe_buffers"""
+    """Return the number of a stage's buffers (TrainSchedule.num_pipe_buffers)."""
     return max(2, min(stages - stage, micro_batches))
 
 
 def instructions(stage: int, stages: int, micro_batches: int) -> Iterator[Instruction]:
-    """TrainSchedule.steps, without the reductions and the step at its end.
+    """Yield TrainSchedule.steps, without the reductions and the step at its end.
 
-    Of two steps in a row one is a forward and one a backward, if their micro-batches exist. What a step has made is sent
-    in the next one.
+    Of two steps in a row one is a forward and one a backward, if their micro-batches exist. The output of a step is
+    sent in the next one.
     """
     count = buffers(stage, stages, micro_batches)
     first, last = stage == 0, stage == stages - 1
@@ -68,10 +69,11 @@ def instructions(stage: int, stages: int, micro_batches: int) -> Iterator[Instru
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:
-    """Forwards whose backward is still to come, the running one's included, at most."""
+    """Return the most forwards whose backward is not over, the running one included."""
     return min(stages - stage, micro_batches)
 
 
 def enough_micro_batches(stage: int, stages: int, micro_batches: int) -> int:
-    """So many are like all: those in the middle repeat each other."""
+    """Return the number of micro-batches whose step has all states of a longer one: those in the middle repeat each
+    other."""
     return min(micro_batches, stages - stage + 4)

@@ -1,9 +1,10 @@
-"""Which module runs when: the visits that an engine's hooks see in forward, in a recomputation and in backward.
+"""Visits of modules: which module runs when, as an engine's hooks see it in forward, in a recomputation and in
+backward.
 
-DeepSpeed's ZeRO-3 wraps what a module is given and what it returns in autograd functions
-(deepspeed/runtime/zero/parameter_offload.py). Here a node knows the module that it was made in: the module's backward
-begins with the first of its nodes and is over when the last has run and its weights' gradients are accumulated. Modules
-within a leaf (utils/z3_leaf_module.py) have no hooks: what runs in them is the leaf's.
+DeepSpeed's ZeRO-3 wraps a module's inputs and outputs in autograd functions
+(deepspeed/runtime/zero/parameter_offload.py). Here a node knows the module that it was made in. The module's backward
+begins with the first of its nodes. It is over when the last has run and its weights' gradients are accumulated. Modules
+within a leaf (utils/z3_leaf_module.py) have no hooks: their nodes belong to the leaf.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from memcalc.core.tensor import Tensor
 from memcalc.families.base.module import Module, Run
 
 Event = Callable[["Visit", bool], None]
-"""What is done when a visit begins or ends; whether in forward."""
+"""Called when a visit begins or ends. The second argument is True in forward."""
 
 
 class Visit:
@@ -31,10 +32,10 @@ class Visit:
         self.visited = visited
         self.outer = outer
         self.waiting = 0
-        """Nodes that have not run yet, those of inner modules included."""
+        """The number of nodes that have not run yet, including those of inner modules."""
         self.begun = False
         self.from_outside = False
-        """Whether it was given anything that wants a gradient: else nothing tells that its backward is over."""
+        """True if an input wants a gradient. Otherwise nothing tells that the module's backward is over."""
 
 
 class Visits:
@@ -89,8 +90,8 @@ class Visits:
         return True
 
     def _is_recomputed(self, where: Where) -> bool:
-        """Whether it is the module whose own call has the checkpoint in it, as transformers' layers have: what is recomputed
-        begins behind its hooks. Megatron's checkpoint is around the layer's call."""
+        """Tell whether a module's own call contains the running checkpoint, as in transformers' layers: the
+        recomputation begins behind the module's hooks. Megatron's checkpoint is around the layer's call."""
         checkpoint = self.memory.checkpoint
         if not isinstance(checkpoint, Recomputation) or not checkpoint.frame.early_stop:
             return False
@@ -112,7 +113,7 @@ class Visits:
     # --- backward
 
     def backward_begins(self, nodes: Iterable[Node]) -> None:
-        """Of the nodes that backward will come to, count those of each visit."""
+        """Count the nodes of each visit that backward will run."""
         for node in nodes:
             visit: Any = node.visit
             if isinstance(node, Leaf):
@@ -164,13 +165,13 @@ def _within(inner: Visit | None, visit: Visit) -> bool:
 
 
 def _parent(weight: Where) -> Where:
-    """The module that has a weight."""
+    """Return the module that has a weight."""
     name, layer = weight
     return name.rpartition(".")[0], layer
 
 
 def _around(path: str, layer: int | None) -> Iterator[Where]:
-    """A module, and all modules that it is in."""
+    """Yield a module, and all modules that it is in."""
     while path:
         yield path, layer if "*" in path else None
         path = path.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""ZeRO-1 when backward is over: gradients are moved into the bucket and all-reduced, one bucket after the other.
+"""ZeRO-1 after backward: gradients are moved into the bucket and all-reduced, one bucket after the other.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py (reduce_gradients, reduce_ipg_grads, copy_grads_in_partition).
 """
@@ -30,25 +30,26 @@ if TYPE_CHECKING:
 
 
 class Reducing(NamedTuple):
-    """Elements that are alive besides the bucket while a bucket is reduced: integers, for there are ranks times buckets."""
+    """The elements alive besides the bucket while a bucket is reduced. They are plain integers: there is one record for
+    each rank and bucket."""
 
     waiting: int
-    """Of gradients that are not in a bucket."""
+    """The elements of gradients that are not in a bucket."""
     owned: int
-    """Whole gradients of what touches the rank's partition, copied out of the bucket."""
+    """The elements of whole gradients that touch the rank's partition, copied out of the bucket."""
     copies: Copies = Copies(0, 0)
     zeros: int = 0
-    """Of gradients that are made for parameters of the partition that have none, when all are reduced."""
+    """The elements of gradients made for parameters of the partition that have none, after all are reduced."""
 
     def nbytes(self, dtype: DType, sent: DType) -> int:
         return (self.waiting + self.owned + self.zeros) * dtype.itemsize + self.copies.nbytes(dtype, sent)
 
 
 def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
-    """While a bucket is reduced, and right after, on every rank.
+    """Yield the moments of the reduction of a bucket, and right after it, on every rank, with the rank's partitions.
 
     A gradient in the bucket is a view of it. One that is larger than the bucket stays where it is, until the rank's own
-    gradients are copied out or, on other ranks, until all is over.
+    gradients are copied out or, on other ranks, until the reduction is over.
     """
     ranks, most = setup.shards, setup.reduce_bucket_size
     assert most is not None
@@ -74,6 +75,6 @@ def _reducing(model: Model, setup: Setup) -> Iterator[tuple[Owned, Reducing]]:
 
 
 def most_while_reducing(model: Model, setup: Setup) -> tuple[Owned, Reducing]:
-    """The moment with most bytes, of all ranks and buckets, and what that rank owns."""
+    """Return the moment with most bytes over all ranks and buckets, and the partitions of its rank."""
     dtype, sent = setup.compute_dtype, sent_dtype(setup)
     return max(_reducing(model, setup), key=lambda one: one[1].nbytes(dtype, sent))

@@ -1,9 +1,9 @@
-"""ZeRO-1 and ZeRO-2 while backward runs: the reduce bucket comes with the first gradient. Under ZeRO-2 each gradient moves
-into it, and a full bucket is all-reduced.
+"""ZeRO-1 and ZeRO-2 while backward runs: the reduce bucket is allocated with the first gradient. Under ZeRO-2 each
+gradient moves into the bucket, and a full bucket is all-reduced.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py (setup_buckets, reduce_independent_p_g_buckets_and_remove_grads,
-reduce_ipg_grads, copy_grads_in_partition). What is all-reduced is a copy of the bucket where it goes to several ranks. The
-first gradient of the rank's own partition allocates room for all of them, which stays until the step.
+reduce_ipg_grads, copy_grads_in_partition). The all-reduced tensor is a copy of the bucket if it goes to several ranks.
+The first gradient of the rank's own partition allocates room for all of them, which stays until the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ZeRO1(NamedTuple):
-    """What a run under ZeRO-1 depends on."""
+    """The parameters of a run under ZeRO-1."""
 
     dtype: DType
     bucket: int
@@ -40,9 +40,9 @@ class ZeRO2(NamedTuple):
     bucket: int
     flat: Flat
     own: Owned
-    """The rank's own."""
+    """The rank's partitions."""
     sent: DType
-    """What gradients are all-reduced in."""
+    """The dtype in which gradients are all-reduced."""
 
     def play(self, noted: Noted, out: Out) -> None:
         """Reduce the gradients that are ready."""
@@ -66,10 +66,11 @@ class BucketComes(NoHooks):
                 weight.node.ready = self._ready
 
     def backward_is_over(self) -> None:
-        self.buffer = None  # what follows is the engine's rows
+        self.buffer = None  # later buffers are the engine's rows
 
     def _ready(self, gradient: Tensor) -> None:
-        """A gradient has been accumulated: the bucket belongs to no layer."""
+        """Allocate the bucket, if it is not there, after a gradient has been accumulated. The bucket belongs to no
+        layer."""
         if self.buffer is not None:
             return
         memory = self.run.memory
@@ -83,20 +84,20 @@ class BucketComes(NoHooks):
 
 
 class Reduction:
-    """The bucket, what of it is reduced, and what the rank keeps, between the events of a run."""
+    """The bucket, its reduced gradients, and the rank's kept ones, between the events of a run."""
 
     def __init__(self, how: ZeRO2, out: Out) -> None:
         self.out, self.how = out, how
         self.bucket: object = None
         self.waiting: list[int] = []
-        """Parameters by their place in the order of the groups."""
+        """The parameters in the bucket, by their place in the order of the groups."""
         self.large: object = None
         """A gradient larger than the bucket, which stays where it is until it is reduced."""
         self.filled = 0
         self.owned: object = None
 
     def ready(self, event: Ready, size: int) -> None:
-        """The gradient of a parameter of that size is there."""
+        """Take the gradient of a parameter of `size` elements."""
         out = self.out
         if self.bucket is None:
             self.bucket = out.block("reduce bucket", "reduce_bucket_size", self.how.bucket, self.how.dtype)
@@ -112,7 +113,7 @@ class Reduction:
         self._flush()
         elements, name = unreached_of(self.how.own), "zeros for what gets no gradient"
         _zeros = self.out.block(name, "parameters", elements, self.how.dtype) if elements else None
-        self.owned = self.bucket = None  # rows of the step
+        self.owned = self.bucket = None  # the step's rows have these
 
     def _flush(self) -> None:
         self._copy(copied(self.how.flat.all_reduces(self.waiting, self.how.bucket), self.how.dtype, self.how.sent))
@@ -124,7 +125,7 @@ class Reduction:
         self.filled = 0
 
     def _copy(self, copies: Copies) -> None:
-        """Allocate what an all-reduce joins and casts; both go when it is over."""
+        """Allocate the joined and cast copies of an all-reduce. Both are freed when it is over."""
         out, dtype, sent = self.out, self.how.dtype, self.how.sent
         _joined = copies.joined and out.block("copy of the bucket that is reduced", "bucket", copies.joined, dtype)
         _cast = copies.cast and out.block("the bucket in the dtype that is sent", "bucket", copies.cast, sent)

@@ -1,7 +1,7 @@
 """ZeRO-3's bookkeeping of gathered parameters: deepspeed/runtime/zero/partitioned_param_coordinator.py.
 
-It knows from an earlier step which modules run in which order, gathers what the module that begins needs, prefetches what
-comes next, and keeps what is used again soon.
+The coordinator knows the order of modules from an earlier step. It gathers the parameters of the module that begins,
+prefetches the next ones, and keeps those that are used again soon.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Thresholds(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """One all-gather: `parameters` in definition order, in one flat buffer if they are several."""
+    """One all-gather: `parameters` in definition order, in one flat buffer if there are several."""
 
     parameters: tuple[int, ...]
     forward: bool
 
 
 class Coordinator:
-    """The state of one forward and backward. `launch` begins an all-gather and returns what holds its buffer."""
+    """The state of one forward and backward. `launch` begins an all-gather and returns the holder of its buffer."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Coordinator:
         self.backward: dict[Any, frozenset[int]] = {}
 
     def fetch(self, module: Any, parameters: frozenset[int], forward: bool) -> None:
-        """A module begins: gather its parameters, wait for them, prefetch (fetch_sub_module)."""
+        """Begin a module: gather its parameters, wait for them, prefetch (fetch_sub_module)."""
         if not forward:
             self.backward[module] = parameters
         self._gather(parameters, forward)
@@ -78,8 +78,11 @@ class Coordinator:
         self.step += 1
 
     def _wait_for(self, parameters: frozenset[int]) -> None:
-        """All that come are copied out of their buffers before any buffer goes: they are waited for in the order of a set, which
-        is another one on each rank, and most is alive where one of each all-gather comes first."""
+        """Wait for parameters. All are copied out of their buffers before any buffer is freed.
+
+        The real order is that of a set and differs by rank. Most bytes are alive if one parameter of each all-gather
+        comes first.
+        """
         handles = [self.in_flight.pop(i) for i in sorted(parameters & self.in_flight.keys())]
         for handle in handles:
             self.arrive(handle)
@@ -106,7 +109,7 @@ class Coordinator:
             self.in_flight.update(dict.fromkeys(missing, handle))
 
     def release(self, module: Any, parameters: frozenset[int], forward: bool, *, is_leaf: bool = False) -> None:
-        """A module is over: free what is not used again soon (release_sub_module)."""
+        """End a module: free the parameters that are not used again soon (release_sub_module)."""
         going = {i for i in parameters if i not in self.persistent and self.fetched_for.get(i, -1) <= self.step}
         if going:
             uses = self._uses_by_leaves if is_leaf else self._uses
@@ -124,7 +127,7 @@ class Coordinator:
         return _Uses(self.sizes, [_seen_by(True, begun) for begun in self.order])
 
     def release_leftovers(self) -> None:
-        """What no hook has released when backward is over (release_backward_leftovers)."""
+        """Free what no hook has released when backward is over (release_backward_leftovers)."""
         while self.backward:
             module, parameters = self.backward.popitem()
             self._leave(module, parameters, parameters - self.persistent)
@@ -139,7 +142,7 @@ class Coordinator:
 
 
 class _Uses:
-    """Which modules of a step have which parameters, and how many elements lie between two of them."""
+    """The modules of a step that use each parameter, and the number of elements between two of them."""
 
     def __init__(self, sizes: Sequence[int], order: Sequence[frozenset[int]]) -> None:
         self.places: dict[int, list[int]] = {}
@@ -157,8 +160,8 @@ class _Uses:
 
 
 def _seen_by(leaf: bool, begun: Visited) -> frozenset[int]:
-    """Return what the search for the next use takes a module to have: it looks into modules if the one that is over is a leaf,
-    and only then, whatever this one is."""
+    """Return the parameters that the search for the next use takes a module to have. It looks into modules only if the
+    module that ends is a leaf, whatever `begun` is."""
     if leaf:
         return begun.within
     return frozenset() if begun.is_leaf else begun.parameters

@@ -1,8 +1,8 @@
 """Modules that DeepSpeed's ZeRO-3 gathers whole, whatever is in them (deepspeed/utils/z3_leaf_module.py).
 
-Its configuration names three classes of transformers if nothing else is said (`zero_optimization: {leaf_module}`,
-runtime/zero/leaf_module_config.py). Nothing in such a module has hooks: all its parameters come with it and go with it, and
-their gradients are reduced one after the other when its backward is over.
+The default configuration names three classes of transformers (`zero_optimization: {leaf_module}`,
+runtime/zero/leaf_module_config.py). Nothing in such a module has hooks. All its parameters are gathered and freed with
+it, and their gradients are reduced one after the other when its backward is over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def leaf_modules(model: Model) -> frozenset[Where]:
-    """Return those of a model, by path and layer. AutoEP puts another block in their place, which is none."""
+    """Return a model's leaf modules, by path and layer. AutoEP replaces them with another block, which is no leaf."""
     if not model.support.zero3_leaf or model.program.expert_parallel > 1:
         return frozenset()
     experts = (w for w in model.program.weights() if w.component == "experts")

@@ -1,8 +1,8 @@
-"""The linear function that stage 3 puts in the place of torch's (deepspeed/runtime/zero/linear.py, zero3_linear_wrap;
+"""The linear function that stage 3 calls instead of torch's (deepspeed/runtime/zero/linear.py, zero3_linear_wrap;
 `memory_efficient_linear`, on by default).
 
-It saves input, weight and bias as they are, whether their gradients ask for them or not, and after it has run: a recomputation
-that ends with it has made its output.
+The function saves input, weight and bias as they are, whether or not their gradients need them. It saves them after it
+has run, so a recomputation that ends with this function has made its output.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from memcalc.core.tensor import Tensor
 
 
 def zero3_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """LinearFunctionForZeroStage3: x (..., in), weight (out, in), bias (out) -> (..., out). A bias is added in place, or part of
-    the product of two matrices."""
+    """Run LinearFunctionForZeroStage3: x (..., in), weight (out, in), bias (out) -> (..., out). A bias is added in
+    place, or is part of the product of two matrices."""
     memory, name = x.memory, weight.name.removesuffix(".weight")
     inputs = (x, weight) if bias is None else (x, weight, bias)
     records, enabled = recording(*inputs), memory.grad_enabled

@@ -1,10 +1,9 @@
-"""What DeepSpeed's stage 3 allocates around forward and backward, in the order of its code, and on which streams.
+"""The allocations of DeepSpeed's stage 3 around forward and backward, in the order of its code, with their streams.
 
 Sources, in deepspeed/runtime/zero: stage3.py (_create_fp16_partitions_with_defragmentation, _create_fp32_partitions,
-initialize_optimizer_states, _setup_for_real_optimizer, step, _post_step), utils.py (defragment), partition_parameters.py.
-
-A process begins where `defragment` has moved all shards to the CPU and emptied the cache: what was there before, whole weights
-included where the model was not made under `zero.Init`, has left nothing behind.
+initialize_optimizer_states, _setup_for_real_optimizer, step, _post_step), utils.py (defragment),
+partition_parameters.py. The scripts begin where `defragment` has moved all shards to the CPU and emptied the cache.
+Earlier blocks, including whole weights of a model made without `zero.Init`, have left nothing behind.
 """
 
 from __future__ import annotations
@@ -39,11 +38,12 @@ STREAMS: Final = {
     "reduced gradients in their own dtype": REDUCES,
     "gradients of experts, averaged over dp": REDUCES,
 }
-"""What is allocated on a stream of its own, by its name in the run (`overlap_comm`, which is on in stage 3)."""
+"""The stream of a block that is not on the default one, by its name in the run (`overlap_comm`, which is on in stage
+3)."""
 
 
 def scripts_of_stage_3(model: Model, setup: Setup, backward: list[Event]) -> Scripts:
-    """`backward`: what comes when one begins."""
+    """Return the scripts of stage 3. `backward` are the events when a backward begins."""
     kept = [n for sizes in persistent(model, setup).values() for n in sizes] if setup.shards > 1 else []
     groups = sub_groups_of(model, setup)
     made = _made(model, setup, groups)
@@ -75,14 +75,15 @@ def _made(model: Model, setup: Setup, groups: list[SubGroup]) -> list[Event]:
 
 
 def _padded(model: Model, setup: Setup) -> list[int]:
-    """Elements of each weight as it is gathered, in definition order."""
+    """Return the elements of each weight as it is gathered, in definition order."""
     sizes = sizes_of(model)
     ranks = {i: group.ranks for group in groups_of(model, setup.shards) for i in group.places}
     return [-(-sizes[i] // n) * n for i, n in sorted(ranks.items())]
 
 
 def _step(setup: Setup, groups: list[SubGroup], kept: list[int], *, first: bool) -> list[Event]:
-    """Norms shard by shard in fp64, sub-group by sub-group the update, and small weights are whole again."""
+    """Return the events of the step: norms shard by shard in fp64, the update of each sub-group, and small weights made
+    whole again."""
     script, dtype = Script(), setup.compute_dtype
     if not first:
         script.goes(*(("kept whole", k) for k in range(len(kept))))
@@ -102,7 +103,7 @@ def _step(setup: Setup, groups: list[SubGroup], kept: list[int], *, first: bool)
 
 
 def _update(script: Script, setup: Setup, g: int, elements: int, *, joined: bool, first: bool) -> None:
-    """A sub-group of one shard is taken as it is (flatten)."""
+    """Update a sub-group. A single shard is not joined (flatten)."""
     dtype = setup.compute_dtype
     casts = dtype is not fp32
     if joined:

@@ -1,8 +1,8 @@
 """ZeRO-3 while a step runs: modules gather their parameters, and gradients are reduce-scattered bucket by bucket.
 
-Sources, all in deepspeed/runtime/zero: parameter_offload.py (the hooks), partitioned_param_coordinator.py (what is gathered,
-prefetched and released when), partition_parameters.py (an all-gather of several parameters has a flat buffer, from which
-each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py (what is reduce-scattered is a copy).
+Sources, all in deepspeed/runtime/zero: parameter_offload.py (the hooks), partitioned_param_coordinator.py (the times of
+gathers, prefetches and releases), partition_parameters.py (an all-gather of several parameters has a flat buffer, from
+which each is copied), stage3.py (the bucket), ../comm/coalesced_collectives.py (a reduce-scatter sends a copy).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 EXPERTS: Final = "experts' dp"
-"""What a run notes as the axis of the ranks that have the same experts."""
+"""The axis under which a run records collectives of the ranks that have the same experts."""
 
 
 GATHERS_AGAIN: Final = (
@@ -34,11 +34,12 @@ GATHERS_AGAIN: Final = (
 
 
 def alike_ranks(sizes: Sequence[int], ranks: int) -> int:
-    """The fewest ranks whose step allocates what a step over `ranks` does: those that divide all sizes are alike.
+    """Return the fewest ranks whose step allocates the same as a step over `ranks`. Numbers that divide all sizes are
+    alike.
 
-    Parameters are gathered whole, and gradients are sent whole: the number of ranks shows in their padding alone. It shows
-    besides where a share of a bucket is allocated (gradients reduced in another dtype, experts), and where a recomputation
-    counts ops.
+    Parameters are gathered whole, and gradients are sent whole, so the number of ranks shows only in their padding. It
+    also shows where a share of a bucket is allocated (gradients reduced in another dtype, experts), and where a
+    recomputation counts ops.
     """
     together = gcd(*sizes)
     if ranks == 1 or together % ranks:
@@ -54,25 +55,25 @@ class ZeRO3(NamedTuple):
     thresholds: Thresholds
     bucket: int
     sent: DType
-    """What gradients are reduced in."""
+    """The dtype in which gradients are reduced."""
     experts: frozenset[int] = frozenset()
-    """Parameters that are sharded over the ranks with the same experts, by their place in definition order."""
+    """The parameters that are sharded over the ranks with the same experts, by their place in definition order."""
     expert_ranks: int = 1
 
     def play(self, noted: Noted, out: Out) -> None:
-        """Gather and reduce. Which modules come is known from a step before."""
+        """Gather and reduce. The order of modules is known from a previous step."""
         order = [event.visited for event in noted.events if isinstance(event, Begins)]
         _play(Step(self, noted, order, out))
 
 
 class Untraced(NamedTuple):
-    """The very first micro-batch, while it is not known what comes next: modules gather one by one, and keep nothing
-    (reset_step and release_sub_module in partitioned_param_coordinator.py)."""
+    """ZeRO-3 in the very first micro-batch, when the order of modules is not known yet. Modules gather one by one, and
+    keep nothing (reset_step and release_sub_module in partitioned_param_coordinator.py)."""
 
     how: ZeRO3
 
     def play(self, noted: Noted, out: Out) -> None:
-        """Gather."""
+        """Gather the parameters of each module."""
         thresholds = self.how.thresholds._replace(max_reuse=0, persistence=0, prefetch=0)
         _play(UntracedStep(self.how._replace(thresholds=thresholds), noted, (), out))
 
@@ -97,13 +98,13 @@ def _play(step: Step) -> None:
 
 
 class Handle:
-    """All-gathers under way: their buffers live until the last of their parameters is asked for."""
+    """All-gathers under way. Their buffers live until the last of their parameters is asked for."""
 
     __slots__ = ("arrived", "buffers", "parameters")
 
     def __init__(self) -> None:
         self.parameters: list[int] = []
-        """Those that are in a buffer with others."""
+        """The parameters that are in a buffer with others."""
         self.buffers: list[object] = []
         self.arrived = False
 
@@ -115,18 +116,19 @@ class Step:
         self.how, self.noted, self.out = how, noted, out
         self.whole: dict[int, object] = {}
         self.held: dict[int, object] = {}
-        """What the graph refers to besides, by the number of the reference."""
+        """The blocks that the graph also refers to, by the number of the reference."""
         self.now: Begins | Ends | Ready | None = None
         self.sent = 0
-        """How many collectives the run itself has sent."""
+        """The number of collectives that the run itself has sent."""
         self.sizes = noted.elements
         self.coordinator = Coordinator(self.sizes, order, how.thresholds, self._launch, self._arrive, self._free)
         self.bucket: list[tuple[int, object]] = []
         self.in_bucket = 0
         self.more_in_forward: dict[int, Counter[str]] = {}
-        """Of each checkpoint that keeps results, how many ops of a kind its forward ran that its recomputation has not."""
+        """The ops of each kind that the forward of a checkpoint has run and its recomputation has not, by
+        checkpoint."""
         self.waiting: dict[int, object] = {}
-        """Gradients that wait for the rest of a leaf module."""
+        """The gradients that wait for the rest of a leaf module."""
         modules = (event.visited for event in noted.events if isinstance(event, Begins))
         self.late = frozenset[int]().union(*(visited.within for visited in modules if visited.is_leaf))
 
@@ -151,7 +153,7 @@ class Step:
         self.held.pop(event.number, None)
 
     def _launch(self, gathered: Gathered) -> Handle | None:
-        """all_gather_coalesced: parameters of each group of ranks by themselves."""
+        """Begin an all-gather of the parameters of each group of ranks (all_gather_coalesced)."""
         experts = tuple(i for i in gathered.parameters if i in self.how.experts)
         handle = Handle()
         self._gather(tuple(i for i in gathered.parameters if i not in self.how.experts), handle)
@@ -179,20 +181,22 @@ class Step:
             handle.buffers.append(self._block(name, elements))
 
     def _arrive(self, handle: Handle | None) -> None:
-        """AllGatherCoalescedHandle.wait: the first that waits copies all of them out of the buffer."""
+        """Wait for an all-gather: the first to wait copies all parameters out of the buffer
+        (AllGatherCoalescedHandle.wait)."""
         if handle is None or handle.arrived:
             return
         handle.arrived = True
         for i in handle.parameters:
             own = self._padded(i) // self._ranks(i)
-            self._run("slice", -(-self.sizes[i] // own))  # one of each rank that has any of it
+            self._run("slice", -(-self.sizes[i] // own))  # one of each rank that has a part of it
             self._run("cat")
             self._run("view")
             self.whole[i] = self._block("gathered parameters", self.sizes[i])
 
     def _run(self, op: str, times: int = 1) -> None:
-        """Selective checkpointing raises where a recomputation has more of an op than its forward had
-        (torch/utils/checkpoint.py, _CachedTorchDispatchMode): what was fetched ahead of a layer is gathered within it."""
+        """Count an op of a selective checkpoint. torch raises if a recomputation runs more of an op than its forward
+        did (torch/utils/checkpoint.py, _CachedTorchDispatchMode): parameters that were fetched ahead of a layer are
+        gathered within its recomputation."""
         now = self.now
         if not isinstance(now, Begins) or now.within is None or now.within.module == now.visited.where:
             return  # the hooks of the layer itself are before its checkpoint
@@ -233,12 +237,13 @@ class Step:
             self._reduce(event.parameter, gradient)
 
     def _reduce_leaf_module(self, visited: Visited) -> None:
-        """reduce_leaf_module_grads: one by one, when the gradient of what the module was given is there."""
+        """Reduce a leaf module's gradients one by one, when the gradient of its input is there
+        (reduce_leaf_module_grads)."""
         for i in sorted(visited.parameters & self.waiting.keys()):
             self._reduce(i, self.waiting.pop(i))
 
     def _reduce(self, i: int, gradient: object) -> None:
-        """reduce_independent_p_g_buckets_and_remove_grads: a gradient moves into the bucket, if it fits."""
+        """Move a gradient into the bucket if it fits (reduce_independent_p_g_buckets_and_remove_grads)."""
         size = self.sizes[i]
         if self.bucket and (self.bucket[0][0] in self.how.experts) != (i in self.how.experts):
             self._flush()
@@ -249,8 +254,8 @@ class Step:
         self.in_bucket += size
 
     def _flush(self) -> None:
-        """__avg_scatter_grads: a copy in the order of the ranks, padded; one that needs no padding is taken as it is. What is
-        summed over fewer ranks than dp is scaled."""
+        """Reduce the bucket (__avg_scatter_grads): a padded copy in the order of the ranks; without padding the
+        gradient itself. Sums over fewer ranks than dp are scaled."""
         elements = sum(self._padded(i) for i, _ in self.bucket)
         self._send("reduce_scatter", "backward", self.bucket[0][0], elements)
         casts = self.how.sent is not self.how.dtype
@@ -271,7 +276,7 @@ class Step:
         self.in_bucket = 0
 
     def _copied(self, elements: int) -> object:
-        """reduce_scatter_coalesced: what is sent, where it is a copy."""
+        """Return the copy that is sent; None if the gradient itself is (reduce_scatter_coalesced)."""
         if len(self.bucket) == 1 and elements == self.in_bucket:
             return None
         padding = elements - self.in_bucket
@@ -293,7 +298,7 @@ class Step:
 
 
 class UntracedStep(Step):
-    """Without buckets, whose copies a later step makes all the same."""
+    """A step without buckets: a later step makes their copies all the same."""
 
     def _reduce(self, i: int, gradient: object) -> None:
-        """It is copied into the bucket."""
+        """Do nothing: the gradient is copied into the bucket."""

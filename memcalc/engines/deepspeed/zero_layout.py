@@ -1,4 +1,4 @@
-"""How ZeRO lays a model out in DeepSpeed 0.19: flat buffers, buckets and sub-groups."""
+"""The layout of a model under ZeRO in DeepSpeed 0.19: flat buffers, buckets and sub-groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAGE_3: Final = "deepspeed/runtime/zero/stage3.py"
 
 
 def sizes_of(model: Model) -> list[int]:
-    """Elements of every parameter, in definition order."""
+    """Return the elements of every parameter, in definition order."""
     if "sizes" not in model.profiles:
         model.profiles["sizes"] = [prod(shape) for _, shape, _ in model.weights()]
     return model.profiles["sizes"]
@@ -41,12 +41,13 @@ def _places_of(model: Model, names: Collection[str]) -> frozenset[int]:
 
 
 def frozen(model: Model) -> frozenset[int]:
-    """Places of the parameters that want no gradient: no optimizer has them."""
+    """Return the places of the parameters that want no gradient: no optimizer has them."""
     return _places_of(model, model.program.frozen)
 
 
 def unreached(model: Model) -> frozenset[int]:
-    """Places of those that want one and get none. A gradient of zeros is made for them when one is asked for."""
+    """Return the places of the parameters that want a gradient and get none. DeepSpeed makes a gradient of zeros for
+    them on request."""
     return _places_of(model, set(model.program.untrained).difference(model.program.frozen))
 
 
@@ -54,26 +55,27 @@ class Group(NamedTuple):
     """One of the optimizer's groups of parameters, which has a flat buffer of its own."""
 
     places: tuple[int, ...]
-    """Its parameters, by their place in definition order."""
+    """The group's parameters, by their place in definition order."""
     starts: tuple[int, ...]
-    """Where each of them begins in the buffer, the end besides."""
+    """The offset of each parameter in the buffer, followed by the end."""
     first: int
-    """How many parameters the groups before it have."""
+    """The number of parameters in earlier groups."""
     ranks: int
-    """Ranks that the buffer is cut for."""
+    """The number of ranks that the buffer is cut for."""
     alike: int
-    """How many neighbouring ranks have the same part, each of other experts."""
+    """The number of neighbouring ranks with the same part, each of other experts."""
 
     @property
     def partition(self) -> int:
-        """Elements of a rank's part: the buffer is padded to a multiple of 2·ranks."""
+        """Return the elements of a rank's part. The buffer is padded to a multiple of 2·ranks."""
         unit = ALIGNMENT * self.ranks
         return -(-self.starts[-1] // unit) * ALIGNMENT
 
 
 def groups_of(model: Model, ranks: int) -> tuple[Group, ...]:
-    """All parameters that want a gradient are one group; experts of expert parallelism are others (moe/utils.py,
-    split_params_into_different_moe_groups_for_optimizer), over the ranks that have the same ones."""
+    """Return the optimizer's groups. All parameters that want a gradient are one group. Experts of expert parallelism
+    are other groups (moe/utils.py, split_params_into_different_moe_groups_for_optimizer), over the ranks that have the
+    same ones."""
     key = "parameter groups", ranks
     if key not in model.profiles:
         ep, sizes = model.program.expert_parallel, sizes_of(model)
@@ -96,22 +98,22 @@ def groups_of(model: Model, ranks: int) -> tuple[Group, ...]:
 
 
 def _chunks(sizes: list[int], most: int) -> list[list[int]]:
-    """Places of what comes in this order, each chunk of at most so many elements."""
+    """Return indices into `sizes` in chunks of at most `most` elements."""
     return buckets_before_exceeding(sizes, most)
 
 
 def flat_elements(model: Model, ranks: int) -> int:
-    """Elements of the flat 16-bit buffers, padded."""
+    """Return the elements of the flat 16-bit buffers, including padding."""
     return sum(group.partition * group.ranks for group in groups_of(model, ranks))
 
 
 def own_elements(model: Model, ranks: int) -> int:
-    """Elements of a rank's parts of them."""
+    """Return the elements of a rank's parts of the flat buffers."""
     return sum(group.partition for group in groups_of(model, ranks))
 
 
 def thresholds_of(setup: Setup) -> Thresholds:
-    """The options that decide what stage 3 gathers when."""
+    """Return the options that decide what stage 3 gathers when."""
     live, reuse = setup.max_live_parameters, setup.max_reuse_distance
     persistence, prefetch = setup.param_persistence_threshold, setup.prefetch_bucket_size
     assert live is not None and reuse is not None and persistence is not None and prefetch is not None
@@ -119,7 +121,8 @@ def thresholds_of(setup: Setup) -> Thresholds:
 
 
 def ready_order(model: Model) -> list[int]:
-    """Places (in definition order) of the parameters in the order in which backward has their gradients ready."""
+    """Return the places (in definition order) of the parameters in the order in which backward has their gradients
+    ready."""
     if "ready order" not in model.profiles:
         places: dict[str, list[int]] = {}
         for i, weight in enumerate(model.program.weights()):
@@ -129,56 +132,57 @@ def ready_order(model: Model) -> list[int]:
 
 
 class Partition(NamedTuple):
-    """This is what one rank has of a group's flat buffer in stages 1 and 2."""
+    """One rank's part of a group's flat buffer in stages 1 and 2."""
 
     first: int
-    """The parameters that touch it, by their place in the order of the groups: from `first` up to `end`."""
+    """The parameters that touch the part are those from `first` up to `end`, by their place in the order of the
+    groups."""
     end: int
     whole: int
-    """Elements of these parameters, in the partition or not."""
+    """The elements of these parameters, inside the partition or not."""
     largest: int
-    """Elements of the largest slice of one parameter."""
+    """The elements of the largest slice of one parameter."""
     before_largest: int
-    """How many slices come before it."""
+    """The number of slices before the largest one."""
     slices: int
     padding: int
-    """Elements of the buffer's padding."""
+    """The elements of the buffer's padding."""
     size: int
     unreached: int
-    """Elements of the parameters that touch it and get no gradient."""
+    """The elements of the parameters that touch the part and get no gradient."""
 
     def touches(self, parameters: Sequence[int]) -> bool:
-        """Tell whether one of them, which are in order, is in it."""
+        """Tell whether one of these parameters, which are in order, touches the part."""
         i = bisect_left(parameters, self.first)
         return i < len(parameters) and parameters[i] < self.end
 
 
 Owned = tuple[Partition, ...]
-"""What one rank has of each group's flat buffer."""
+"""One rank's part of each group's flat buffer."""
 
 
 def whole_of(owned: Owned) -> int:
-    """Elements of all parameters that touch a rank's partitions."""
+    """Return the elements of all parameters that touch a rank's partitions."""
     return sum(part.whole for part in owned)
 
 
 def inside_of(owned: Owned) -> int:
-    """Elements of its partitions that are parameters'."""
+    """Return the elements of parameters in a rank's partitions, without padding."""
     return sum(part.size - part.padding for part in owned)
 
 
 def unreached_of(owned: Owned) -> int:
-    """Elements of those of them that get no gradient."""
+    """Return the elements of the parameters that touch a rank's partitions and get no gradient."""
     return sum(part.unreached for part in owned)
 
 
 def left_by(owned: Owned) -> int:
-    """Elements of the gradients that backward leaves for them."""
+    """Return the elements of the gradients that backward leaves for a rank's partitions."""
     return whole_of(owned) + unreached_of(owned)
 
 
 def partitions(model: Model, ranks: int) -> list[Owned]:
-    """Every rank's parts of the flat buffers (stage_1_and_2.py, get_partition_info)."""
+    """Return every rank's parts of the flat buffers (stage_1_and_2.py, get_partition_info)."""
     idle = unreached(model)
     parts = [(group.alike, _partitions_of(group, idle)) for group in groups_of(model, ranks)]
     return [tuple(of_group[rank // alike] for alike, of_group in parts) for rank in range(ranks)]
@@ -205,12 +209,13 @@ def _partitions_of(group: Group, idle: frozenset[int]) -> list[Partition]:
 
 
 def straddling_elements(model: Model, ranks: int) -> int:
-    """Elements of all parameters that touch the partitions of the rank where that is most."""
+    """Return the elements of all parameters that touch the partitions of the rank with the most."""
     return max(whole_of(owned) for owned in partitions(model, ranks))
 
 
 def buckets_before_exceeding(sizes: list[int], most: int) -> list[list[int]]:
-    """Places of the gradients, which come in this order, bucket by bucket; one that is larger has its own."""
+    """Return indices of the gradients, which come in this order, bucket by bucket. A gradient larger than a bucket has
+    its own."""
     out: list[list[int]] = []
     current = most  # the first bucket begins with the first gradient
     for i, n in enumerate(sizes):
@@ -227,12 +232,14 @@ class Flat(NamedTuple):
 
     groups: tuple[Group, ...]
     order: tuple[int, ...]
-    """The place of each parameter in the order of the groups, by its place in definition order; -1 of those in none."""
+    """The place of each parameter in the order of the groups, by its place in definition order; -1 for those in no
+    group."""
 
     def all_reduces(self, parameters: Iterable[int], most: int) -> list[AllReduce]:
-        """The all-reduces of one bucket of parameters, in the order of the groups (average_tensor, allreduce_and_scatter).
+        """Return the all-reduces of one bucket of parameters, in the order of the groups (average_tensor,
+        allreduce_and_scatter).
 
-        A gradient larger than the bucket goes in several calls: one ends with the slice that exceeds `most`.
+        A gradient larger than the bucket is sent in several calls. A call ends with the slice that exceeds `most`.
         """
         out: list[AllReduce] = []
         slices = self._slices(parameters)
@@ -245,7 +252,7 @@ class Flat(NamedTuple):
         return out
 
     def _slices(self, parameters: Iterable[int]) -> list[tuple[int, int]]:
-        """Ranks and elements of each slice: what goes to one rank in a row."""
+        """Return the ranks and elements of each slice: consecutive elements for one rank."""
         slices: list[tuple[int, int]] = []
         last = 0, -1
         for i in parameters:
@@ -263,14 +270,15 @@ class Flat(NamedTuple):
 
 
 class AllReduce(NamedTuple):
-    """One call: among how many ranks, and the elements of its slices, each of which goes to one of them."""
+    """One all-reduce call: the number of its ranks, and the elements of its slices, each of which belongs to one of
+    them."""
 
     ranks: int
     slices: list[int]
 
 
 def flat(model: Model, ranks: int) -> Flat:
-    """Return where everything is."""
+    """Return the flat buffers of a model."""
     groups = groups_of(model, ranks)
     order = [-1] * len(sizes_of(model))
     for k, i in enumerate(i for group in groups for i in group.places):
@@ -279,25 +287,25 @@ def flat(model: Model, ranks: int) -> Flat:
 
 
 def reduced_in_order(model: Model, layout: Flat) -> list[int]:
-    """Places of the parameters that stage 1 reduces, in the order of the groups: those that have a gradient."""
+    """Return the places of the parameters with a gradient, which stage 1 reduces, in the order of the groups."""
     idle = unreached(model)
     return [i for group in layout.groups for i in group.places if i not in idle]
 
 
 class Copies(NamedTuple):
-    """Elements of what an all-reduce copies."""
+    """The elements of the copies that an all-reduce makes."""
 
     joined: int
-    """Its slices, one behind the other: one slice alone is reduced where it is (flatten)."""
+    """The elements of the slices in one block. A single slice is reduced in place (flatten)."""
     cast: int
-    """The same in the dtype that is sent, where that is not the gradients'."""
+    """The elements of the copy in the dtype that is sent, if it is not the gradients'."""
 
     def nbytes(self, dtype: DType, sent: DType) -> int:
         return self.joined * dtype.itemsize + self.cast * sent.itemsize
 
 
 def copied(calls: list[AllReduce], dtype: DType, sent: DType) -> Copies:
-    """The largest copies that one of these all-reduces of gradients of `dtype` makes (allreduce_bucket)."""
+    """Return the largest copies of one of these all-reduces, for gradients of `dtype` (allreduce_bucket)."""
     made = [
         Copies(sum(call.slices) if len(call.slices) > 1 else 0, 0 if sent is dtype else sum(call.slices))
         for call in calls
@@ -306,21 +314,23 @@ def copied(calls: list[AllReduce], dtype: DType, sent: DType) -> Copies:
 
 
 def sent_dtype(setup: Setup) -> DType:
-    """Return what gradients are reduced in: fp32 where ranks share sequences, unless `seq_parallel_communication_data_type` says
-    otherwise (deepspeed/runtime/constants.py; stages 1 and 2 whatever it says: stage_1_and_2.py, allreduce_bucket)."""
+    """Return the dtype that gradients are reduced in. It is fp32 if ranks share sequences, unless
+    `seq_parallel_communication_data_type` says otherwise (deepspeed/runtime/constants.py; stages 1 and 2 ignore that
+    option: stage_1_and_2.py, allreduce_bucket)."""
     return fp32 if setup.cp > 1 else setup.compute_dtype
 
 
 def over(setup: Setup) -> str:
-    """Return what the names of shards are divided by."""
+    """Return the divisor in the names of shards."""
     return "dp" if setup.cp == 1 else "(dp·cp)"
 
 
 def can_have_most(model: Model, ranks: int, most: int) -> list[Owned]:
-    """What those ranks own of which any can have most in stage 2's backward; first comes who has gradients of its own first.
+    """Return the partitions of the ranks of which any can have the highest peak in stage 2's backward.
 
-    Ranks differ in one block there: room for all gradients that a rank owns, from the reduction of the first of them on. So
-    none has more than another one whose room is as large and comes as early.
+    Ranks differ there in one block: the room for all gradients that a rank owns, from the reduction of its first one
+    on. A rank cannot have more than another one whose room is as large and comes as early. The ranks are sorted by the
+    time at which their room comes.
     """
     order, sizes, places = ready_order(model), sizes_of(model), flat(model, ranks).order
     buckets = buckets_before_exceeding([sizes[i] for i in order], most)
@@ -339,15 +349,15 @@ def can_have_most(model: Model, ranks: int, most: int) -> list[Owned]:
 
 
 class SubGroup(NamedTuple):
-    """Of stage 3: parameters that the step takes at a time."""
+    """Parameters that stage 3's step takes at a time."""
 
     ranks: int
     parts: list[int]
-    """Elements of a rank's part of each."""
+    """The elements of a rank's part of each parameter."""
 
 
 def sub_groups_of(model: Model, setup: Setup) -> list[SubGroup]:
-    """Return those of each of the optimizer's groups (stage3.py, _create_fp16_sub_groups)."""
+    """Return the sub-groups of each of the optimizer's groups (stage3.py, _create_fp16_sub_groups)."""
     assert setup.sub_group_size is not None
     return [
         SubGroup(group.ranks, parts)
@@ -359,7 +369,8 @@ def sub_groups_of(model: Model, setup: Setup) -> list[SubGroup]:
 
 
 def persistent(model: Model, setup: Setup) -> dict[int, list[int]]:
-    """Elements of the parameters that stage 3 keeps whole, each padded, by the ranks that they are sharded over."""
+    """Return the padded elements of the parameters that stage 3 keeps whole, by the number of ranks that they are
+    sharded over."""
     most = thresholds_of(setup).persistence
     out: dict[int, list[int]] = {}
     if idle := frozen(model):
@@ -372,7 +383,7 @@ def persistent(model: Model, setup: Setup) -> dict[int, list[int]]:
 
 
 def sub_groups(partitions: list[int], size: int) -> list[list[int]]:
-    """The partitions that the step takes at a time: each sub-group closes when it has `size` elements."""
+    """Return the partitions that the step takes at a time. A sub-group closes when it has `size` elements."""
     out: list[list[int]] = [[]]
     current = 0
     for n in partitions:

@@ -1,8 +1,8 @@
 """The optimizer's own step under DeepSpeed's ZeRO: over one flat fp32 partition at a time.
 
-Stages 1 and 2 give it the partition of one group of parameters (stage_1_and_2.py, `_optimizer_step`), stage 3 that of one
-sub-group (stage3.py, `_optimizer_step`). Its states come in the first step. DeepSpeed's FusedAdam counts steps in Python; the
-optimizers of torch keep their counters on the CPU.
+Stages 1 and 2 give the optimizer the partition of one group of parameters (stage_1_and_2.py, `_optimizer_step`), stage
+3 that of one sub-group (stage3.py, `_optimizer_step`). Its states are allocated in the first step. DeepSpeed's
+FusedAdam counts steps in Python; torch's optimizers keep their counters on the CPU.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def has_fused_adam(setup: Setup) -> bool:
 
 
 class _Step(NamedTuple):
-    """A step over one partition: the bytes of its states, by name, and of its temporaries in the order of their lives."""
+    """A step over one partition: the bytes of its states, by name, and of its temporaries in the order of their
+    lives."""
 
     states: tuple[tuple[str, int], ...]
     temporaries: tuple[int, ...]
     log: tuple[int, ...]
-    """A temporary comes (its number) or goes (~number)."""
+    """A temporary is allocated (its number) or freed (~number)."""
 
 
 @lru_cache(maxsize=1024)
@@ -54,13 +55,13 @@ def _step(optimizer: str, implementation: str, elements: int) -> _Step:
 
 
 def states_come(script: Script, setup: Setup, of: Hashable, elements: int) -> None:
-    """The states of the partition `of`, of so many elements."""
+    """Allocate the states of the partition `of` with `elements` elements."""
     for state, nbytes in _step(setup.optimizer, setup.optimizer_implementation, elements).states:
         script.comes((state, of), nbytes)
 
 
 def steps(script: Script, setup: Setup, elements: int) -> None:
-    """The temporaries of a step over a partition of so many elements come and go."""
+    """Allocate and free the temporaries of a step over a partition of `elements` elements."""
     step = _step(setup.optimizer, setup.optimizer_implementation, elements)
     for event in step.log:
         if event >= 0:
@@ -70,7 +71,8 @@ def steps(script: Script, setup: Setup, elements: int) -> None:
 
 
 def temporaries_of_step(optimizer: str, implementation: str, dim: str, elements: int) -> list[Row]:
-    """Rows of the temporaries at the peak of a step over a partition of so many elements, whose dim is called so."""
+    """Return the rows of the temporaries at the peak of a step over a partition of `elements` elements; `dim` is the
+    name of its dim."""
     return step_temporaries(optimizer, implementation, [_flat(dim, elements)], fp32, fp32)
 
 

@@ -1,7 +1,8 @@
-"""What a rank of DeepSpeed's ZeRO-1 and ZeRO-2 has of the flat buffers, in rows: states, gradients, and what its step makes.
+"""A rank's part of the flat buffers of DeepSpeed's ZeRO-1 and ZeRO-2, in rows: states, gradients, and the temporaries
+of its step.
 
-Source: deepspeed/runtime/zero/stage_1_and_2.py. Each of the optimizer's groups of parameters has a flat buffer of its own
-and is updated after the one before; the gradients of all of them are one block, which goes with the last group.
+Source: deepspeed/runtime/zero/stage_1_and_2.py. Each of the optimizer's groups of parameters has a flat buffer and is
+updated after the previous group. The gradients of all groups are one block, which is freed with the last group.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ if TYPE_CHECKING:
 
 _IN_STEP: Final = "within the step"
 FP32_COPY: Final = "flat fp32 copy of the weights"
-"""What stages 1 to 3 update where the weights are fp32 themselves: they clone their partition all the same."""
+"""The name of the copy that stages 1 to 3 update if the weights themselves are fp32: they clone their partition all the
+same."""
 
 
 def block(component: str, name: str, dims: str, elements: int, dtype: DType, life: str, source: str) -> Row:
-    """A block of one dim."""
+    """Return the row of a block of one dim."""
     return Row(component, name, (Dim(dims, elements),), dtype, life=life, basis="modelled", source=source)  # type: ignore[arg-type]
 
 
 def nbytes_of(rows: list[Row]) -> int:
-    """All of them together."""
+    """Return the bytes of all rows together."""
     return sum(row.nbytes for row in rows)
 
 
 def partitioned_states(setup: Setup, model: Model, ranks: int) -> list[Row]:
-    """The fp32 master and the optimizer's states of a rank's partitions."""
+    """Return the fp32 master and the optimizer's states of a rank's partitions."""
     sizes = Counter((group.alike > 1, group.partition) for group in groups_of(model, ranks))
     return [
         row
@@ -49,12 +51,13 @@ def partitioned_states(setup: Setup, model: Model, ranks: int) -> list[Row]:
 
 
 def _all(setup: Setup) -> str:
-    """The dim of a partition of all parameters."""
+    """Return the name of the dim of a partition of all parameters."""
     return f"parameters/{over(setup)}"
 
 
 def flat_states(setup: Setup, elements: int, source: str, count: int = 1, dim: str | None = None) -> list[Row]:
-    """Return the same of `count` partitions of so many elements, `dim` if they are not of all parameters."""
+    """Return the fp32 master and the optimizer's states of `count` partitions of `elements` elements. `dim` is the name
+    of their dim if they are not of all parameters."""
     dim = dim or _all(setup)
     flat = Parameter(PARTITION, (Dim(dim, elements),), count, False)
     name = "fp32 master" if setup.has_master_weights else FP32_COPY
@@ -63,9 +66,10 @@ def flat_states(setup: Setup, elements: int, source: str, count: int = 1, dim: s
 
 
 def owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
-    """Gradients that stay on the rank: whole ones of all parameters that touch its partition (copy_grads_in_partition).
+    """Return the gradients that stay on the rank: whole ones of all parameters that touch its partition
+    (copy_grads_in_partition).
 
-    In stage 1 the textbook's gradients are all of them, and these copies come on top when they are reduced.
+    In stage 1 the textbook's gradients are all of them, and these copies are added when they are reduced.
     """
     dtype, life = setup.compute_dtype, "the first flush to the step"
     component = "buffers" if setup.zero == 1 else "gradients"
@@ -78,15 +82,16 @@ def owned_gradients(setup: Setup, whole: int, partition: int) -> list[Row]:
 
 
 class _Moment(NamedTuple):
-    """This is what a step has at one moment, besides gradients and their padding."""
+    """The rows of a step at one moment, besides gradients and their padding."""
 
     rows: tuple[Row, ...]
     nbytes: int
 
 
 def step_of(owned: Owned, setup: Setup) -> list[Row]:
-    """Rows of the largest of the peaks of one rank's step(): a slice in fp64 for a group's norm; a partition joined, and in
-    fp32; the optimizer's step over it. Gradients that were cast or joined are gone in the optimizer's step of the last group."""
+    """Return the rows of the largest peak of one rank's step(). The candidates are a slice in fp64 for a group's norm,
+    a partition joined and in fp32, and the optimizer's step over it. Gradients that were cast or joined are freed
+    before the optimizer's step of the last group."""
     whole, dtype = whole_of(owned), setup.compute_dtype
     gradients = [*(owned_gradients(setup, whole, inside_of(owned)) if whole else []), *zeros_of(owned, dtype)]
     left = [*accumulate((part.padding for part in reversed(owned)), initial=0)][::-1]
@@ -104,18 +109,18 @@ def step_of(owned: Owned, setup: Setup) -> list[Row]:
 
 
 def zeros_of(owned: Owned, dtype: DType) -> list[Row]:
-    """The gradients that are made for parameters of a rank's partitions that have none (get_all_grad_tensors)."""
+    """Return the gradients made for parameters of a rank's partitions that have none (get_all_grad_tensors)."""
     return zeros(unreached_of(owned), dtype)
 
 
 def zeros(elements: int, dtype: DType) -> list[Row]:
-    """Return the same of so many elements. The gradients of the partition have their places, too."""
+    """Return gradients of zeros with `elements` elements. The gradients of the partition include their places, too."""
     life, name = "the end of backward to the step", "zeros for what gets no gradient"
     return [block("buffers", name, "parameters", elements, dtype, life, STAGE_12)] if elements else []
 
 
 def _padding(elements: int, dtype: DType) -> list[Row]:
-    """Zeros behind the gradients of groups that are not updated yet."""
+    """Return the zeros behind the gradients of groups that are not updated yet."""
     name = "padding of the gradients"
     return [block("temporaries", name, "padding", elements, dtype, _IN_STEP, STAGE_12)] if elements else []
 
@@ -124,8 +129,8 @@ def _padding(elements: int, dtype: DType) -> list[Row]:
 def _update(
     size: int, joined: bool, optimizer: str, implementation: str, dtype: DType, dim: str
 ) -> tuple[_Moment, _Moment]:
-    """A partition's gradients in one block, where they are not one slice already (flatten), and that in fp32; then the
-    optimizer's step over what is in fp32."""
+    """Return the two moments of an update: a partition's gradients in one block (joined unless they are one slice,
+    flatten) and in fp32, then the optimizer's step over the fp32 block."""
     name = "gradients of the partition"
     norm = block("buffers", "the norm of the gradients", "numbers", 2, fp32, _IN_STEP, STAGE_12)
     one_block = block("temporaries", f"{name}, joined", dim, size, dtype, _IN_STEP, STAGE_12)
@@ -138,7 +143,7 @@ def _update(
 
 @lru_cache(maxsize=4096)
 def _norm(largest: int, before_largest: int, before: int) -> _Moment:
-    """While a group's norm is taken, after those of the groups `before` it."""
+    """Return the moment at which a group's norm is computed, after those of the groups `before` it."""
     rows = [
         block("temporaries", "a gradient in fp64 for the norm", "largest slice", largest, fp64, _IN_STEP, STAGE_12),
         block("temporaries", "norms of gradients", "numbers", before_largest + 1, fp64, _IN_STEP, STAGE_12),

@@ -1,4 +1,5 @@
-"""Which parameters DeepSpeed reduces among which ranks: all among all, but for the experts that ranks share."""
+"""The ranks among which DeepSpeed reduces parameters: all parameters among all ranks, except experts that ranks
+share."""
 
 from __future__ import annotations
 
@@ -20,22 +21,23 @@ class AmongRanks(NamedTuple):
 
     name: str
     of: str
-    """The same behind a noun."""
+    """The suffix that names these parameters after a noun, such as " of the experts"."""
     ranks: int
     sizes: tuple[int, ...]
     has: Callable[[Weight], bool]
 
     def shares(self, model: Model, sent: Callable[[Weight], int]) -> Shares:
-        """Return what of them the layers have. `sent`: elements that are sent for one of the model's."""
+        """Return the layers' shares of these parameters. `sent` returns the elements that are sent for one of the
+        model's weights."""
         return shares_of(model.program.weights(), sent=lambda weight: sent(weight) if self.has(weight) else 0)
 
     def of_optimizer(self, model: Model) -> Shares:
-        """Of those that want a gradient."""
+        """Return the layers' shares of the parameters that want a gradient."""
         frozen = model.program.frozen
         return self.shares(model, lambda weight: 0 if weight.name in frozen else elements_of(weight))
 
     def with_gradients(self, model: Model) -> Shares:
-        """Of those that backward makes gradients of."""
+        """Return the layers' shares of the parameters that backward makes gradients for."""
         idle = model.program.untrained
         return self.shares(model, lambda weight: 0 if weight.name in idle else elements_of(weight))
 
@@ -53,7 +55,7 @@ def _is_expert(weight: Weight) -> bool:
 
 
 def kinds_of(model: Model, ranks: int) -> list[AmongRanks]:
-    """All parameters of the optimizer; with expert parallelism the experts' by themselves."""
+    """Return all parameters of the optimizer; with expert parallelism the experts apart."""
     groups, sizes = groups_of(model, ranks), sizes_of(model)
     if len(groups) == 1:
         return [AmongRanks("parameters", "", ranks, tuple(sizes[i] for i in groups[0].places), _is_any)]
@@ -66,7 +68,8 @@ def kinds_of(model: Model, ranks: int) -> list[AmongRanks]:
 
 
 def joined_after_exceeding(sizes: Iterable[int]) -> list[int]:
-    """Elements of what buffered_allreduce_fallback joins, call by call: each closes once it exceeds the bucket."""
+    """Return the elements that buffered_allreduce_fallback joins, call by call. A call closes once it exceeds the
+    bucket."""
     out: list[int] = []
     current = 0
     for size in sizes:

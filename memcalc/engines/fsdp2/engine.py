@@ -1,12 +1,11 @@
 """FSDP2: `fully_shard` over every layer, then over the model (torch/distributed/fsdp/_fully_shard).
 
-Every parameter is cut along its first dim, which is padded to a multiple of the ranks (_fsdp_param.py). `--zero 3` is
-`reshard_after_forward=True`, `--zero 2` is False; the root never reshards after forward (_fsdp_state.py, _lazy_init). With
-`bf16-mixed` the shards are fp32, the policy gathers in bf16 and reduces in fp32 (MixedPrecisionPolicy); with one dtype for
-all there is no policy. `--shard-group` smaller than dp is hybrid sharding: gradients are besides all-reduced over replicas.
-
-Under `--ep` each layer's experts are a unit of their own over the ranks that have the same experts: edp = shard group · tp / ep
-(transformers/distributed/fsdp.py).
+Every parameter is sharded along its first dim, which is padded to a multiple of the ranks (_fsdp_param.py). `--zero 3`
+is `reshard_after_forward=True`, `--zero 2` is False; the root never reshards after forward (_fsdp_state.py,
+_lazy_init). With `bf16-mixed` the shards are fp32; the policy gathers in bf16 and reduces in fp32
+(MixedPrecisionPolicy). With one dtype for all there is no policy. `--shard-group` smaller than dp is hybrid sharding:
+gradients are also all-reduced over replicas. Under `--ep` each layer's experts are a unit of their own over the ranks
+that have the same experts: edp = shard group · tp / ep (transformers/distributed/fsdp.py).
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def holdings(model: Model, setup: Setup) -> Holdings:
 
 
 def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) -> Order:
-    """`before`: what is there before the first step."""
+    """Return the order of allocations. `before` are the rows before the first step."""
     sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
     updates = tuple(Update(tuple(group), sharded) for group in _by_mesh(model, setup, parameters))
     states = state_rows(setup, parameters, sharded)
@@ -82,7 +81,7 @@ def order_of(model: Model, setup: Setup, before: list[Row], sharding: Sharding) 
 
 
 def states_and_step(model: Model, setup: Setup) -> tuple[list[Row], list[Row], Sharding]:
-    """A rank's shards and states, its gradients and temporaries in the step, and how all that is sharded."""
+    """Return a rank's shards and states, its gradients and temporaries in the step, and the sharding of all these."""
     sharded, parameters = sharded_dtype(setup), _parameters(model, setup)
     gradients = _rows(model, setup, "gradients", "backward to step", model.trained)
     always = _rows(model, setup, "parameters", "always", model.copies)
@@ -110,17 +109,17 @@ def _expert_units(model: Model, setup: Setup) -> ExpertUnits | None:
 
 
 def _same_experts(setup: Setup) -> int:
-    """Ranks of a shard group that have the same experts (DistributedConfig.efsdp_size)."""
+    """Return the number of ranks of a shard group that have the same experts (DistributedConfig.efsdp_size)."""
     return setup.shards * setup.tp // setup.ep
 
 
 def _spread(setup: Setup, weight: Weight) -> tuple[str, int]:
-    """The axis that a weight is sharded over, and its ranks."""
+    """Return the axis that a weight is sharded over, and its number of ranks."""
     return ("edp", _same_experts(setup)) if _is_apart(setup, weight) else (over(setup), setup.shards)
 
 
 def over(setup: Setup) -> str:
-    """Return what the names of shards are divided by."""
+    """Return the divisor in the names of shards."""
     if setup.replicas > 1:
         return "shard group"
     return "dp" if setup.cp == 1 else "(dp·cp)"
@@ -131,7 +130,7 @@ def _is_apart(setup: Setup, weight: Weight) -> bool:
 
 
 def _parameters(model: Model, setup: Setup) -> list[Parameter]:
-    """Return what one rank updates."""
+    """Return the parameters that one rank updates."""
     return [
         Parameter(w.name, _shard(w.shape, *_spread(setup, w)), count, w.layer is not None and len(w.shape) == 2)
         for w in model.weight_classes
@@ -140,7 +139,7 @@ def _parameters(model: Model, setup: Setup) -> list[Parameter]:
 
 
 def _met_in_step(model: Model, setup: Setup) -> list[Parameter]:
-    """Return the same as a step meets them."""
+    """Return the parameters that one rank updates, in the order in which a step updates them."""
     return [
         Parameter(w.name, _shard(w.shape, *_spread(setup, w)), copies, w.layer is not None and len(w.shape) == 2)
         for w, copies in weights_in_turn(model, setup)
@@ -148,7 +147,8 @@ def _met_in_step(model: Model, setup: Setup) -> list[Parameter]:
 
 
 def _by_mesh(model: Model, setup: Setup, parameters: list[Parameter]) -> list[list[Parameter]]:
-    """The optimizer's groups: parameters on different meshes share no kernel (transformers' Trainer.create_optimizer)."""
+    """Return the optimizer's groups. Parameters on different meshes share no kernel (transformers'
+    Trainer.create_optimizer)."""
     parallel, experts = model.program.tensor_parallel, _expert_units(model, setup)
     if parallel is None and experts is None:
         return [parameters]
@@ -174,7 +174,7 @@ def _rows(model: Model, setup: Setup, component: str, life: str, copies: Callabl
 
 @lru_cache(maxsize=1024)
 def _shard(shape: Shape, axis: str, ranks: int) -> Shape:
-    """The rows of a parameter that one rank holds, its padding included."""
+    """Return the shape of one rank's shard of a parameter, including padding."""
     first, *rest = shape
     if ranks == 1:
         return shape
@@ -200,7 +200,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
 def _of_unit(
     model: Model, setup: Setup, weights: list[Weight], layer: str | None, units: int, where: str
 ) -> list[Collective]:
-    """Of equal units, one of them in each of `units` layers."""
+    """Return the collectives of equal units, one in each of `units` layers."""
     replicas = setup.replicas
     ranks = _spread(setup, weights[0])[1] if weights else 1
     shares = _shares(model, setup, weights[0]) if layer and weights else None
@@ -231,7 +231,7 @@ def _of_unit(
 
 
 def _shares(model: Model, setup: Setup, unit: Weight) -> Shares:
-    """Return what of the units that have such a weight each layer has, padded."""
+    """Return each layer's share of the units that have such a weight, padded."""
     apart, ranks = _is_apart(setup, unit), _spread(setup, unit)[1]
 
     def sent(weight: Weight) -> int:
@@ -242,9 +242,11 @@ def _shares(model: Model, setup: Setup, unit: Weight) -> Shares:
 
 
 def _overlap(phase: str, layer: str | None) -> Overlap:
-    """Layers are gathered ahead on a stream of their own and reduced behind the next layer's backward (_fsdp_state.py).
+    """Return the phase that can hide a collective.
 
-    The root is gathered before anything else can run, and reduced when backward is over (_root_post_backward_final_callback).
+    Layers are gathered ahead on a separate stream, and reduced behind the next layer's backward (_fsdp_state.py). The
+    root is gathered before anything else can run, and reduced when backward is over
+    (_root_post_backward_final_callback).
     """
     if layer is None:
         return "exposed"

@@ -1,8 +1,9 @@
-"""FSDP2 over several micro-batches whose gradients wait, whole, for the last one: `set_requires_gradient_sync(False)`.
+"""FSDP2 over several micro-batches whose gradients stay whole until the last one: `set_requires_gradient_sync(False)`.
 
-So accelerate accumulates under FSDP2 (accelerator.py, `no_sync`), with it HF Trainer, and Lightning (fabric/strategies/
-model_parallel.py, `_FSDPNoSync`). Nothing is reduced before the last micro-batch's backward; parameters are resharded after
-every backward all the same (FSDPParamGroup.post_backward in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+accelerate accumulates like this under FSDP2 (accelerator.py, `no_sync`), and with it HF Trainer, and so does Lightning
+(fabric/strategies/model_parallel.py, `_FSDPNoSync`). Nothing is reduced before the last micro-batch's backward.
+Parameters are resharded after every backward all the same (FSDPParamGroup.post_backward in
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NoSync(NamedTuple):
-    """The hooks of a step's micro-batches that are run, the last of which reduces."""
+    """The hooks of a step's micro-batches that are run. Only the last micro-batch reduces."""
 
     sharding: Sharding
     micro_batches: int
@@ -28,11 +29,11 @@ class NoSync(NamedTuple):
 
     @property
     def alike(self) -> NoSync:
-        """As of a sharding."""
+        """Return the hooks with the sharding that is run on paper (`Sharding.alike`)."""
         return self._replace(sharding=self.sharding.alike)
 
     def resized(self, run: Trace) -> Trace:
-        """As of a sharding."""
+        """Return a run with the sizes of this sharding."""
         return self.sharding.resized(run)
 
 
@@ -51,7 +52,7 @@ class NoSyncStep(Step):
     def __init__(self, sharding: Sharding, run: Run, micro_batches: int) -> None:
         super().__init__(sharding, run)
         self.follow = micro_batches
-        """Micro-batches that come after the running one."""
+        """The number of micro-batches after the running one."""
 
     def before_forward(self) -> None:
         self.follow -= 1

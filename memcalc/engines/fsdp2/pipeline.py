@@ -1,7 +1,7 @@
 """FSDP2 over the stages of a pipeline (torch.distributed.pipelining): what a rank holds, runs and sends.
 
-Every layer of a stage is a unit of its own, and the stage's module holds the rest. Units are sharded over the mesh's other
-axes: dp, and cp where ranks share sequences.
+Every layer of a stage is a unit; the stage's module holds the other parameters. Units are sharded over the mesh's other
+axes: dp, and cp if ranks share sequences.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ STAGE: Final = "torch/distributed/pipelining/stage.py"
 _BATCH: Final = Dim("batch", 1, (0, 0, 0, 1, 0, 0))
 _SEQ: Final = Dim("seq", 1, (0, 1, 0, 0, 0, 0))
 _PERIODS: Final = 6
-"""Of a stage's layers, run on paper."""
+"""The number of periods of a stage's layers that are run on paper."""
 
 
 class StagedRank(NamedTuple):
-    """One pipeline rank: the model of its stages."""
+    """One pipeline rank, with the model of its stages."""
 
     number: int
     model: Model
@@ -54,7 +54,7 @@ class StagedRank(NamedTuple):
 
 
 def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
-    """All pipeline ranks, first to last."""
+    """Return all pipeline ranks, first to last."""
     whole: Any = model.program
     of_ranks = spans(whole.layers, setup.pp, setup.virtual_stages, setup.first_stage_layers, setup.last_stage_layers)
     return [
@@ -64,9 +64,9 @@ def staged_ranks(model: Model, setup: Setup) -> list[StagedRank]:
 
 
 def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
-    """States and buffers; what a step allocates is in its profile."""
+    """Return a rank's states and buffers. What a step allocates is in the profile."""
     always, step, sharding = states_and_step(rank.model, setup)
-    sharding = sharding._replace(accumulating=False)  # one reduction a step
+    sharding = sharding._replace(accumulating=False)  # one reduction per step
     held = (*_buffers(setup, rank), *_of_left_out(setup, rank))
     made = [row for row in always if row.component == "parameters"]
     order = order_of(rank.model, setup, [*made, *held], sharding)
@@ -74,15 +74,15 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
 
 
 def _left_out(setup: Setup, rank: StagedRank) -> int:
-    """Micro-batches that the run on paper leaves out."""
+    """Return the number of micro-batches that the run on paper leaves out."""
     if setup.schedule == "gpipe":
-        return 0  # one of those that are run stands for them
+        return 0  # one of the micro-batches that are run stands for them
     return setup.micro_batches - paper_micro_batches(setup, rank.number)
 
 
 def _of_left_out(setup: Setup, rank: StagedRank) -> list[Row]:
-    """What adds up over a step, of these: behind a backward in two halves the gradients of the inputs, which stay until the
-    next step begins (clear_runtime_states)."""
+    """Return the rows that the left-out micro-batches add up over a step. Behind a backward in two halves these are the
+    gradients of the inputs, which stay until the next step begins (clear_runtime_states)."""
     copies = sum(not stage.span.first for stage in rank.program.stages)
     if not (_left_out(setup, rank) and copies and setup.schedule == "zero-bubble"):
         return []
@@ -121,18 +121,19 @@ def _buffers(setup: Setup, rank: StagedRank) -> list[Row]:
 
 
 def _shared(rank: StagedRank) -> ContextParallel | None:
-    """How ranks share sequences, where they do."""
+    """Return the sharing of sequences; None if ranks share none."""
     return rank.program.context_parallel  # type: ignore[return-value]
 
 
 def _positions(rank: StagedRank, own: Dim) -> Input | None:
-    """Return those of a sequence of which the rank has `own` tokens, where the caller has to give them."""
+    """Return the positions of a sequence of which the rank has `own` tokens; None if the caller does not have to give
+    them."""
     shared = _shared(rank)
     return rank.program.given_positions(own) if shared is None else shared.positions(own)
 
 
 def hidden_states(rank: StagedRank) -> Shape:
-    """Return what a micro-batch has between two stages."""
+    """Return the shape of a micro-batch's hidden states between two stages."""
     return _BATCH, rank.program.between_layers(rank.program.whole(_SEQ)), rank.program.hidden
 
 
@@ -140,13 +141,13 @@ def hidden_states(rank: StagedRank) -> Shape:
 
 
 def profile_of(hooks: object, run: Trace) -> Profile:
-    """Return what is alive in a step of a rank, of which there is a run of a sharding that is alike."""
+    """Return the profile of a rank's step, from the run of a sharding that is alike."""
     assert isinstance(hooks, Sharding)
     return profile_of_steps(hooks.resized(run))
 
 
 def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
-    """The run of a step of this rank, all micro-batches through its schedule."""
+    """Run a step of this rank on paper, all micro-batches through its schedule."""
     memory = Memory(dict(choices.kernels.replaced))
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
     size = workload_size(setup.micro_batch_size, setup.rows)
@@ -200,7 +201,7 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
 
 
 def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, own: Dim) -> list[Tensor]:
-    """Return what is held around a step where ranks share sequences."""
+    """Return the tensors held around a step if ranks share sequences."""
     shared, stages = _shared(rank), rank.program.stages
     if shared is None:
         return []
@@ -210,8 +211,12 @@ def _by_the_context(setup: Setup, rank: StagedRank, memory: Memory, batch: Dim, 
 
 
 def key_of(setup: Setup, rank: StagedRank) -> Hashable:
-    """Return what of a pipeline a rank's profile depends on: its stages, its place, and how many micro-batches are run; the last
-    stage besides on how many are not, whose losses are there, and where sequences are shared the batch's shards on all."""
+    """Return the key of the parts of a pipeline that a rank's profile depends on.
+
+    These are its stages, its place, and the number of micro-batches that are run. The last stage's profile also depends
+    on the number of those that are not, whose losses are alive. If sequences are shared, every profile depends on the
+    batch's shards.
+    """
     stages = tuple(
         (span.first, span.last, *(stage.variant(i) for i in range(stage.layers)))
         for span, stage in zip(rank.program.spans, rank.program.stages, strict=True)
@@ -223,8 +228,11 @@ def key_of(setup: Setup, rank: StagedRank) -> Hashable:
 
 
 def middle_of(rank: StagedRank) -> Middle:
-    """Which layers of each stage stand for others that are not run: after the first unlike ones, two periods at each end see
-    what no other does, two in the middle stand for the rest."""
+    """Return the layers of each stage that stand for others that are not run.
+
+    After the first unlike layers, the two periods at each end have effects that no other has. The two periods in the
+    middle stand for the rest.
+    """
     stacks = [[stage.variant(i) for i in range(stage.layers)] for stage in rank.program.stages]
     pattern = common_pattern(stacks)
     if pattern is None:
@@ -237,7 +245,7 @@ def middle_of(rank: StagedRank) -> Middle:
 
 
 def _left_out_layers(middle: Middle) -> range:
-    """Of a stage, those that the middle stands for."""
+    """Return the layers of a stage that the middle stands for."""
     return range(middle.late.stop, middle.late.stop + middle.more * len(middle.late))
 
 

@@ -1,5 +1,5 @@
-"""What a pipeline rank sends under FSDP2: hidden states to its neighbours, units of parameters and gradients, and what its
-layers send by their plans."""
+"""The collectives of a pipeline rank under FSDP2: hidden states for its neighbours, units of parameters and gradients,
+and those of its layers' plans."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Unit(NamedTuple):
     """Parameters that are gathered and reduced together."""
 
     elements: int
-    """Padded."""
+    """The number of elements, padded."""
     where: str
     in_words: str = "unit"
-    """Its weights in named dims, where it is a layer."""
+    """The unit's weights in named dims, if it is a layer."""
 
 
 def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collective]:
@@ -57,7 +57,7 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     for what, phase, end in ways:
         calls = setup.micro_batches * sum(not getattr(stage.span, end) for stage in stages)
         if calls:
-            # The runtime of several chunks waits for what it has sent when the step is over.
+            # The runtime of several chunks waits for its sends when the step is over.
             overlap: Overlap = "exposed" if setup.schedule in ("gpipe", "1f1b") else phase
             out.append(
                 Collective(
@@ -79,7 +79,8 @@ def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
 
 
 def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
-    """FSDP2's own, unit by unit: gathered as the order has it, reduced once when all backwards of a stage are done."""
+    """Return FSDP2's collectives, unit by unit: gathered in the schedule's order, reduced once after all backwards of a
+    stage."""
     actions = actions_of(setup, rank.number, setup.micro_batches)
     of_layers = gathers(actions, reshards=setup.zero == 3)
     of_root = gathers(actions, reshards=False)
@@ -100,7 +101,7 @@ def _of_units(setup: Setup, rank: StagedRank) -> list[Collective]:
 
 
 def _units_of_layers(setup: Setup, rank: StagedRank) -> dict[Unit, list[int]]:
-    """How many layers of each chunk are units of a size: those with experts have another one."""
+    """Return the number of layers of each chunk that are units of a size. Layers with experts have another size."""
     chunks = [stage.kinds_of_layers() for stage in rank.program.stages]
 
     def padded(weight: Weight) -> int:
@@ -122,11 +123,11 @@ def _has_experts(weights: list[Weight]) -> bool:
 
 
 def _gathered(setup: Setup, unit: Unit, wanted: Wanted, calls: int, layers: int) -> list[Collective]:
-    """`layers` of the rank that are such units; 0 for what is outside of them."""
+    """Return the gathers of units. `layers` of the rank are such units; 0 stands for the parameters outside them."""
     if setup.shards == 1 or not calls * unit.elements:
         return []
     dtype, ranks = setup.compute_dtype, setup.shards
-    if wanted == "unshard":  # of a stage's units all are gathered before its first action, which waits for them
+    if wanted == "unshard":  # all units of a stage are gathered before its first action, which waits for them
         return [_one("all_gather", "parameters of a stage", "forward", dtype, ranks, calls, unit, layers)]
     overlap: Overlap = wanted if layers else "exposed"
     name = "parameters" if wanted == "forward" else "parameters again"
@@ -158,7 +159,7 @@ def _one(
 
 
 def _shares(unit: Unit, layers: int) -> Shares | None:
-    """Each layer is a unit."""
+    """Return the layers' shares: each layer is a unit."""
     if not layers:
         return None
     return Shares((LayerKind(layers, unit.elements, unit.in_words),), unit.elements * layers)

@@ -1,9 +1,9 @@
 """One rank's step of torch.distributed.pipelining on paper: its stages, and the schedule that runs them.
 
 Variables are bound where the real code binds them, because they decide what stays alive: _PipelineStageBase in
-torch/distributed/pipelining/stage.py, ScheduleGPipe, Schedule1F1B and _PipelineScheduleRuntime in schedules.py. The caller
-asks for no outputs (`step(..., return_outputs=False)`), so the last stage keeps the logits of a micro-batch for its
-backward alone; it keeps its list of losses, which the step fills anew.
+torch/distributed/pipelining/stage.py, ScheduleGPipe, Schedule1F1B and _PipelineScheduleRuntime in schedules.py. The
+caller asks for no outputs (`step(..., return_outputs=False)`), so the last stage keeps the logits of a micro-batch only
+for its backward. The caller keeps its list of losses, which the step fills anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PaperStage:
-    """_PipelineStageBase. Buffers for what it receives are there for good, of each micro-batch its own."""
+    """A stage (_PipelineStageBase). Its receive buffers are never freed; each micro-batch has its own."""
 
     def __init__(self, program: Stage, run: Run, hooks: StageStep, tokens: Tensor, hidden: Tensor) -> None:
         self.program, self.run, self.hooks, self.tokens = program, run, hooks, tokens
@@ -38,15 +38,15 @@ class PaperStage:
         self.backward_state: dict[int, tuple[Tensor, list[Group] | None, Tensor]] = {}
         self.losses: list[Tensor] = []
         self.losses_left_out: Tensor | None = None
-        """Those of micro-batches that are not run on paper."""
+        """The losses of micro-batches that are not run on paper."""
         self.received: dict[int, Tensor] = {}
-        """Inputs of micro-batches, which are there for good."""
+        """The inputs of micro-batches, which are never freed."""
         self.forward_ends: list[int] = []
-        """Places in the log."""
+        """The places in the log at which forwards end."""
         self.places: dict[tuple[str, int], range] = {}
-        """In the log, of a micro-batch's forward and backward."""
+        """The range of the log of a micro-batch's forward or backward."""
         self.sent_once: list[Sent] = []
-        """What the step's one reduction sends, whatever the number of micro-batches."""
+        """The collectives of the step's one reduction, whatever the number of micro-batches."""
 
     def forward_one_chunk(self, i: int) -> Tensor:
         self.memory.enter("forward", None)
@@ -84,7 +84,7 @@ class PaperStage:
         self.bwd_cache[i] = _taken(given)
 
     def backward_input_one_chunk(self, i: int) -> None:
-        """backward_one_chunk(full_backward=False). The input keeps its gradient until the next step begins."""
+        """Run backward_one_chunk(full_backward=False). The input keeps its gradient until the next step begins."""
         self.memory.enter("backward", None)
         stage_output, given = self.fwd_cache.pop(i)
         groups = None
@@ -109,7 +109,8 @@ class PaperStage:
         self.received[i] = given
 
     def backward_weight_one_chunk(self, i: int) -> None:
-        """The whole backward, in the first stage: its input wants no gradient."""
+        """Run the backward of the weights. In the first stage this is the whole backward: its input wants no
+        gradient."""
         self.memory.enter("backward", None)
         _given, groups, stage_output = self.backward_state.pop(i)
         if groups is None:
@@ -128,7 +129,7 @@ class PaperStage:
         return [] if gradient is None else [gradient]
 
     def update_losses(self) -> None:
-        """They take the place of those of the step before, which the caller has held (_update_losses)."""
+        """Replace the losses of the previous step, which the caller has held (_update_losses)."""
         for loss in self.losses:
             self.memory.relabel(loss.storage, (), "buffers", "loss", None)
         self.losses_left_out = None
@@ -146,7 +147,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _taken(given: Tensor) -> Tensor | None:
-    """The gradient of a stage's input, which the input lets go."""
+    """Return the gradient of a stage's input, and release it from the input."""
     if not isinstance(given.node, Constant):
         return None
     gradient, given.node.grad = given.node.grad, None
@@ -154,7 +155,7 @@ def _taken(given: Tensor) -> Tensor | None:
 
 
 def gpipe(stage: PaperStage, micro_batches: int) -> None:
-    """ScheduleGPipe._step_microbatches"""
+    """Run ScheduleGPipe._step_microbatches."""
     _output = ops = None
     log = stage.memory.log
     for i in range(micro_batches):
@@ -176,7 +177,7 @@ def gpipe(stage: PaperStage, micro_batches: int) -> None:
 
 
 def one_forward_one_backward(stage: PaperStage, micro_batches: int, warmup: int) -> None:
-    """Schedule1F1B._step_microbatches; `warmup` forwards come before the first backward."""
+    """Run Schedule1F1B._step_microbatches; `warmup` forwards come before the first backward."""
     fwd = bwd = 0
     _fwd_sends: list[Tensor] = []
     for _ in range(warmup):
@@ -203,7 +204,7 @@ def one_forward_one_backward(stage: PaperStage, micro_batches: int, warmup: int)
 
 
 def runtime(stages: Sequence[PaperStage], actions: Sequence[Action]) -> None:
-    """_PipelineScheduleRuntime._step_microbatches over the list that it has made of an order (`lowered`)."""
+    """Run _PipelineScheduleRuntime._step_microbatches over the actions that it has made from an order (`lowered`)."""
     for kind, chunk, i in actions:
         stage = stages[chunk]
         if kind in COMPUTES:

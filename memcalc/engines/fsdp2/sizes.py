@@ -1,7 +1,7 @@
 """The sizes of FSDP2's blocks: padded for the ranks of a shard, whole or a part.
 
-How many ranks there are decides these sizes and nothing else, once there is more than one: a run for two ranks is that for
-any number with other sizes in it.
+The number of ranks decides these sizes and nothing else, if there is more than one. So a run for two ranks is the run
+for any number, with other sizes in it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 
 def padded_elements(shape: Shape, ranks: int) -> int:
-    """Elements of a parameter with its first dim padded to a multiple of the ranks (_get_dim0_padded_size)."""
+    """Return the elements of a parameter with its first dim padded to a multiple of the ranks
+    (_get_dim0_padded_size)."""
     first, *rest = shape
     return -(-first.size // ranks) * ranks * numel(tuple(rest))[0]
 
 
 class ShardedDim(Dim):
-    """The elements of some parameters as they are gathered over so many ranks, or of one rank's shard of them."""
+    """The elements of some parameters gathered over a number of ranks, or of one rank's shard of them."""
 
     __slots__ = ("experts", "is_shard", "parameters")
 
@@ -35,12 +36,12 @@ class ShardedDim(Dim):
         """True if the ranks are those that have the same experts."""
 
     def over(self, ranks: int) -> ShardedDim:
-        """Return it over another number of ranks."""
+        """Return the dim over another number of ranks."""
         return ShardedDim(self.name, self.parameters, ranks, is_shard=self.is_shard, experts=self.experts)
 
 
 def resized(run: Trace, ranks: int, expert_ranks: int) -> Trace:
-    """The run over so many ranks, which has been made over others."""
+    """Return a run with the sizes for this number of ranks, made from the run for another number."""
     dims: dict[Dim, Dim] = {}
     rows = list(run.rows)
     for i, row in enumerate(rows):

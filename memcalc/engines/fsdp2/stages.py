@@ -1,9 +1,9 @@
-"""FSDP2 around the stages of a pipeline: gradients wait, whole, for the last micro-batch.
+"""FSDP2 around the stages of a pipeline: gradients stay whole until the last micro-batch.
 
 A stage tells its units not to reduce and not to reshard after a backward (backward_maybe_with_nosync in
-torch/distributed/pipelining/stage.py), and reduces them all when the step's last backward is done (perform_reduce_grad).
-Until then the gradients of every micro-batch are added up unsharded, in the dtype that they are reduced in
-(FSDPParam.to_accumulated_grad_if_needed).
+torch/distributed/pipelining/stage.py), and reduces them all when the step's last backward is done
+(perform_reduce_grad). Until then the gradients of every micro-batch are added up unsharded, in the dtype that they are
+reduced in (FSDPParam.to_accumulated_grad_if_needed).
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ class WaitingUnit(Unit):
         self.added_up: dict[Leaf, Tensor] = {}
 
     def accumulate(self) -> None:
-        """post_backward without a reduction."""
+        """Run post_backward without a reduction."""
         self.add()
         self.begin_sums()
 
     def add(self) -> None:
-        """What backward has made goes into the sums that there are (accumulate_unsharded_grad_if_needed)."""
+        """Add backward's gradients to existing sums (accumulate_unsharded_grad_if_needed)."""
         for leaf in self.added_up:
             leaf.grad = None
 
     def begin_sums(self) -> None:
-        """What has no sum becomes one, in the dtype that it is reduced in (to_accumulated_grad_if_needed)."""
+        """Make sums of the gradients without one, in the dtype that they are reduced in
+        (to_accumulated_grad_if_needed)."""
         if self.sharding.reduced is self.run.dtype:
             return  # autograd adds to the parameters' own
         for leaf in self.leaves:
@@ -80,11 +81,11 @@ class StageStep(Step):
     def __init__(self, sharding: Sharding, run: Run) -> None:
         super().__init__(sharding, run)
         self.unsharding = False
-        """Whether an UNSHARD has not been waited for."""
+        """True while an UNSHARD has not been waited for."""
         self.waiting = [unit for unit in self.units.values() if isinstance(unit, WaitingUnit)]
 
     def before_stage(self, given: Tensor) -> Tensor:
-        """The root's hooks around what a stage is given."""
+        """Run the root's hooks around the input of a stage."""
         self.last = None
         self.before_forward()
         if not self.root.leaves or not recording(given):
@@ -103,7 +104,7 @@ class StageStep(Step):
         unit.accumulate()
 
     def reduce_all(self) -> None:
-        """perform_reduce_grad: unit after unit, the root's first."""
+        """Reduce unit after unit, the root's first (perform_reduce_grad)."""
         for unit in self._one_by_one():
             output = unit.reduce(self.reduce_scatter_inputs)
             if output is not None:
@@ -113,25 +114,25 @@ class StageStep(Step):
         self.reduce_scatter_inputs.clear()
 
     def unshard_all(self) -> None:
-        """An UNSHARD of the runtime: all units are on their way."""
+        """Run an UNSHARD of the runtime: gather all units without waiting."""
         for unit in self._one_by_one():
             unit.unshard()
         self.unsharding = True
 
     def wait_for_all(self) -> None:
-        """What the first action after an UNSHARD begins with (_assert_unsharded)."""
+        """Wait for all units, as the first action after an UNSHARD does (_assert_unsharded)."""
         if self.unsharding:
             for unit in self._one_by_one():
                 unit.wait_for_unshard()
         self.unsharding = False
 
     def reshard_all(self) -> None:
-        """A RESHARD of the runtime."""
+        """Run a RESHARD of the runtime."""
         for unit in self._one_by_one():
             unit.whole = None
 
     def _one_by_one(self) -> Iterator[Unit]:
-        """All units, each in a segment of the log of its own."""
+        """Yield all units, each in its own segment of the log."""
         memory = self.run.memory
         for unit in self.units.values():
             memory.enter(memory.phase, unit.layer)

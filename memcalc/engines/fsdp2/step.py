@@ -1,9 +1,9 @@
 """FSDP2 while a step runs: units are gathered before they are used, and reduced when their backward is done.
 
-A unit is a layer, or everything outside the layers (the root): `fully_shard` over each layer, then over the model. Under
-expert parallelism a layer's experts are one too, on the ranks that have the same experts (`fully_shard` over them first,
-transformers/distributed/fsdp.py). Sources, all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the hooks),
-_fsdp_param_group.py (unshard, wait_for_unshard, post_backward, _backward_prefetch), _fsdp_collectives.py
+A unit is a layer, or everything outside the layers (the root): `fully_shard` over each layer, then over the model.
+Under expert parallelism a layer's experts are a unit too, on the ranks that have the same experts (`fully_shard` over
+them first, transformers/distributed/fsdp.py). Sources, all in torch/distributed/fsdp/_fully_shard: _fsdp_state.py (the
+hooks), _fsdp_param_group.py (unshard, wait_for_unshard, post_backward, _backward_prefetch), _fsdp_collectives.py
 (foreach_all_gather, foreach_reduce).
 """
 
@@ -30,53 +30,54 @@ STREAMS: Final = {
     "gradients, divided": "reduce-scatter",
     "sharded gradients": "reduce-scatter",
 }
-"""What is allocated on a stream of FSDP2's own, by its name in the run (foreach_all_gather, foreach_reduce)."""
+"""The stream of FSDP2 that a block is allocated on, by its name in the run (foreach_all_gather, foreach_reduce)."""
 
 
 class ExpertUnits(NamedTuple):
     """The experts of a rank, which are units of their own."""
 
     path: str
-    """Of their module in a layer."""
+    """The path of their module in a layer."""
     ranks: int
-    """GPUs that one shard of them spans."""
+    """The number of GPUs that one shard of the experts spans."""
 
 
 class Sharding(NamedTuple):
-    """How a model is sharded: what a run under FSDP2 depends on."""
+    """The way in which a model is sharded; a run under FSDP2 depends on it."""
 
     ranks: int
-    """GPUs that one shard spans."""
+    """The number of GPUs that one shard spans."""
     reshards: bool
-    """`reshard_after_forward`: whether a layer's gathered parameters go when its forward is done."""
+    """True if a layer's gathered parameters are freed when its forward is done (`reshard_after_forward`)."""
     sharded: DType
-    """Of the shards, and of the gradients that the optimizer sees."""
+    """The dtype of the shards, and of the gradients that the optimizer sees."""
     reduced: DType
-    """Of gradients on their way."""
+    """The dtype in which gradients are reduced."""
     accumulating: bool
     """True if an earlier micro-batch left gradients."""
     replicas: int = 1
-    """Groups of such ranks whose shards of gradients are all-reduced (hybrid sharding)."""
+    """The number of such groups of ranks whose gradient shards are all-reduced (hybrid sharding)."""
     experts: ExpertUnits | None = None
-    """None where experts are in their layers' units."""
+    """The units of experts; None if experts are in their layers' units."""
     over: str = "dp"
-    """What the names of shards are divided by."""
+    """The divisor in the names of shards."""
 
     def start(self, run: Run) -> Step:
         return Step(self, run)
 
     @property
     def alike(self) -> Sharding:
-        """Return the one over the fewest ranks of all shardings whose runs differ in sizes alone."""
+        """Return the sharding with the fewest ranks among those whose runs differ only in sizes."""
         experts = self.experts and self.experts._replace(ranks=min(self.experts.ranks, 2))
         return self._replace(ranks=min(self.ranks, 2), replicas=min(self.replicas, 2), experts=experts)
 
     def resized(self, run: Trace) -> Trace:
-        """The run of one that is alike, with the sizes of this one."""
+        """Return the run of a sharding that is alike, with the sizes of this one."""
         return resized(run, self.ranks, self.experts.ranks if self.experts is not None else self.ranks)
 
     def unit_at(self, path: str, layer: int | None) -> tuple[str, int | None]:
-        """The unit that a module or a weight at `path` is in: the path of its stack or of experts, and its layer."""
+        """Return the unit that a module or a weight at `path` is in: the path of its stack or of its experts, and its
+        layer."""
         if self.experts is not None and f"{path}.".startswith(f"{self.experts.path}."):
             return self.experts.path, layer
         return _stack_and_layer(path, layer)
@@ -86,12 +87,12 @@ _ROOT: Final = ("", None)
 
 
 def _stack_and_layer(path: str, layer: int | None) -> tuple[str, int | None]:
-    """The layer that a path is in: its stack's path and its number."""
+    """Return the layer that a path is in: its stack's path and its number."""
     return _ROOT if layer is None else (path.split("*")[0], layer)
 
 
 class Unit:
-    """Parameters that are gathered, and whose gradients are reduced, together (FSDPParamGroup)."""
+    """Parameters that are gathered together, and whose gradients are reduced together (FSDPParamGroup)."""
 
     __slots__ = (
         "all_reduced",
@@ -116,11 +117,12 @@ class Unit:
         self.gathering: Tensor | None = None
         """The result of an all-gather that nobody has waited for."""
         self.whole: list[Tensor] | None = None
-        """The gathered parameters, each a block of its own (FSDPParam.all_gather_outputs)."""
+        """The gathered parameters, each a separate block (FSDPParam.all_gather_outputs)."""
         self.all_reduced: Tensor | None = None
-        """What the replicas' all-reduce ran over: kept to the end of backward, so that nothing takes its place meanwhile."""
+        """The tensor of the replicas' all-reduce. It is kept to the end of backward, so that no other block reuses its
+        memory before."""
         self.before: Unit | None = None
-        """The unit whose forward was done before this one's."""
+        """The unit whose forward was done before this unit's."""
 
     def unshard(self) -> None:
         """Gather the parameters, unless that is done or under way (foreach_all_gather)."""
@@ -131,15 +133,17 @@ class Unit:
         self.gathering = self._block("all-gather result", self.run.dtype)
 
     def wait_for_unshard(self) -> Tensor | None:
-        """Copy the parameters out of the all-gather's result, which the caller gets."""
+        """Copy the parameters out of the all-gather's result, and return the result."""
         if self.whole is None:
             self.whole = self._copies()
         result, self.gathering = self.gathering, None
         return result
 
     def _copies(self) -> list[Tensor]:
-        """The parameters as the model uses them. On one rank nothing is gathered: each shard is cast, then copied, and the last
-        cast is there until all are done."""
+        """Return the parameters as the model uses them.
+
+        On one rank nothing is gathered: each shard is cast, then copied, and the last cast stays until all are done.
+        """
         casts = self.sharding.ranks == 1 and self.run.dtype is not self.sharding.sharded
         _all_gather_input: Tensor | None = None
         copies: list[Tensor] = []
@@ -151,11 +155,11 @@ class Unit:
         return copies
 
     def _of(self, parameter: str, elements: Dim, name: str) -> Tensor:
-        """A block of one parameter."""
+        """Allocate a block of one parameter."""
         return self._allocate(elements, name, self.run.dtype, "gathered", scope=parameter)
 
     def reduce(self, inputs: list[Tensor]) -> Tensor | None:
-        """post_backward: the gathered parameters go, the gradients become a shard of their sum.
+        """Run post_backward: free the gathered parameters, and turn the gradients into a shard of their sum.
 
         `inputs` holds the input of the last reduce-scatter until the next one comes.
         """
@@ -181,10 +185,10 @@ class Unit:
         return output
 
     def divide(self) -> None:
-        """The mean of the ranks' gradients, of which the reduction itself makes it."""
+        """Divide the sum of the ranks' gradients. Nothing is allocated: the reduction itself computes the mean."""
 
     def take_gradients(self) -> list[Tensor]:
-        """The gradients that are there, which the parameters let go."""
+        """Return the gradients of the parameters, and release them from the parameters."""
         parallel = self.run.tensor_parallel
         gradients: list[Tensor] = []
         for leaf in self.leaves:
@@ -216,7 +220,8 @@ class Unit:
 
 
 class ExpertUnit(Unit):
-    """The experts of a rank in one layer. Their gradients are divided by dp, which is not how many ranks have reduced them."""
+    """The experts of a rank in one layer. Their gradients are divided by dp, which is not the number of ranks that
+    reduced them."""
 
     __slots__ = ()
 
@@ -226,7 +231,7 @@ class ExpertUnit(Unit):
         self.name = sharding.experts.path
 
     def divide(self) -> None:
-        """Over one rank out of place (gradient_divide_factor in foreach_reduce)."""
+        """Divide the gradients. Over one rank that is done out of place (gradient_divide_factor in foreach_reduce)."""
         if self.sharding.ranks == 1:
             _quotient = self._block("gradients, divided", self.sharding.reduced)
 
@@ -251,7 +256,7 @@ class Step:
         self.copied_out: Tensor | None = None
         """The last all-gather's result, kept in forward so that the next one does not overwrite it."""
         self.recomputed: Unit | None = None
-        """The experts in a recomputed layer: FSDP2 takes their forward for one of a whole model (iter_forward_root)."""
+        """The experts in a recomputed layer. FSDP2 takes their forward for one of a whole model (iter_forward_root)."""
         self.reduce_scatter_inputs: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.reduced: set[Unit] = set()
@@ -260,15 +265,16 @@ class Step:
         experts = self.sharding.experts
         return self.ExpertUnit if experts is not None and path == experts.path else self.Unit
 
-    # --- what a run calls
+    # --- called by a run
 
     def before_forward(self) -> None:
         self._before_forward(self.root)
 
     def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
-        """A layer's or its experts' forward between its hooks.
+        """Run the forward of a layer or of its experts between its hooks.
 
-        The layer's is what is recomputed, and finds its parameters gathered then; the experts' hooks are in it.
+        A recomputation runs the layer's forward again, and finds its parameters gathered. The experts' hooks are inside
+        it.
         """
         args = self._cast(args)
         unit = self.units[self.sharding.unit_at(m.path, m.layer)]
@@ -289,7 +295,8 @@ class Step:
         return loss
 
     def after_backward(self) -> None:
-        """The root's gradients, and those of layers whose input wants none (_root_post_backward_final_callback)."""
+        """Reduce the gradients of the root, and of layers whose input wants no gradient
+        (_root_post_backward_final_callback)."""
         self.run.memory.enter("backward", None)
         for unit in self.units.values():
             if unit not in self.reduced:
@@ -302,7 +309,8 @@ class Step:
     # --- hooks
 
     def _cast(self, given: Any) -> Any:
-        """_cast_forward_inputs: with a policy, whatever a layer is given comes in the dtype of its gathered parameters."""
+        """Cast a layer's inputs to the dtype of its gathered parameters, if there is a policy
+        (_cast_forward_inputs)."""
         if self.run.dtype is self.sharding.sharded:
             return given
         if isinstance(given, tuple):
@@ -323,7 +331,8 @@ class Step:
         unit.before, self.last = self.last, unit
 
     def _before_backward_begins(self, unit: Unit, outputs: Any) -> Any:
-        """A hook on every output that wants a gradient: gather what the backward needs, prefetch for the next."""
+        """Hook every output that wants a gradient: gather the parameters for the backward, and prefetch those of the
+        next one."""
 
         def pre_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
             if unit not in self.reduced:
@@ -341,7 +350,7 @@ class Step:
         return tuple(map(hooked, outputs)) if isinstance(outputs, tuple) else hooked(outputs)  # pyright: ignore[reportUnknownArgumentType]
 
     def _before_backward_ends(self, unit: Unit, args: tuple[Any, ...]) -> list[Any]:
-        """RegisterPostBackwardFunction: it runs when the gradients of all inputs have come."""
+        """Hook the inputs: the hook runs when the gradients of all inputs have come (RegisterPostBackwardFunction)."""
 
         def post_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
             self._reduce(unit)

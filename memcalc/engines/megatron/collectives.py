@@ -1,7 +1,9 @@
-"""What a rank of Megatron-Core sends in a step: within its layers, to the stages beside it, over its data-parallel ranks.
+"""The collectives of a rank of Megatron-Core in a step: within its layers, to neighbouring stages, over its
+data-parallel ranks.
 
-Gradients and updated weights go buffer by buffer (core/distributed/param_and_grad_buffer.py), which the distributed
-optimizer pads; the norm of the gradients is added up over all ranks whose optimizers hold other parts of them.
+Gradients and updated weights are sent buffer by buffer (core/distributed/param_and_grad_buffer.py); the distributed
+optimizer pads the buffers. The norm of the gradients is summed over all ranks whose optimizers hold other parts of
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def collectives_of(setup: Setup, stage: Stage, profiles: list[Profile]) -> list[
 
 
 def _joined(of_chunks: list[Collective]) -> list[Collective]:
-    """Make one collective of what several chunks of a rank send alike."""
+    """Return the collectives of all chunks, with equal ones of several chunks as one."""
     alike: dict[Collective, list[Collective]] = {}
     for c in of_chunks:
         alike.setdefault(c._replace(calls=0, payload=0, formula="", layers=0), []).append(c)
@@ -77,13 +79,13 @@ def _within_layers(setup: Setup, chunk: GPTModel, profile: Profile) -> list[Coll
 
 
 def _overlap(c: Collective) -> Overlap:
-    """In a ring keys and values go round while attention runs on those that came before (context_parallel.py of Transformer
-    Engine); gathered or exchanged they must be there first.
+    """Return the phase that can hide a collective within the layers.
 
-    Of the tensor-parallel ones only what backward starts asynchronously hides: behind the gradients of a column-parallel layer.
-
-    Those are the second gather of its input and the sum of its input's gradient
-    (LinearWithGradAccumulationAndAsyncCommunication in layers.py, Linear in transformer_engine/pytorch/module/linear.py).
+    In a ring, keys and values are sent while attention runs on those received before (context_parallel.py of
+    Transformer Engine). Gathered or exchanged ones must be there first. Of the tensor-parallel collectives only those
+    hide that backward starts asynchronously, behind the gradients of a column-parallel layer. These are the second
+    gather of its input and the sum of its input's gradient (LinearWithGradAccumulationAndAsyncCommunication in
+    layers.py, Linear in transformer_engine/pytorch/module/linear.py).
     """
     if c.axis == "cp" and c.collective != "send":
         return "exposed"
@@ -106,7 +108,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
         calls = boundaries * micro
         unit = f"batch·{name}·hidden·{dtype.itemsize} B"
         formula = f"{calls}·{unit} = {calls}·{each} B"
-        # overlap_p2p_comm is on with virtual stages alone (megatron/training/arguments.py)
+        # overlap_p2p_comm is on only with virtual stages (megatron/training/arguments.py)
         overlap: Overlap = "exposed" if len(stage.chunks) == 1 else "forward" if phase == "forward" else "backward"
         return Collective(
             "pp",
@@ -128,7 +130,8 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
-    """All exposed: overlap_grad_reduce and overlap_param_gather are off by default (megatron/training/arguments.py)."""
+    """Return the collectives over data-parallel ranks. All are exposed: overlap_grad_reduce and overlap_param_gather
+    are off by default (megatron/training/arguments.py)."""
     out: list[Collective] = []
     grad_dtype = DTYPES[setup.grad_dtype]
     for buffer in buffers_of(setup, stage):
@@ -149,7 +152,7 @@ def _data_parallel(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _shares(stage: Stage, buffer: Buffer, *, padded: bool) -> Shares:
-    """Return what of a buffer the layers have; the padding at its end is nobody's."""
+    """Return the layers' shares of a buffer; the padding at its end belongs to no layer."""
     names = {w.name for w in buffer.weights}
     unit = ALIGNED if padded else 1
 
@@ -161,7 +164,8 @@ def _shares(stage: Stage, buffer: Buffer, *, padded: bool) -> Shares:
 
 
 def _of_distributed_optimizer(setup: Setup, buffer: Buffer, name: str, of: str) -> list[Collective]:
-    """Within an instance, and the shards between instances (`--num-distributed-optimizer-instances`; start_grad_sync)."""
+    """Return the collectives of the distributed optimizer: within an instance, and of the shards between instances
+    (`--num-distributed-optimizer-instances`; start_grad_sync)."""
     grad_dtype, ranks, total = DTYPES[setup.grad_dtype], buffer.ranks, buffer.padded
     padded = of if total == buffer.elements else f"padded {of}"
     scattered = _of_parameters("reduce_scatter", name, "backward", grad_dtype, ranks, total, _BUFFER, of=padded)
@@ -184,7 +188,8 @@ def _of_parameters(
 
 
 def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
-    """finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first and the last stage."""
+    """Return the reductions of finalize_model_grads.py: norms under sequence parallelism, tied embeddings of the first
+    and the last stage."""
     out: list[Collective] = []
     source = "megatron/core/distributed/finalize_model_grads.py"
     replicated = ("linear_proj.bias", "linear_fc2.bias", "norm.weight", "norm.bias", "router.weight", "gate_weight",
@@ -220,7 +225,8 @@ def _replicated(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _balance(setup: Setup, stage: Stage) -> list[Collective]:
-    """Tokens of each expert over all ranks of the stage, by which biases of routers change (moe_utils.py)."""
+    """Return the reduction of each expert's token count over all ranks of the stage, which the routers' biases depend
+    on (moe_utils.py)."""
     ranks, layers = setup.gpus // setup.pp, layers_with_expert_bias(stage)
     if ranks == 1 or not layers:
         return []
@@ -244,16 +250,17 @@ def _balance(setup: Setup, stage: Stage) -> list[Collective]:
 
 
 def _outermost(setup: Setup, *axes: str) -> str:
-    """The axis that a collective over several ones counts for: the first of them that has more than one rank."""
+    """Return the axis that a collective over several axes counts for: the first one with more than one rank."""
     return next((axis for axis in axes if getattr(setup, axis) > 1), "pp")
 
 
 def _norms(setup: Setup, stage: Stage) -> list[Collective]:
-    """Single numbers over all ranks of an instance of the distributed optimizer, or over the slices of a buffer's weights.
+    """Return the reductions of single numbers over all ranks of a distributed optimizer's instance, or over the slices
+    of a buffer's weights.
 
-    ChainedOptimizer.step takes the norm whether it clips or not (optimizer.py). Experts have an optimizer of their own, on
-    stages without experts an empty one; its norm is added to the others' before the sum where both are summed over the same
-    ranks. Each looks for overflows of fp16.
+    ChainedOptimizer.step computes the norm whether it clips or not (optimizer.py). Experts have an optimizer of their
+    own; on stages without experts it is empty. Its norm is added to the others' before the sum if both are summed over
+    the same ranks. With fp16 each optimizer checks for overflows.
     """
     ranks = {"weights": setup.tp * setup.pp, "experts": setup.etp * setup.ep * setup.pp}
     axes = {"weights": _outermost(setup, "tp"), "experts": "ep"}

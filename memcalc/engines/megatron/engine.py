@@ -1,9 +1,10 @@
-"""Megatron-Core: GPTModel under tensor, sequence and pipeline parallelism, with main gradients and a distributed optimizer.
+"""Megatron-Core: GPTModel under tensor, sequence and pipeline parallelism, with main gradients and a distributed
+optimizer.
 
-Weights are 16 bits, gradients are added up in a contiguous fp32 buffer that is there for good
-(core/distributed/param_and_grad_buffer.py), the optimizer keeps fp32 weights and two moments: 18 bytes per parameter,
-6 + 12/d with `--zero 1`, the distributed optimizer over d data-parallel ranks (core/optimizer/distrib_optimizer.py). In fp32
-there are no second weights: 16 bytes, 8 + 8/d.
+Weights are 16 bits. Gradients are added up in a contiguous fp32 buffer that is never freed
+(core/distributed/param_and_grad_buffer.py). The optimizer keeps fp32 weights and two moments. That is 18 bytes per
+parameter, or 6 + 12/d with `--zero 1`, the distributed optimizer over d data-parallel ranks
+(core/optimizer/distrib_optimizer.py). In fp32 there are no second weights: 16 bytes, or 8 + 8/d.
 """
 
 from __future__ import annotations
@@ -37,33 +38,33 @@ _OPTIMIZER: Final = "megatron/core/optimizer/optimizer.py"
 _DISTRIBUTED: Final = "megatron/core/optimizer/distrib_optimizer.py"
 _LAYERS: Final = "megatron/core/tensor_parallel/layers.py"
 ALIGNED: Final = 64
-"""Elements; weights begin at multiples of it in the buffer of the distributed optimizer."""
+"""Weights begin at multiples of this many elements in the distributed optimizer's buffer."""
 _CACHED_POSITIONS: Final = 4096
-"""original_max_position_embeddings of MLATransformerConfig"""
+"""The original_max_position_embeddings of MLATransformerConfig."""
 SOURCE: Final = "Megatron-Core 0.16.1 megatron/core/models/gpt/gpt_model.py; Transformer Engine 2.11"
 TWO: Final = Dim("2", 2)
 _SCHEDULES: Final = "megatron/core/pipeline_parallel/schedules.py"
 
 
 class Stage(NamedTuple):
-    """One pipeline rank: the chunks of the model that it holds."""
+    """One pipeline rank, with the chunks of the model that it holds."""
 
     rank: int
     chunks: tuple[GPTModel, ...]
 
     @property
     def layers(self) -> int:
-        """None where it has the embedding or the head alone."""
+        """Return the number of layers; 0 for a stage with only the embedding or the head."""
         return sum(chunk.layers for chunk in self.chunks)
 
 
 def architecture(model: Model) -> Architecture:
-    """The model as GPTModel's configuration has it."""
+    """Return the model as GPTModel's configuration describes it."""
     return architecture_of(model.model_type, model.program.config)
 
 
 def stages(model: Model, setup: Setup) -> list[Stage]:
-    """All pipeline ranks, first to last."""
+    """Return all pipeline ranks, first to last."""
     a = architecture(model)
     chunks = setup.virtual_stages if setup.schedule == "interleaved" else 1
     spans = spans_of(a.layers, setup.pp, chunks, setup.first_stage_layers, setup.last_stage_layers)
@@ -72,7 +73,7 @@ def stages(model: Model, setup: Setup) -> list[Stage]:
 
 
 def _chunk(model: Model, a: Architecture, layout: Layout) -> GPTModel:
-    """The chunk of this layout, which many setups have alike."""
+    """Return the chunk of this layout, which many setups have in common."""
     key = "chunk", a, layout
     if key not in model.profiles:
         model.profiles[key] = GPTModel(a, layout)
@@ -101,7 +102,7 @@ def _layout(setup: Setup, a: Architecture, span: Span) -> Layout:
 
 
 def weights_of(stage: Stage) -> Counter[Weight]:
-    """The weight classes of a stage and how many of each."""
+    """Count the weight classes of a stage."""
     out: Counter[Weight] = Counter()
     for chunk in stage.chunks:
         out.update(chunk.weight_classes)
@@ -109,16 +110,17 @@ def weights_of(stage: Stage) -> Counter[Weight]:
 
 
 class Buffer(NamedTuple):
-    """Weights whose gradients are reduced together: those of the experts have a data-parallel group of their own."""
+    """Weights whose gradients are reduced together. The experts' weights have a data-parallel group of their own."""
 
     name: str
     divisor: str
     """The name of the group's size."""
     weights: Mapping[Weight, int]
     data_ranks: int
-    """Ranks that have the same weights."""
+    """The number of ranks that have the same weights."""
     ranks: int
-    """Ranks that share their optimizer states: all of them, or those of one instance of the distributed optimizer."""
+    """The number of ranks that share the weights' optimizer states: all of them, or those of one instance of the
+    distributed optimizer."""
 
     @property
     def elements(self) -> int:
@@ -126,14 +128,16 @@ class Buffer(NamedTuple):
 
     @property
     def padded(self) -> int:
-        """Elements of the distributed optimizer's buffer: weights begin at multiples of 64, equal shards at such of 128."""
+        """Return the elements of the distributed optimizer's buffer. Weights begin at multiples of 64, equal shards at
+        multiples of 128."""
         unit = lcm(self.ranks, 128)
         aligned = sum(-(-numel(w.shape)[0] // ALIGNED) * ALIGNED * n for w, n in self.weights.items())
         return -(-aligned // unit) * unit
 
 
 def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
-    """core/distributed/distributed_data_parallel.py: dense and expert-parallel parameters apart.
+    """Return the buffers of a stage: dense and expert-parallel parameters apart
+    (core/distributed/distributed_data_parallel.py).
 
     Experts that all ranks have are among the dense ones (core/extensions/transformer_engine.py: `allreduce`).
     """
@@ -151,7 +155,7 @@ def buffers_of(setup: Setup, stage: Stage) -> list[Buffer]:
 
 
 def holdings_of(setup: Setup, stage: Stage) -> Holdings:
-    """Return what is there all the time; the activations of its chunks come from their profiles."""
+    """Return what a rank always holds. The activations of its chunks come from their profiles."""
     dtype, grad_dtype = setup.compute_dtype, DTYPES[setup.grad_dtype]
     classes = weights_of(stage)
     always = [Row("parameters", w.name, w.shape, dtype, n, "always", "exact", _LAYERS) for w, n in classes.items()]
@@ -183,7 +187,8 @@ def _of_one_rank(setup: Setup, buffer: Buffer) -> list[Parameter]:
 
 
 def _padding(setup: Setup, buffer: Buffer) -> list[Row]:
-    """Return what the distributed optimizer's two buffers have between weights that are no multiples of 64, and at the end."""
+    """Return the padding in the distributed optimizer's two buffers: between weights that are no multiples of 64, and
+    at the end."""
     padding = buffer.padded - buffer.elements if setup.zero else 0
     of = (("weights", setup.compute_dtype), ("main gradients", DTYPES[setup.grad_dtype]))
     shape = (Dim("padding", padding),)
@@ -229,7 +234,8 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
 
 
 def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
-    """Return what autograd is given where the kernel has added the gradient itself: one for each shape, whichever layer's."""
+    """Return the tensors that autograd gets if the kernel has added the gradient itself: one for each shape, for all
+    layers."""
     shapes = [w.shape[-2:] for w in weights_of(stage) if "linear" in w.name and len(w.shape) > 1]
     if stage.chunks[-1].layout.last:
         shapes.append((stage.chunks[0].vocab, stage.chunks[0].hidden))
@@ -242,7 +248,8 @@ def _dummy_weight_gradients(stage: Stage, dtype: DType) -> list[Row]:
 
 
 def between_stages(setup: Setup, stage: Stage) -> Row:
-    """One of the hidden states and gradients that a rank has between its forwards and backwards (between_stages.py)."""
+    """Return one of the hidden states and gradients that a rank has between its forwards and backwards
+    (between_stages.py)."""
     batch, _, shard = sequence_dims(setup)
     name, life = "hidden state or gradient between stages", "as the schedule has it"
     shape = (batch, shard, stage.chunks[0].hidden)
@@ -250,13 +257,14 @@ def between_stages(setup: Setup, stage: Stage) -> Row:
 
 
 def layers_with_expert_bias(stage: Stage) -> int:
-    """Layers whose routers have a bias for each expert, which balances them (`--moe-router-enable-expert-bias`)."""
+    """Return the number of layers whose routers have a balancing bias for each expert
+    (`--moe-router-enable-expert-bias`)."""
     experts = stage.chunks[0].a.experts
     return sum(sum(chunk.layout.routed) for chunk in stage.chunks) if experts is not None and experts.sigmoid else 0
 
 
 def _of_layers(setup: Setup, stage: Stage) -> list[Row]:
-    """Buffers that every layer has of its own."""
+    """Return the buffers that every layer has of its own."""
     a, rows = stage.chunks[0].a, list[Row]()
     routed = layers_with_expert_bias(stage)
     if routed:
@@ -276,14 +284,15 @@ def _cached_positions(setup: Setup) -> int:
 
 
 def decided_by_length(setup: Setup, stage: Stage) -> Hashable:
-    """Return what of a sequence's length decides which rows a stage holds, besides the branches of its chunks."""
+    """Return the part of a sequence length that decides which rows a stage holds, besides the branches of its
+    chunks."""
     positions = None if stage.chunks[0].a.latent is None else _cached_positions(setup)
     return positions, *(row.name for row in _global_buffer(setup, stage, *sequence_dims(setup)[:2]))
 
 
 def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[Row]:
-    """core/utils.py, GlobalMemoryBuffer: one block, as large as the largest tensor that was asked for in it, which an
-    embedding alone does not."""
+    """Return the block of GlobalMemoryBuffer (core/utils.py). It is as large as the largest tensor that was requested
+    in it. A stage with only an embedding requests none."""
     chunk = stage.chunks[0]
     wanted: list[tuple[str, Shape]] = []
     if setup.sequence_parallel and (stage.layers or chunk.layout.last):
@@ -297,7 +306,8 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
 
 
 def sequence_dims(setup: Setup) -> tuple[Dim, Dim, Dim]:
-    """batch, the sequence inside attention and the shard between layers, as polynomials in batch and the shard."""
+    """Return batch, the sequence inside attention, and the shard between layers, as polynomials in batch and the
+    shard."""
     layout = Layout(setup.tp, setup.sequence_parallel, setup.cp)
     tp = layout.group(Dim("seq", 1, (0, 1, 0, 0, 0, 0)))
     return Dim("batch", 1, (0, 0, 0, 1, 0, 0)), tp.whole, tp.shard

@@ -1,10 +1,10 @@
-"""In which order a Megatron rank allocates what it holds.
+"""The order in which a Megatron rank allocates what it holds.
 
-Weights are made one by one; with the distributed optimizer each buffer's are then moved into one flat block, and the blocks
-that they were made in stay behind, free (core/distributed/param_and_grad_buffer.py). Main gradients are one flat block of
-each buffer. Main weights are fp32 copies of each weight, or of the part of it that is in the rank's shard of its buffer
-(core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups); of the last layers first, for that is the order
-of a buffer. Of the ranks that share a buffer it is the first one's.
+Weights are made one by one. With the distributed optimizer the weights of each buffer are then moved into one flat
+block, and their first blocks stay behind, free (core/distributed/param_and_grad_buffer.py). Main gradients are one flat
+block per buffer. Main weights are fp32 copies of each weight, or of the part of it in the rank's shard of its buffer
+(core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups). The last layers come first, which is the
+order of a buffer. The order is that of the first of the ranks that share a buffer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPTIMIZER: Final = "megatron/core/optimizer/distrib_optimizer.py"
 
 
 def order_of(setup: Setup, stage: Stage, held: Holdings) -> Order:
-    """Of all that `held` always has."""
+    """Return the order of everything that `held` always has."""
     buffers = buffers_of(setup, stage)
     made = [row for row in held.always if row.component == "parameters"]
     gradients = [_flat("gradients", buffer, DTYPES[setup.grad_dtype]) for buffer in buffers]
@@ -63,7 +63,7 @@ def _parts(stage: Stage, buffer: Buffer) -> list[Parameter]:
 
 
 def _first(sizes: Sequence[int], elements: int) -> list[int]:
-    """Parts of these sizes, the last first, that add up to `elements`."""
+    """Return parts of these sizes, the last first, that add up to `elements`."""
     out: list[int] = []
     for size in reversed(sizes):
         part = min(size, elements - sum(out))
