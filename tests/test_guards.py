@@ -72,6 +72,7 @@ IN_PLAIN_WORDS = (
     "memcalc.core",
     "memcalc.engines",
     "memcalc.errors",
+    "memcalc.families.base",
     "memcalc.hardware",
     "memcalc.inputs",
     "memcalc.kernels",

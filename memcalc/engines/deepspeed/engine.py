@@ -221,7 +221,7 @@ def _accumulated_2(setup: Setup, own: Owned) -> list[Row]:
 
 
 def _unvisited_2(model: Model, setup: Setup, always: list[Row], bucket: Row, step: list[Row]) -> Holdings:
-    """Return what a traced model holds. Gradients are not seen singly: the last reduction counts, and any before it."""
+    """Return what a traced model holds. Gradients are not seen singly: the last reduction counts, and any before."""
     dtype, ranks, total, size = setup.compute_dtype, setup.shards, model.num_parameters, setup.reduce_bucket_size
     assert size is not None
     owned = owned_gradients(setup, straddling_elements(model, ranks), own_elements(model, ranks))
@@ -287,7 +287,7 @@ def _rest(elements: int, dtype: DType) -> list[Row]:
 
 
 def _scaled_loss(model: Model, setup: Setup, count: int) -> Row:
-    """Return the row of the loss over the accumulation steps, and of this times the loss scale (engine.py, backward;
+    """Return the loss over accumulation steps, and this times the loss scale (engine.py, backward;
     base_optimizer.py)."""
     row = _numbers(count, "the loss, scaled", "backward", ENGINE)
     return row._replace(dtype=model.program.loss_in(setup.compute_dtype, fp32))
@@ -377,9 +377,7 @@ def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[l
 
 
 def _unvisited(model: Model, setup: Setup, held: Holdings) -> Holdings:
-    """Return what a traced model holds. Modules are not seen: `max_live_parameters` and the largest one are
-    gathered.
-    """
+    """Return what a traced model holds. Modules are not seen: `max_live_parameters` and the largest are gathered."""
     dtype, size, most_live = setup.compute_dtype, setup.reduce_bucket_size, setup.max_live_parameters
     assert size is not None and most_live is not None
     _, large, largest = _by_persistence(model, setup.param_persistence_threshold or 0)

@@ -1,1 +1,1 @@
-"""What families are made of: modules, programs, configurations, blocks, masks, and mechanisms that several families share."""
+"""The parts of families: modules, programs, configurations, blocks, masks, and mechanisms that several families use."""

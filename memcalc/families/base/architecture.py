@@ -1,4 +1,5 @@
-"""What GPTModel is built from (megatron/core/transformer/transformer_config.py), read off a model's configuration."""
+"""The sizes that GPTModel is built from (megatron/core/transformer/transformer_config.py), read from a model's
+configuration."""
 
 from __future__ import annotations
 
@@ -10,29 +11,29 @@ from memcalc.families import support_of
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """What a layer has in the place of its MLP (megatron/core/transformer/moe)."""
+    """The experts that replace a layer's MLP (megatron/core/transformer/moe)."""
 
     count: int
     per_token: int
     ffn: int
     shared_ffn: int = 0
-    """`--moe-shared-expert-intermediate-size`; 0 without shared experts."""
+    """The option `--moe-shared-expert-intermediate-size`; 0 without shared experts."""
     shared_gate: bool = False
     normalised: bool = True
-    """Whether the softmax is over the chosen experts alone (without `--moe-router-pre-softmax`)."""
+    """True if the softmax is over the chosen experts only (without `--moe-router-pre-softmax`)."""
     sigmoid: bool = False
-    """`--moe-router-score-function sigmoid`, with a bias that balances the experts."""
+    """True for `--moe-router-score-function sigmoid`, with a bias that balances the experts."""
     grouped: bool = False
-    """Whether a few groups of experts are chosen first."""
+    """True if a few groups of experts are chosen first."""
     scaled: bool = False
-    """`--moe-router-topk-scaling-factor`"""
+    """True with `--moe-router-topk-scaling-factor`."""
     dense: frozenset[int] = frozenset()
     """The layers that have an MLP (`--moe-layer-freq`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """`--multi-latent-attention` (MLATransformerConfig)."""
+    """The dims of `--multi-latent-attention` (MLATransformerConfig)."""
 
     q_rank: int | None
     kv_rank: int
@@ -53,14 +54,14 @@ class Architecture:
     ffn: int
     vocab: int
     gated: bool
-    """`--swiglu`: fc1 makes gate and up."""
+    """True for `--swiglu`: fc1 computes gate and up."""
     rms_norm: bool
     qkv_bias: bool
     linear_bias: bool
-    """Of all other linear layers."""
+    """True if all other linear layers have biases."""
     qk_norm: bool
     positions: int | None
-    """Rows of a learned position table; None with rotary positions."""
+    """The rows of a learned position table; None with rotary positions."""
     tied: bool
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -68,13 +69,13 @@ class Architecture:
     latent: Latent | None = None
 
     def routed(self, start: int, layers: int) -> tuple[bool, ...]:
-        """Which of `layers` layers from `start` on have experts; () where the model has none."""
+        """Tell which of `layers` layers from `start` on have experts; () if the model has none."""
         experts = self.experts
         return () if experts is None else tuple(i not in experts.dense for i in range(start, start + layers))
 
 
 def architecture_of(model_type: str, config: Any) -> Architecture:
-    """A configuration's architecture, of a type whose record has one."""
+    """Return the architecture of a configuration; the record of its type must have one."""
     read = support_of(model_type).architecture
     assert read is not None
     return read(config)
@@ -88,7 +89,7 @@ def llama_like(
     experts: Experts | None = None,
     latent: Latent | None = None,
 ) -> Architecture:
-    """The architecture of a model that is Llama but for what is given."""
+    """Return the architecture of a model that is Llama except for what is given."""
     bias = bool(getattr(config, "attention_bias", False))
     return Architecture(
         layers=config.num_hidden_layers,
@@ -111,7 +112,7 @@ def llama_like(
 
 
 def qwen_moe(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None) -> Architecture:
-    """Experts as Qwen's configurations name them."""
+    """Return an architecture with experts named as in Qwen's configurations."""
     dense: list[int] = config.mlp_only_layers or []
     sparse_step = config.decoder_sparse_step
     shared = getattr(config, "shared_expert_intermediate_size", 0)
@@ -128,7 +129,7 @@ def qwen_moe(config: Any, *, qk_norm: bool = False, qkv_bias: bool | None = None
 
 
 def deepseek(config: Any, *, sigmoid: bool) -> Architecture:
-    """Latents and experts as DeepSeek's configurations name them."""
+    """Return an architecture with latents and experts named as in DeepSeek's configurations."""
     experts = Experts(
         count=config.n_routed_experts,
         per_token=config.num_experts_per_tok,
@@ -151,7 +152,8 @@ def deepseek(config: Any, *, sigmoid: bool) -> Architecture:
 
 
 def unfit(model_type: str, config: Any) -> str | None:
-    """What a model has that no GPTModel has: biases of some linear layers and not of the others."""
+    """Return what a model has that GPTModel cannot have: biases of some linear layers only. Return None if it has
+    none."""
     if getattr(config, "mlp_bias", False):
         return "mlp_bias"
     if not support_of(model_type).only_qkv_biases and getattr(config, "attention_bias", False):

@@ -1,4 +1,4 @@
-"""Blocks that families share, each written as transformers writes it."""
+"""Blocks that several families use, each written as in transformers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from memcalc.core.dtypes import DType
 
 Attended = tuple[Tensor, Tensor | None]
-"""What an attention returns: its output and, when eager, the weights, which the caller's frame keeps alive."""
+"""The results of an attention: its output and, when eager, the weights, which the caller's frame keeps alive."""
 
 QKV = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values, (batch, heads, seq, head_dim) each."""
@@ -55,7 +55,7 @@ Rotary = tuple[Tensor, Tensor]
 
 @replaceable
 def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
-    """LlamaRMSNorm (models/llama/modeling_llama.py): seven primitive ops."""
+    """Run LlamaRMSNorm (models/llama/modeling_llama.py): seven primitive ops."""
     with m:
         input_dtype = hidden_states.dtype
         hidden_states = cast(hidden_states, fp32)
@@ -65,7 +65,7 @@ def rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
 
 
 def rms_norm_in_fp32(m: Module, hidden_states: Tensor) -> Tensor:
-    """Olmo2RMSNorm (models/olmo2/modeling_olmo2.py): the weight is multiplied before the cast back."""
+    """Run Olmo2RMSNorm (models/olmo2/modeling_olmo2.py): the weight is multiplied before the cast back."""
     with m:
         input_dtype = hidden_states.dtype
         hidden_states = cast(hidden_states, fp32)
@@ -75,7 +75,7 @@ def rms_norm_in_fp32(m: Module, hidden_states: Tensor) -> Tensor:
 
 
 def softcap(x: Tensor) -> Tensor:
-    """tanh(x / cap) * cap, each result under the same name."""
+    """Compute `tanh(x / cap) * cap`, each result under the same name."""
     x = scale(x, "div")
     x = tanh(x)
     return scale(x, "mul")
@@ -96,7 +96,7 @@ ONE_KERNEL = {
 
 @replaceable
 def act(x: Tensor, name: str) -> Tensor:
-    """An activation of transformers' ACT2FN (activations.py) by its name there."""
+    """Run an activation by its name in transformers' ACT2FN (activations.py)."""
     visitor = x.memory.visitor
     if visitor is None:
         return activation(x, ONE_KERNEL[name]) if name in ONE_KERNEL else COMPOSED[name](x)
@@ -108,33 +108,33 @@ def act(x: Tensor, name: str) -> Tensor:
 
 
 def linear_activation(x: Tensor) -> Tensor:
-    """LinearActivation: nothing."""
+    """Run LinearActivation: return x unchanged."""
     return x
 
 
 def relu2(x: Tensor) -> Tensor:
-    """ReLUSquaredActivation: square(relu(x))."""
+    """Run ReLUSquaredActivation: square(relu(x))."""
     relu_applied = activation(x, "relu")
     return power(relu_applied, 2)
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """QuickGELUActivation: x * sigmoid(1.702 * x)."""
+    """Run QuickGELUActivation: x * sigmoid(1.702 * x)."""
     return x * sigmoid(1.702 * x)
 
 
 def gelu_python(x: Tensor) -> Tensor:
-    """GELUActivation._gelu_python: x * 0.5 * (1 + erf(x / sqrt(2)))."""
+    """Run GELUActivation._gelu_python: x * 0.5 * (1 + erf(x / sqrt(2)))."""
     return (x * 0.5) * (1.0 + erf(x / 1.41421))
 
 
 def gelu_new(x: Tensor) -> Tensor:
-    """NewGELUActivation: 0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))), op by op."""
+    """Run NewGELUActivation: 0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))), op by op."""
     return (0.5 * x) * (1.0 + tanh(0.79788 * (x + 0.044715 * power(x, 3))))
 
 
 def gelu_fast(x: Tensor) -> Tensor:
-    """FastGELUActivation: 0.5 * x * (1 + tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))), op by op."""
+    """Run FastGELUActivation: 0.5 * x * (1 + tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))), op by op."""
     return (0.5 * x) * (1.0 + tanh((x * 0.79788) * (1.0 + (0.044715 * x) * x)))
 
 
@@ -154,18 +154,18 @@ COMPOSED: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @replaceable
 def gated(gate: Module, up: Module, x: Tensor, name: str) -> Tensor:
-    """act(gate(x)) * up(x), LlamaMLP's order."""
+    """Compute `act(gate(x)) * up(x)` in LlamaMLP's order."""
     return act(gate.linear(x), name) * up.linear(x)
 
 
 @replaceable
 def gated_halves(gate: Tensor, up: Tensor, name: str) -> Tensor:
-    """The same of the two halves of one projection (Phi3MLP)."""
+    """Compute `up * act(gate)` of the two halves of one projection (Phi3MLP)."""
     return up * act(gate, name)
 
 
 def position_ids(run: Run) -> Tensor:
-    """arange(seq) + past_seen_tokens, with a batch dim of 1; or what the caller gives."""
+    """Compute `arange(seq) + past_seen_tokens` with a batch dim of 1, or return the caller's positions."""
     if run.positions is not None:
         return run.positions
     ids = new_tensor(run.memory, (run.seq,), int64, "position ids")
@@ -175,9 +175,9 @@ def position_ids(run: Run) -> Tensor:
 def rotary_embedding(
     m: Module, positions: Tensor, width: Dim, kind: str, *, prefix: str = "", dtype: DType | None = None
 ) -> Rotary:
-    """LlamaRotaryEmbedding: cos and sin in the model's dtype, or in `dtype`; no gradient.
+    """Run LlamaRotaryEmbedding: cos and sin in the model's dtype, or in `dtype`, without gradients.
 
-    `prefix` is what the names of the frequencies begin with where there is a set per kind of layer.
+    `prefix` begins the names of the frequencies if there is a set for each kind of layer.
     """
     run = m.run
     run.memory.scope = m.path
@@ -196,15 +196,15 @@ def rotary_embedding(
 
 
 def rotary_angles(m: Module, positions: Tensor, kind: str, prefix: str = "") -> Tensor:
-    """position_ids * inv_freq, in fp32."""
+    """Compute `position_ids * inv_freq` in fp32."""
     frequency_update(m, kind, prefix)
     inv_freq = m.buffer(f"{prefix}inv_freq")
     return mul(cast(unsqueeze(positions, 2), fp32), cast(inv_freq, fp32))
 
 
 def rotary_buffers(path: str, width: Dim, kind: str, longest: int | None, *, prefix: str = "") -> Iterator[Buffer]:
-    """The frequencies that LlamaRotaryEmbedding keeps. Dynamic ones are for sequences of up to `longest` tokens. Those of
-    longrope's long set are a plain attribute, made in fp32 by the first forward and kept (modeling_rope_utils.py)."""
+    """Yield the frequencies that LlamaRotaryEmbedding keeps. Dynamic ones are made for sequences of up to `longest`
+    tokens. longrope's long set is a plain attribute that the first forward makes in fp32 (modeling_rope_utils.py)."""
     half = divided(width, 2)
     yield Buffer(f"{path}.{prefix}inv_freq", (half,), longest=longest if kind == "dynamic" else None)
     yield Buffer(f"{path}.{prefix}original_inv_freq", (half,))
@@ -213,7 +213,7 @@ def rotary_buffers(path: str, width: Dim, kind: str, longest: int | None, *, pre
 
 
 def frequency_update(m: Module, kind: str, prefix: str = "") -> None:
-    """dynamic_rope_update (modeling_rope_utils.py), which is done before the angles are made."""
+    """Run dynamic_rope_update (modeling_rope_utils.py), before the angles are made."""
     if kind == "longrope":
         _longrope_frequency_update(m, prefix)
     elif kind == "dynamic":
@@ -221,7 +221,7 @@ def frequency_update(m: Module, kind: str, prefix: str = "") -> None:
 
 
 def _dynamic_frequency_update(run: Run) -> None:
-    """Compares the sequence's length with the lengths that there are frequencies for."""
+    """Compare the sequence length with the lengths that have frequencies."""
     last = new_tensor(run.memory, (), int64, "last position")
     seq_len = like(last, "sequence length")
     del last
@@ -230,13 +230,13 @@ def _dynamic_frequency_update(run: Run) -> None:
 
 
 def _longrope_frequency_update(m: Module, prefix: str) -> None:
-    """Picks the long or the short set, then copies it into `inv_freq`."""
+    """Pick the long or the short set, then copy it into `inv_freq`."""
     _picked = like(m.buffer(f"{prefix}long_inv_freq"), "picked inv_freq")
 
 
 @replaceable
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """(x * cos) + (rotate_half(x) * sin) for q and k."""
+    """Compute `(x * cos) + (rotate_half(x) * sin)` for q and k."""
     cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
     q_embed = (q * cos) + (rotate_half(q) * sin)
     k_embed = (k * cos) + (rotate_half(k) * sin)
@@ -244,14 +244,14 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
 
 
 def apply_mask_to_padding_states(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-    """Zeros for tokens of padding, whose mask is (batch, seq) (models/mamba/modeling_mamba.py)."""
+    """Set padding tokens to zero by a mask of (batch, seq) (models/mamba/modeling_mamba.py)."""
     if mask is None:
         return hidden_states
     return cast(hidden_states * unsqueeze(mask, 2), hidden_states.dtype)
 
 
 def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
-    """(batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim); a copy unless nothing is repeated."""
+    """Repeat (batch, kv_heads, seq, head_dim) to (batch, heads, seq, head_dim): a copy unless nothing is repeated."""
     batch, kv_heads, seq, width = x.shape
     if heads.size == kv_heads.size:
         return x
@@ -260,7 +260,7 @@ def repeat_kv(x: Tensor, heads: Dim) -> Tensor:
 
 
 def pack_gqa(q: Tensor, kv_heads: Dim) -> Tensor:
-    """One token's q, (batch, heads, 1, head_dim) -> (batch, kv_heads, heads/kv_heads, head_dim); a view."""
+    """Return one token's q, (batch, heads, 1, head_dim), as (batch, kv_heads, heads/kv_heads, head_dim): a view."""
     batch, heads, _, width = q.shape
     return reshape(q, batch, kv_heads, Dim("heads/kv_heads", heads.size // kv_heads.size), width)
 
@@ -269,7 +269,8 @@ def pack_gqa(q: Tensor, kv_heads: Dim) -> Tensor:
 def eager_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float, softcap: bool = False
 ) -> Attended:
-    """eager_attention_forward of Llama and most others: (batch, seq, heads, head_dim), contiguous, and the weights."""
+    """Run eager_attention_forward of Llama and most others: (batch, seq, heads, head_dim), contiguous, and the
+    weights."""
     key_states = repeat_kv(k, q.shape[1])
     value_states = repeat_kv(v, q.shape[1])
     attn_weights = scale(matmul(q, transpose(key_states, 2, 3), "attention scores"), "mul")
@@ -287,7 +288,7 @@ def eager_attention(
 
 
 def plain_eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
-    """eager_attention_forward of BERT (models/bert/modeling_bert.py) and its kin: softmax in the model's dtype."""
+    """Run eager_attention_forward of BERT (models/bert/modeling_bert.py) and its kin: softmax in the model's dtype."""
     attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
     if mask is not None:
         attn_weights = attn_weights + mask
@@ -300,19 +301,20 @@ def plain_eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
 
 @replaceable
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-    """sdpa_attention_forward (integrations/sdpa_attention.py) of a module that looks back (`is_causal`)."""
+    """Run sdpa_attention_forward (integrations/sdpa_attention.py) of a causal module (`is_causal`)."""
     return _sdpa_attention(q, k, v, mask, True)
 
 
 def bidirectional_sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Attended:
-    """The same of one that looks at everything."""
+    """Run sdpa_attention_forward (integrations/sdpa_attention.py) of a module that is not causal."""
     return _sdpa_attention(q, k, v, mask, False)
 
 
 def _sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Attended:
-    """Dropout happens inside the fused kernel.
+    """Run sdpa_attention_forward. Dropout happens inside the fused kernel.
 
-    With a mask or wide heads the kernel takes no grouped k and v: they are repeated, or for a single token q is grouped.
+    With a mask or wide heads the kernel takes no grouped k and v. They are repeated, or for a single token q is
+    grouped.
     """
     grouped = q.shape[1].size != k.shape[1].size
     if not grouped or (mask is None and k.shape[3].size == v.shape[3].size <= 256):
@@ -328,19 +330,20 @@ def _sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal
 
 
 def attention(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float = 0.0) -> Attended:
-    """The attention interface: q, k, v (batch, heads, seq, head_dim) -> (batch, seq, heads, head_dim), contiguous."""
+    """Run the attention interface: q, k, v (batch, heads, seq, head_dim) -> (batch, seq, heads, head_dim),
+    contiguous."""
     return eager_attention(q, k, v, mask, p=p) if run.attention == "eager" else sdpa_attention(q, k, v, mask)
 
 
 def masked_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
-    """ForMaskedLMLoss (loss/loss_utils.py): upcast, cross-entropy."""
+    """Run ForMaskedLMLoss (loss/loss_utils.py): upcast, cross-entropy."""
     run.memory.scope = "loss"
     logits = cast(logits, fp32)
     return loss_of_logits(run, logits, labels)
 
 
 def loss_of_logits(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
-    """CrossEntropyLoss()(logits.view(-1, vocab), labels.view(-1))"""
+    """Compute `CrossEntropyLoss()(logits.view(-1, vocab), labels.view(-1))`."""
     run.memory.scope = "loss"
     logits = view(logits, merge(*logits.shape[:-1]), logits.shape[-1])
     return cross_entropy(logits, view(labels, merge(*labels.shape)))
@@ -348,7 +351,7 @@ def loss_of_logits(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
 
 @replaceable
 def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, labels: Tensor) -> Tensor:
-    """The loss of what `logits` makes of the last hidden states with the weight of `head`.
+    """Return the loss of the logits that `logits` computes from the last hidden states with the weight of `head`.
 
     Kernels that join the head and the loss never have the logits: they take the weight.
     """
@@ -358,7 +361,7 @@ def lm_head_loss(head: Module, logits: Callable[[Tensor], Tensor], hidden_states
 
 @replaceable
 def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
-    """ForCausalLMLoss (loss/loss_utils.py): upcast, shift by padding, cross-entropy."""
+    """Run ForCausalLMLoss (loss/loss_utils.py): upcast, shift by padding, cross-entropy."""
     run.memory.scope = "loss"
     if run.shift_labels is not None:
         run.logits = logits
@@ -369,7 +372,7 @@ def causal_lm_loss(run: Run, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def shifted_labels(run: Run, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels padded by one, which the loss's frame holds, and the next token of each token, flattened."""
+    """Return the labels padded by one, which the loss's frame holds, and the next token of each token, flattened."""
     if run.shift_labels is not None:
         return run.shift_labels, view(run.shift_labels, merge(*run.shift_labels.shape))
     padded = new_tensor(run.memory, (labels.shape[0], plus(run.seq, 1)), int64, "padded labels")

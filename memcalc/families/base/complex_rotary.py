@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def complex_rotary_embedding(m: Module, positions: Tensor, kind: str) -> Tensor:
-    """freqs_cis: (1, seq, half of the rotary dims) complex64; no gradient."""
+    """Compute freqs_cis: (1, seq, half of the rotary dims) complex64, without a gradient."""
     run = m.run
     run.memory.scope = m.path
     grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
@@ -29,16 +29,16 @@ def complex_rotary_embedding(m: Module, positions: Tensor, kind: str) -> Tensor:
 
 
 def _polar(freqs: Tensor) -> Tensor:
-    """torch.polar(torch.ones_like(freqs), freqs)"""
+    """Compute `torch.polar(torch.ones_like(freqs), freqs)`."""
     _ones = like(freqs, "ones")
     return like(freqs, "freqs_cis", complex64)
 
 
 def as_pairs(x: Tensor) -> Tensor:
-    """torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))"""
+    """Compute `torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))`."""
     return view_as_complex(reshape(cast(x, fp32), *x.shape[:-1], divided(x.shape[-1], 2), PAIR))
 
 
 def turned(pairs: Tensor, freqs_cis: Tensor, x: Tensor) -> Tensor:
-    """torch.view_as_real(pairs * freqs_cis).flatten(3), in fp32 and of the shape of `x`."""
+    """Compute `torch.view_as_real(pairs * freqs_cis).flatten(3)` in fp32, with the shape of `x`."""
     return reshape(view_as_real(turn(pairs, freqs_cis)), *x.shape)

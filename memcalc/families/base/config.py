@@ -1,7 +1,7 @@
-"""The fields that every family's `config.json` is read with: strict, frozen, bounded.
+"""The reading of a family's `config.json`: strict, frozen, bounded.
 
-A field that is left out has transformers' own default for that `model_type`; a field that memcalc does not know is
-ignored, as transformers does, unless it would change what is computed: those are refused by name.
+A field that is left out has transformers' own default for that `model_type`. A field that memcalc does not know is
+ignored, as in transformers, unless it would change what is computed. Such fields are refused by name.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Count = Annotated[int, Bounds(ge=1, le=10**7)]
 """A dim of the architecture. The bound only catches nonsense: no published model has a dim of ten million."""
 
 Several = Annotated[int, Bounds(ge=2, le=10**7)]
-"""A dim that torch.einsum contracts: where it is one, einsum takes another way that is not written out."""
+"""A dim that torch.einsum contracts. If it is one, einsum takes another way that is not written out."""
 
 CountOrNone = Annotated[int, Bounds(ge=0, le=10**7)]
-"""A dim that 0 stands for the lack of."""
+"""A dim whose value 0 means that there is none."""
 
 Labels = Annotated[int, Bounds(ge=2, le=10**7)]
-"""Labels of a classifier. One is a regression, which has another loss."""
+"""The labels of a classifier. One label is a regression, which has another loss."""
 
 Layers = Annotated[int, Bounds(ge=1, le=10**4)]
 Probability = Annotated[float, Bounds(ge=0, lt=1)]
@@ -46,7 +46,7 @@ Fraction = Annotated[float, Bounds(gt=0, le=1)]
 
 
 class NoInteger:
-    """For a number that transformers takes as 1.0 but not as 1."""
+    """Refuses integers, for a number that transformers takes as 1.0 but not as 1."""
 
     @staticmethod
     def check(value: Any) -> Any:
@@ -68,7 +68,7 @@ Activation = Literal[
     "hardswish", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish",
     "tanh",
 ]  # fmt: skip
-"""Names of transformers' ACT2FN that `blocks.act` writes out."""
+"""The names in transformers' ACT2FN that `blocks.act` has."""
 
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
@@ -81,7 +81,7 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
     "output_hidden_states": (False, None),
     "per_layer_config": (None,),
 }
-"""Fields that change the program of every family, each with the values that leave it as it is written here."""
+"""Fields that change the program of every family, with the values that leave it as it is written here."""
 
 
 _LAYER_TYPES = (
@@ -89,49 +89,52 @@ _LAYER_TYPES = (
     "hybrid_sliding", "indexed_attention", "linear_attention", "minimax_m3_sparse", "moe",
     "reference_sliding_attention", "sliding_attention", "window_attention",
 )  # fmt: skip
-"""What transformers takes in `layer_types` of any type, also of one that does not read them (configuration_utils.py)."""
+"""The values that transformers takes in `layer_types` of any type, even one that does not read them
+(configuration_utils.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyConfig:
-    """Fields of one `model_type`, with transformers' defaults.
+    """The fields of one `model_type`, with transformers' defaults.
 
-    `read` checks what a user gives; a bundled model's fields are checked by the tests and go straight in, so that an
-    estimate of one does not have to import pydantic.
+    `read` checks what a user gives. A bundled model's fields are checked by the tests and read without checks, so that
+    an estimate of a bundled model does not import pydantic.
     """
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Fields that would change this family's program, each with the values that do not."""
+    """Fields that would change this family's program, with the values that do not."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {}
-    """Other names that transformers takes for a field, as its configuration class has them."""
+    """Other names that transformers' configuration class takes for a field."""
 
     computed: ClassVar[Sequence[str]] = ()
-    """What transformers' class computes from other fields: giving it fails, whatever the value."""
+    """Fields that transformers' class computes from others: giving one fails, whatever the value."""
 
     given: ClassVar[Sequence[str]] = ()
-    """Fields that may be left out, but fail as null. Most of them are computed from others then, and taken as they are where
-    they are given."""
+    """Fields that may be left out but fail as null. If left out, most are computed from others; if given, they are
+    taken as they are."""
 
     null_head_dim: ClassVar[bool] = True
-    """Whether `head_dim: null` stands for one that is left out: not where transformers' class has no such field, which
-    takes one that is given as it is (`getattr(config, "head_dim", ...)`)."""
+    """True if `head_dim: null` counts as left out. It does not if transformers' class has no such field, and takes a
+    given value as it is (`getattr(config, "head_dim", ...)`)."""
 
     pads_embedding: ClassVar[bool] = True
-    """Whether the embedding has a row for padding where `pad_token_id` is a field; it has to be one of its rows."""
+    """True if the embedding has a row for padding where `pad_token_id` is a field. `pad_token_id` must be one of its
+    rows."""
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """What has to hold between fields. ValueError says what does not."""
+        """Raise ValueError if fields contradict each other."""
 
     def check_step(self) -> None:
-        """What transformers builds a model of, but cannot run. ValueError says what."""
+        """Raise ValueError for a model that transformers builds but cannot run."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """A configuration from a user's fields. ValueError names the field, its value and what is allowed."""
+        """Return a configuration from a user's fields. Raises ValueError with the field, its value and what is
+        allowed."""
         from pydantic import ConfigDict, ValidationError, create_model
 
         hints = get_type_hints(cls, localns={"Mapping": Mapping, "Sequence": Sequence}, include_extras=True)
@@ -149,13 +152,13 @@ class FamilyConfig:
 
     @classmethod
     def trusted(cls, config: Mapping[str, Any]) -> Self:
-        """A configuration from fields that are known to be right."""
+        """Return a configuration from fields that are known to be right."""
         known = {f.name for f in fields(cls)}
         return cls(**{name: value for name, value in cls.renamed(config).items() if name in known})
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Refuse what is not modelled, and give each field the name that it has here."""
+        """Return the fields under their names here. Raises ValueError for a field that is not modelled."""
         for name, allowed in {**_REFUSED, **cls.refused}.items():
             if name in config and not any(_same(config[name], value) for value in allowed):
                 raise ValueError(
@@ -179,12 +182,13 @@ class FamilyConfig:
 
 
 def _same(left: object, right: object) -> bool:
-    """Equal and of one type: 1 is neither 1.0 nor true."""
+    """Tell whether two values are equal and of one type: 1 is neither 1.0 nor true."""
     return left == right and type(left) is type(right)
 
 
 def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
-    """What transformers checks in every configuration, whether or not its type reads these fields."""
+    """Raise ValueError for a field that transformers checks in every configuration, even if its type does not read
+    it."""
     token = config.get("pad_token_id")
     if type(token) not in (int, type(None)):
         raise ValueError(f"field `pad_token_id` is {quoted(token)}; it should be an integer or null")
@@ -212,7 +216,8 @@ def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
 
 
 def _check_head_dim(made: FamilyConfig, config: Mapping[str, Any]) -> None:
-    """`head_dim` where it is no field: rotary frequencies read it all the same, and so does their validation."""
+    """Raise ValueError for a wrong `head_dim` where it is no field: rotary frequencies and their validation read it all
+    the same."""
     if "head_dim" not in config:
         return
     given = config["head_dim"]
@@ -229,7 +234,7 @@ def _check_head_dim(made: FamilyConfig, config: Mapping[str, Any]) -> None:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation as "field `x` is v; should be ..."."""
+    """Return the first problem of a validation as "field `x` is v; should be ..."."""
     problem = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in problem["loc"])
     given = "missing" if problem["type"] == "missing" else quoted(problem["input"])
@@ -241,7 +246,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def check_divides(config: FamilyConfig, whole: str, part: str) -> None:
-    """ValueError unless field `part` (if given) divides field `whole`."""
+    """Raise ValueError unless field `part` (if given) divides field `whole`."""
     total, divisor = getattr(config, whole), getattr(config, part)
     if divisor is not None and total % divisor:
         raise ValueError(f"{whole} {total} does not divide by {part} {divisor}")
@@ -257,7 +262,7 @@ _ROPE_KEYS: Mapping[str, Sequence[str]] = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-"""What each kind of rotary scaling has to be given, beside what transformers fills in."""
+"""The parameters that each kind of rotary scaling needs besides those that transformers fills in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,10 +270,10 @@ class RotaryConfig(FamilyConfig):
     """A family with rotary positions. `rope_scaling` is the name of `rope_parameters` before transformers 5."""
 
     rotates_part: ClassVar[bool] = False
-    """Whether the program leaves the rest of a head alone where `partial_rotary_factor` is below 1."""
+    """True if the program does not rotate the rest of a head where `partial_rotary_factor` is below 1."""
 
     reads_head_dim: ClassVar[bool] = True
-    """Whether a `head_dim` beside the other fields changes the frequencies."""
+    """True if a `head_dim` beside the other fields changes the frequencies."""
 
     hidden_size: Count
     num_attention_heads: Count
@@ -280,7 +285,8 @@ class RotaryConfig(FamilyConfig):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """RotaryEmbeddingConfigMixin.convert_rope_params_to_dict, what of it has to do with shapes."""
+        """Return the rotary parameters that shapes depend on
+        (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict)."""
         rope = {**(self.rope_scaling or self.rope_parameters or {})}
         rope.setdefault("rope_type", rope.get("type", "default"))
         rope.setdefault("partial_rotary_factor", self.default_rotary_factor)
@@ -297,7 +303,7 @@ class RotaryConfig(FamilyConfig):
 
     @property
     def rotary_width(self) -> int:
-        """How many dims of a head are rotated."""
+        """Return the number of rotated dims of a head."""
         return int(self.width_of_head * self.rope["partial_rotary_factor"]) if self.rotates_part else self.width_of_head
 
     def check(self) -> None:
@@ -315,10 +321,10 @@ class RotaryConfig(FamilyConfig):
             raise ValueError(f"{width} are not an even number, which fails in transformers' forward")
 
     rotation_is_optional: ClassVar[bool] = False
-    """Whether a `rope_theta` of null leaves the rotation out."""
+    """True if a `rope_theta` of null leaves the rotation out."""
 
     def check_rope(self, rope: Mapping[str, Any]) -> None:
-        """What has to hold in one set of rotary parameters."""
+        """Raise ValueError if one set of rotary parameters contradicts itself."""
         kind, factor = rope["rope_type"], rope["partial_rotary_factor"]
         if not isinstance(kind, str) or kind not in _ROPE_KEYS:
             raise ValueError(f"rope_parameters rope_type {kind!r} is not known; allowed: {_listed(tuple(_ROPE_KEYS))}")
@@ -352,7 +358,7 @@ _ROPE_NUMBERS: Mapping[str, bool] = {
     "factor": False, "low_freq_factor": False, "high_freq_factor": False, "original_max_position_embeddings": False,
     "attention_factor": True, "beta_fast": True, "beta_slow": True, "mscale": True, "mscale_all_dim": True,
 }  # fmt: skip
-"""What is computed with, and whether null stands for a default. Two of the latter may be zero."""
+"""The numbers of the computation; True if null stands for a default. Those may also be zero."""
 
 
 def _check_rope_numbers(rope: Mapping[str, Any]) -> None:
@@ -378,7 +384,7 @@ def _check_factors(rope: Mapping[str, Any], count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(RotaryConfig):
-    """What Llama and its relatives have in common; each gives its own defaults."""
+    """The fields that Llama and its relatives have in common. Each family gives its own defaults."""
 
     vocab_size: Count
     intermediate_size: Count

@@ -1,4 +1,4 @@
-"""DeBERTa v2's fields (models/deberta_v2/configuration_deberta_v2.py), and which positions its layers attend to."""
+"""DeBERTa v2's fields (models/deberta_v2/configuration_deberta_v2.py), and the positions that its layers attend to."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CountOrNegative = Annotated[int, Bounds(le=10**7)]
-"""A dim that any number below 1 stands for the lack of."""
+"""A dim for which any number below 1 means that there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DebertaV2Config(FamilyConfig):
-    """models/deberta_v2/configuration_deberta_v2.py, and what the modules read from a config.json besides."""
+    """The fields of models/deberta_v2/configuration_deberta_v2.py, and those that the modules read besides."""
 
     vocab_size: Count = 128100
     pad_token_id: int | None = 0
@@ -55,7 +55,8 @@ class DebertaV2Config(FamilyConfig):
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """transformers takes these two as they are given, or computes them where they are left out."""
+        """Return the fields under their names here. transformers takes these two as given, or computes them if they are
+        left out."""
         for name in ("attention_head_size", "embedding_size"):
             if name in config and config[name] is None:
                 raise ValueError(f"field `{name}` is null; it should be a number or left out")
@@ -63,29 +64,30 @@ class DebertaV2Config(FamilyConfig):
 
     @property
     def width_of_embedding(self) -> int:
-        """The width of a table's rows; where it is not `hidden_size`, a projection follows."""
+        """Return the width of a table's rows. If it is not `hidden_size`, a projection follows."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
     def positions_attended(self) -> list[str]:
-        """Among others "c2p", content to positions, and "p2c", positions to content."""
+        """Return the kinds of attention to positions, such as "c2p", content to positions, and "p2c", positions to
+        content."""
         if isinstance(self.pos_att_type, str):
             return [kind.strip() for kind in self.pos_att_type.lower().split("|")]
         return self.pos_att_type or []
 
     @property
     def attends_to_positions(self) -> bool:
-        """Whether the loss depends on relative positions."""
+        """Tell whether the loss depends on relative positions."""
         return self.relative_attention and not {"c2p", "p2c"}.isdisjoint(self.positions_attended)
 
     @property
     def norms_positions(self) -> bool:
-        """Whether the encoder has a norm for the table of relative positions."""
+        """Tell whether the encoder has a norm for the table of relative positions."""
         return "layer_norm" in [name.strip() for name in self.norm_rel_ebd.lower().split("|")]
 
     @property
     def relative_positions(self) -> int:
-        """How many relative positions to either side are told apart."""
+        """Return the number of distinct relative positions to either side."""
         if self.position_buckets > 0:
             return self.position_buckets
         return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings

@@ -1,8 +1,8 @@
 """The gated delta rule (models/qwen3_next/modeling_qwen3_next.py): linear attention whose state is corrected by what it
 already predicts.
 
-The path in plain torch, as runs without the packages fla and causal_conv1d. The sequence is padded to whole chunks, within
-which it is products and a triangular system; a Python loop runs over the chunks.
+This is the path in plain torch, which runs without the packages fla and causal_conv1d. The sequence is padded to whole
+chunks. Within a chunk it is products and a triangular system; a Python loop runs over the chunks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK = Dim("chunk", 64)
 
 
 class GatedDeltaNet:
-    """Qwen3NextGatedDeltaNet, by its sizes: what is in the place of attention in this family and in others."""
+    """Qwen3NextGatedDeltaNet, by its sizes. It replaces attention in this family and in others."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class GatedDeltaNet:
         yield from linear_weights(f"{path}.out_proj", self.values, self.hidden, "mixer", bias=False)
 
     def projection_weights(self, path: str) -> Iterator[Weight]:
-        """The parameters of what the hidden states are projected with."""
+        """Yield the parameters that project the hidden states."""
         qkvz = Dim("2·keys+2·values", 2 * self.keys.size + 2 * self.values.size)
         ba = Dim("2·value_heads", 2 * self.value_heads.size)
         yield from linear_weights(f"{path}.in_proj_qkvz", self.hidden, qkvz, "mixer", bias=False)
@@ -96,13 +96,13 @@ class GatedDeltaNet:
         return (m / "out_proj").linear(core_attn_out)
 
     def decay(self, m: Module, a: Tensor) -> Tensor:
-        """The logarithm of what is left of the state after a token."""
+        """Return the logarithm of the share of the state that is left after a token."""
         return -exp(cast(m.weight("A_log"), fp32)) * softplus(cast(a, fp32) + m.weight("dt_bias"))
 
     def fix_query_key_value_ordering(
         self, mixed_qkvz: Tensor, mixed_ba: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The projections lie by key head."""
+        """Split the projections, which are laid out by key head."""
         batch, seq, _ = mixed_qkvz.shape
         of_a_key = Dim("value_heads/key_heads", self.value_heads.size // self.key_heads.size)
         values = merge(of_a_key, self.value_dim)
@@ -120,7 +120,7 @@ class GatedDeltaNet:
 
     @module
     def norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:
-        """Qwen3NextRMSNormGated"""
+        """Run Qwen3NextRMSNormGated."""
         input_dtype = hidden_states.dtype
         hidden_states = cast(hidden_states, fp32)
         variance = mean(power(hidden_states, 2))
@@ -131,7 +131,7 @@ class GatedDeltaNet:
 
 
 class ProjectedApart(GatedDeltaNet):
-    """Qwen3_5GatedDeltaNet (models/qwen3_5/modeling_qwen3_5.py): four projections, each in order."""
+    """Qwen3_5GatedDeltaNet (models/qwen3_5/modeling_qwen3_5.py) with four projections, each in order."""
 
     def weights(self, path: str) -> Iterator[Weight]:
         weights = list(super().weights(path))
@@ -171,14 +171,14 @@ class ProjectedApart(GatedDeltaNet):
 
 
 def l2norm(x: Tensor) -> Tensor:
-    """x * rsqrt((x * x).sum(-1, keepdim) + eps)"""
+    """Compute `x * rsqrt((x * x).sum(-1, keepdim) + eps)`."""
     inv_norm = rsqrt(sum_last(x * x) + 1e-6)
     return x * inv_norm
 
 
 def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-    """torch_chunk_gated_delta_rule: query and key (batch, seq, key heads, key dim), value (batch, seq, value heads, value
-    dim), g and beta (batch, seq, value heads). Its caller holds the arguments."""
+    """Run torch_chunk_gated_delta_rule: query and key (batch, seq, key heads, key dim), value (batch, seq, value heads,
+    value dim), g and beta (batch, seq, value heads). The caller holds the arguments."""
     _arguments = (query, key, value, g, beta)
     initial_dtype = query.dtype
     batch, seq, key_heads, _ = key.shape

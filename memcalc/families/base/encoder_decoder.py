@@ -1,4 +1,5 @@
-"""What models of an encoder and a decoder have in common: two stacks, and labels that are the decoder's input as well."""
+"""The common parts of models with an encoder and a decoder: two stacks, and labels that are also the decoder's
+input."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EncoderDecoder(Program):
-    """A program of two stacks. `layers` counts those of both."""
+    """A program of two stacks. `layers` counts the layers of both."""
 
     one_stack = False
 
@@ -26,12 +27,12 @@ class EncoderDecoder(Program):
         self.layers = encoder_layers + decoder_layers
 
     def pattern(self) -> tuple[int, int] | None:
-        """None: both stacks are run at their full depth."""
+        """Return None: both stacks are run at their full depth."""
         return None
 
 
 def shift_tokens_right(run: Run, labels: Tensor) -> Tensor:
-    """The decoder's input: the labels behind a start token, and padding where they are to be ignored."""
+    """Return the decoder's input: the labels behind a start token, with padding where they are ignored."""
     run.memory.scope = "decoder input"
     shifted = new_tensor(run.memory, labels.shape, int64, "decoder input ids")
     _all_but_the_last = new_tensor(run.memory, (labels.shape[0], plus(labels.shape[1], -1)), int64, "labels")

@@ -1,7 +1,7 @@
 """Routed experts (integrations/moe.py): all experts of a layer in one tensor each, run as grouped products.
 
-transformers picks `grouped_mm` where a model leaves it the choice. It sorts the copies of tokens by expert, so its bytes
-are the same however tokens are spread: nothing here is taken to be balanced.
+transformers picks `grouped_mm` where a model leaves it the choice. `grouped_mm` sorts the copies of tokens by expert,
+so its bytes are the same however tokens are spread. No balance is assumed here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 REFUSED: Final[Mapping[str, Sequence[Any]]] = {
     "experts_implementation": (None, "grouped_mm"),
 }
-"""Fields of every routed family that change its program, each with the values that leave it as it is written here."""
+"""Fields of every routed family that change its program, with the values that leave it as it is written here."""
 
 
 TWO: Final = Dim("2", 2)
 
 
 def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: str = "num_experts_per_tok") -> None:
-    """ValueError unless a token is sent to experts and the widths can be run."""
+    """Raise ValueError unless a token is sent to experts and the widths can be run."""
     chosen: int | None = getattr(config, per_token)
     count: int = getattr(config, experts)
     if chosen == 0:
@@ -51,14 +51,15 @@ def check_experts(config: FamilyConfig, experts: str, *widths: str, per_token: s
 
 
 def check_given(config: FamilyConfig, *names: str) -> None:
-    """ValueError for a field without which a model cannot be made, although its type has no default for it."""
+    """Raise ValueError if a field is missing that the type has no default for and needs."""
     for name in names:
         if getattr(config, name) is None:
             raise ValueError(f"{name} None has to be a number: this type has no default for it")
 
 
 def check_groups(config: FamilyConfig, experts: str, at_least: int = 2) -> None:
-    """ValueError unless the field `experts` is in `n_group` groups of so many, `topk_group` of which are chosen."""
+    """Raise ValueError unless the field `experts` divides into `n_group` groups of `at_least` or more, with enough for
+    `topk_group`."""
     count, groups, chosen = (getattr(config, name) for name in (experts, "n_group", "topk_group"))
     if count % groups or count // groups < at_least:
         raise ValueError(f"{experts} {count} are not n_group {groups} equal groups of {at_least} or more")
@@ -67,7 +68,7 @@ def check_groups(config: FamilyConfig, experts: str, at_least: int = 2) -> None:
 
 
 def balanced_rows(chosen: Tensor, experts: Dim) -> list[Dim]:
-    """How many copies of tokens each expert has that has any, where copy i goes to expert i modulo their number."""
+    """Return the copies of tokens of each expert that has any. Copy i goes to expert i modulo their number."""
     copies = numel(chosen.shape)[0]
     return [Dim("rows", len(range(e, copies, experts.size))) for e in range(min(experts.size, copies))]
 
@@ -84,7 +85,7 @@ class Experts:
     is_transposed: bool = False
     has_bias: bool = False
     is_expert_parallel: bool = False
-    """Whether other ranks have experts too: rows that are for none of these are masked."""
+    """True if other ranks have experts too. Rows for their experts are masked."""
 
     @property
     def gate_up(self) -> Dim:
@@ -92,7 +93,7 @@ class Experts:
 
     @property
     def first(self) -> tuple[str, Dim]:
-        """The name and width of an expert's first projection."""
+        """Return the name and width of an expert's first projection."""
         return "gate_up_proj", self.gate_up
 
     def weights(self, path: str) -> Iterator[Weight]:
@@ -105,7 +106,7 @@ class Experts:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """grouped_mm_experts_forward: a row for each copy of a token, sorted by expert."""
+        """Run grouped_mm_experts_forward: a row for each copy of a token, sorted by expert."""
         tokens, hidden = hidden_states.shape
         copies = merge(tokens, self.per_token)
         sample_weights = reshape(top_k_weights, copies)
@@ -135,27 +136,27 @@ class Experts:
 
         inv_perm = like(perm, "inverse permutation")
         _arange = like(perm, "arange")
-        del _arange  # in the real code an argument without a name
+        del _arange  # an argument without a name in the real code
         weighted_out = index(weighted_out, inv_perm, "rows by token")
         final_hidden_states = sum_middle(view(weighted_out, tokens, self.per_token, hidden))
         return cast(final_hidden_states, hidden_states.dtype)
 
     def sentinels(self, expert_ids_g: Tensor) -> Tensor | None:
-        """Which rows are for another rank's experts, where ranks have different ones."""
+        """Return the mask of rows for other ranks' experts; None if all ranks have the same."""
         return unsqueeze(like(expert_ids_g, "rows of other ranks", boolean), 1) if self.is_expert_parallel else None
 
     def biases(self, m: Module, name: str, expert_ids_g: Tensor) -> Tensor | None:
-        """Each row's own expert's bias."""
+        """Return the bias of each row's expert; None without biases."""
         return index(m.weight(name), expert_ids_g, "biases by row") if self.has_bias else None
 
     def linear(self, x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
-        """_grouped_linear"""
+        """Run _grouped_linear."""
         columns = weight if self.is_transposed else transpose(weight, 1, 2)
         out = grouped_mm(cast(x, weight.dtype), columns, offsets, weight.name)
         return out if bias is None else add_(out, bias)
 
     def apply_gate(self, gate_up_out: Tensor) -> Tensor:
-        """_default_apply_gate"""
+        """Run _default_apply_gate."""
         gate, up = chunk(gate_up_out, 2)
         return act(gate, self.activation) * up
 
@@ -173,29 +174,30 @@ class PlainExperts(Experts):
 
 @dataclass(frozen=True)
 class RankExperts:
-    """A layer's experts, of which a rank has `own`: some of them, or of each a part."""
+    """A layer's experts. The rank has `own`: some of them, or a part of each."""
 
     whole: Experts
     own: Experts
 
     @property
     def count(self) -> Dim:
-        """All experts, as the router sees them."""
+        """Return the dim of all experts, as the router sees them."""
         return self.whole.count
 
     @property
     def per_token(self) -> Dim:
-        """Experts that a token is sent to."""
+        """Return the dim of the experts that a token is sent to."""
         return self.whole.per_token
 
     def weights(self, path: str) -> Iterator[Weight]:
-        """Those that the rank has."""
+        """Yield the weights that the rank has."""
         return self.own.weights(path)
 
     @contextmanager
     def with_local_parameters(self, m: Module) -> Generator[None]:
-        """_use_local_dtensor_params (transformers/distributed/parallel_utils.py): `to_local` of each parameter comes before the
-        experts' forward, so none of their gradients is accumulated before their backward is through."""
+        """Replace parameters by their local parts within a block (_use_local_dtensor_params in
+        transformers/distributed/parallel_utils.py). `to_local` of each parameter comes before the experts' forward, so
+        none of their gradients is accumulated before their backward is done."""
         weights = m.run.weights
         parameters = {(w.name, m.layer): weights[w.name, m.layer] for w in self.weights(m.path)}
         weights |= {key: _to_local(parameter) for key, parameter in parameters.items()}
@@ -213,16 +215,16 @@ class SoftmaxRouter:
     per_token: Dim
     hidden: Dim
     normalised: bool
-    """Whether the chosen probabilities are made to add up to one."""
+    """True if the chosen probabilities are scaled to add up to one."""
     in_fp32: bool = False
-    """Whether the weights of the chosen experts stay in fp32."""
+    """True if the weights of the chosen experts stay in fp32."""
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield Weight(f"{path}.weight", (self.count, self.hidden), "router")
 
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights of the chosen experts, and which these are."""
+        """Return the logits, and the weights and indices of the chosen experts."""
         hidden_states = reshape(hidden_states, *hidden_states.shape)
         router_logits = linear(hidden_states, m.weight())
         router_probs = softmax(cast(router_logits, fp32))
@@ -237,7 +239,8 @@ class SoftmaxRouter:
 
 @dataclass(frozen=True)
 class SigmoidRouter:
-    """A linear layer whose best experts are taken after a correction: MiniMaxM2TopKRouter. The block has the correction."""
+    """A linear layer whose best experts are taken after a correction: MiniMaxM2TopKRouter. The block has the
+    correction."""
 
     count: Dim
     per_token: Dim
@@ -248,7 +251,7 @@ class SigmoidRouter:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, correction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights of the chosen experts, and which these are."""
+        """Return the logits, and the weights and indices of the chosen experts."""
         hidden_states = reshape(hidden_states, *hidden_states.shape)
         router_logits = linear(hidden_states, m.weight())
         routing_weights = sigmoid(cast(router_logits, fp32))
@@ -262,18 +265,18 @@ class SigmoidRouter:
 
 @dataclass(frozen=True)
 class Groups:
-    """Experts in groups, of which a token is sent to a few."""
+    """Experts in groups. A token is sent to experts of a few groups."""
 
     experts: Dim
     count: Dim
     per_token: Dim
 
     def apart(self, scores: Tensor) -> Tensor:
-        """scores.view(tokens, groups, experts of a group)"""
+        """Compute `scores.view(tokens, groups, experts of a group)`."""
         return view(scores, scores.shape[0], self.count, divided(self.experts, self.count.size))
 
     def choose(self, group_scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices of the best groups, a mask of groups and one of experts."""
+        """Return the indices of the best groups, a mask of groups and one of experts."""
         tokens = group_scores.shape[0]
         group_idx = topk(group_scores, self.per_token)[1]
         group_mask = like(group_scores, "mask of the groups")
@@ -283,7 +286,7 @@ class Groups:
 
 
 def without_other_groups(scores: Tensor, score_mask: Tensor) -> Tensor:
-    """scores.masked_fill(~score_mask.bool(), number)"""
+    """Compute `scores.masked_fill(~score_mask.bool(), number)`."""
     return masked_fill(scores, like(like(score_mask, "mask", boolean), "inverted mask"))
 
 
@@ -305,7 +308,7 @@ class GroupedRouter:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights of the chosen experts, and which these are."""
+        """Return the logits, and the weights and indices of the chosen experts."""
         hidden_states = view(hidden_states, merge(*hidden_states.shape[:-1]), self.hidden)
         router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
         scores = sigmoid(router_logits)
@@ -324,7 +327,7 @@ class GroupedRouter:
 
 
 def grouped_router(config: Any, experts: Dim, per_token: Dim, hidden: Dim) -> GroupedRouter:
-    """The router of a configuration with `n_group` and `topk_group`."""
+    """Return the router of a configuration with `n_group` and `topk_group`."""
     groups = Groups(experts, Dim("groups", config.n_group), Dim("groups_per_token", config.topk_group))
     return GroupedRouter(experts, per_token, hidden, groups, normalised=bool(config.norm_topk_prob))
 

@@ -1,4 +1,4 @@
-"""Stacks in which something else takes the place of attention in some layers: what such families share."""
+"""Stacks in which another mixer replaces attention in some layers."""
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ class LinearOrFullConfig(LayerTypesConfig):
     layer_types: list[LinearOrFull] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def default_kind(self, i: int) -> LinearOrFull:
-        """What layer `i` has where `layer_types` is left out."""
+        """Return the kind of layer `i` if `layer_types` is left out."""
         raise NotImplementedError
 
     @property
     def kinds(self) -> list[LinearOrFull]:
-        """What each layer has."""
+        """Return the kind of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         return [self.default_kind(i) for i in range(self.num_hidden_layers)]
 
 
 class LinearOrFullLayers(Llama):
-    """Layers take what their kind has of masks and rotary positions. The configuration is a LinearOrFullConfig."""
+    """Llama's stack in which each layer takes the masks and rotary positions of its kind. The configuration is a
+    LinearOrFullConfig."""
 
     polynomial = False
     other_kind = "linear_attention"
-    """What layers without full attention have."""
+    """The kind of layers without full attention."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.kinds: list[str] = config.kinds
 
     def linear(self, i: int) -> bool:
-        """Whether layer `i` has something else than full attention."""
+        """Tell whether layer `i` has no full attention."""
         return self.kinds[i] == self.other_kind
 
     def variant(self, i: int) -> Hashable:
@@ -67,14 +68,14 @@ class LinearOrFullLayers(Llama):
 
 
 class Hybrid(Llama):
-    """Llama's stack with a `mamba` in the place of some layers' `self_attn`, and other names."""
+    """Llama's stack with a `mamba` instead of some layers' `self_attn`, and other names."""
 
     polynomial = False
     final_norm = "final_layernorm"
     mixer: Any
 
     def mixes(self, i: int) -> bool:
-        """Whether layer `i` has a state-space mixer."""
+        """Tell whether layer `i` has a state-space mixer."""
         raise NotImplementedError
 
     def variant(self, i: int) -> Hashable:
@@ -116,7 +117,7 @@ class Hybrid(Llama):
     def layer(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, m: Module, hidden_states: Tensor, rotary: Any, mask: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, and the attention weights where the layer hands them to the model, whose frame keeps them."""
+        """Return the output, and the attention weights if the layer hands them to the model, whose frame keeps them."""
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         hidden_states, kept = self.mix(m, hidden_states, rotary, mask)
@@ -130,7 +131,7 @@ class Hybrid(Llama):
     hands_weights_on = False
 
     def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        """The sequence mixer's output, and what else of it the layer's frame keeps: the attention's weights."""
+        """Return the sequence mixer's output, and what the layer's frame also keeps: the attention's weights."""
         assert m.layer is not None
         if self.mixes(m.layer):
             return self.mixer.forward(m / "mamba", x, mask), None

@@ -1,4 +1,4 @@
-"""Fields of families whose layers differ in what they attend to (`layer_types`)."""
+"""Fields of families whose layers attend to different tokens (`layer_types`)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ LEGACY_LAYER_TYPES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTypesConfig(RotaryConfig):
-    """A family whose layers differ in what they attend to, one name each in `layer_types`."""
+    """A family whose layers attend to different tokens, by one name each in `layer_types`."""
 
     num_hidden_layers: Layers
     layer_types: list[LayerType] | None = None
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Names of transformers 4 (configuration_utils.py, remap_legacy_layer_types)."""
+        """Return the fields with the names of transformers 4 replaced (configuration_utils.py,
+        remap_legacy_layer_types)."""
         named = super().renamed(config)
         kinds = named.get("layer_types")
         if isinstance(kinds, list):
@@ -43,17 +44,17 @@ class WindowedConfig(LayerTypesConfig):
     """A family some of whose layers attend to a window."""
 
     masks_both: ClassVar[bool] = True
-    """Whether its forward makes a mask with a window even where no layer has one, which fails without a window."""
+    """True if the forward makes a mask with a window even if no layer has one. It fails without a window."""
 
     sliding_window: Count | None = 4096
 
     def default_kind(self, i: int) -> LayerType:
-        """What layer `i` attends to where `layer_types` is left out."""
+        """Return the kind of attention of layer `i` if `layer_types` is left out."""
         raise NotImplementedError
 
     @property
     def kinds(self) -> list[LayerType]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         return [self.default_kind(i) for i in range(self.num_hidden_layers)]
@@ -69,7 +70,8 @@ class RotaryByKindConfig(LayerTypesConfig):
     """A family whose `rope_parameters` hold one set per kind of layer (models/gemma3/configuration_gemma3.py)."""
 
     def rope_of(self, kind: str) -> dict[str, Any]:
-        """convert_rope_params_to_dict: `rope_scaling` goes to the layers that attend to everything."""
+        """Return one kind's parameters (convert_rope_params_to_dict). `rope_scaling` belongs to the layers with full
+        attention."""
         given = self.rope_parameters or {}
         rope: dict[str, Any] = {**(given.get(kind) or {})}
         if kind == "full_attention":

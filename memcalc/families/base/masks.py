@@ -1,4 +1,5 @@
-"""Attention masks (masking_utils.py). Without padding there are mostly none: a kernel that knows `is_causal` needs none."""
+"""Attention masks (masking_utils.py). Most batches without padding have none: a kernel that knows `is_causal` needs no
+mask."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @replaceable
 def causal_mask(run: Run, window: int | None = None) -> Tensor | None:
-    """create_causal_mask, or with a window create_sliding_window_causal_mask."""
+    """Run create_causal_mask, or with a window create_sliding_window_causal_mask."""
     run.memory.scope = "causal mask"
     return _mask(run, _causal, _padding_mask(run)) if window is None else _window_mask(run, window)
 
@@ -32,15 +33,17 @@ def _window_mask(run: Run, window: int) -> Tensor | None:
 
 
 def causal_mask_of_one_sequence(run: Run, window: int | None = None) -> Tensor | None:
-    """The same over sdpa where the caller gives positions that do not jump: it looks for packed sequences first."""
+    """Run create_causal_mask over sdpa with the caller's positions, which do not jump. It looks for packed sequences
+    first."""
     packed_sequences(run)
     return None if window is None else _window_mask(run, window)
 
 
 def packed_causal_mask(run: Run, window: int | None = None) -> Tensor:
-    """create_causal_mask where the caller's positions jump: each sequence of a packed one apart, whatever sdpa could do.
+    """Run create_causal_mask with positions that jump: the sequences of a packed one are separated, whatever sdpa could
+    do.
 
-    As long as the embeddings, which with sequence parallelism are a shard.
+    The mask is as long as the embeddings, which with sequence parallelism are a shard.
     """
     assert run.positions is not None
     run.memory.scope = "causal mask"
@@ -51,7 +54,7 @@ def packed_causal_mask(run: Run, window: int | None = None) -> Tensor:
 
 
 def packed_sequences(run: Run) -> Tensor:
-    """find_packed_sequence_indices: (batch, seq), to which sequence each token belongs."""
+    """Run find_packed_sequence_indices: (batch, seq), the sequence that each token belongs to."""
     assert run.positions is not None
     batch, seq, memory = run.batch, run.positions.shape[1], run.memory
     positions = expand(run.positions, batch, seq)
@@ -67,23 +70,24 @@ def packed_sequences(run: Run) -> Tensor:
 
 
 def decoder_mask(run: Run) -> Tensor | None:
-    """create_causal_mask behind an encoder: the collator's mask is the encoder's, the decoder has none for its tokens."""
+    """Run create_causal_mask behind an encoder. The collator's mask is the encoder's; the decoder has none for its
+    tokens."""
     run.memory.scope = "causal mask"
     return _mask(run, _causal, None)
 
 
 def _padding_mask(run: Run) -> Tensor | None:
-    """The collator's mask as booleans (_preprocess_mask_arguments)."""
+    """Return the collator's mask as booleans (_preprocess_mask_arguments); None without padding."""
     return None if run.attention_mask is None else cast(run.attention_mask, boolean, "padding mask")
 
 
 def _mask(
     run: Run, mask_function: MaskFunction, padding_mask: Tensor | None, local_size: int | None = None
 ) -> Tensor | None:
-    """eager_mask or sdpa_mask.
+    """Run eager_mask or sdpa_mask.
 
-    Eager attention adds a mask in the model's dtype; sdpa needs a boolean one where the batch has padding or the sequence
-    reaches beyond what a token sees.
+    Eager attention adds a mask in the model's dtype. sdpa needs a boolean mask if the batch has padding, or if the
+    sequence is longer than what a token attends to.
     """
     if run.attention == "eager":
         mask = _boolean_mask(run, mask_function, padding_mask)
@@ -95,18 +99,19 @@ def _mask(
 
 
 def recurrent_mask(run: Run) -> Tensor | None:
-    """create_recurrent_attention_mask, for layers without attention: the collator's mask; one token is never padding."""
+    """Return the mask of layers without attention (create_recurrent_attention_mask): the collator's. A single token is
+    never padding."""
     return None if run.seq.size == 1 else run.attention_mask
 
 
 def boolean_mask(run: Run) -> Tensor:
-    """The causal mask of a model that never does without one (`allow_is_causal_skip=False`)."""
+    """Return the causal mask of a model that always makes one (`allow_is_causal_skip=False`)."""
     run.memory.scope = "causal mask"
     return _boolean_mask(run, _causal, _padding_mask(run))
 
 
 def causal_mask_of_ones(run: Run) -> Tensor | None:
-    """create_causal_mask with a mask of nothing but ones, as some decoders make themselves: sdpa drops it."""
+    """Run create_causal_mask with a mask of ones, which some decoders make themselves; sdpa drops it."""
     run.memory.scope = "causal mask"
     attention_mask = new_tensor(run.memory, (run.batch, run.seq), fp32, "mask of ones")
     padding_mask = cast(attention_mask, boolean, "padding mask")
@@ -117,8 +122,8 @@ def causal_mask_of_ones(run: Run) -> Tensor | None:
 
 
 def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:
-    """create_bidirectional_mask: none without padding. With a window create_bidirectional_sliding_window_mask: a mask also
-    where a sequence reaches beyond the window."""
+    """Run create_bidirectional_mask, which makes none without padding. With a window run
+    create_bidirectional_sliding_window_mask, which also makes one if the sequence is longer than the window."""
     if window is None:
         run.memory.scope = "bidirectional mask"
         return None if run.attention_mask is None else _mask(run, _bidirectional, _padding_mask(run))
@@ -134,21 +139,22 @@ def bidirectional_mask(run: Run, window: int | None = None) -> Tensor | None:
 
 
 def chunked_causal_mask(run: Run, chunk_size: int) -> Tensor | None:
-    """create_chunked_causal_mask: its left padding is counted by sequence, which gives the mask a batch dim of its own."""
+    """Run create_chunked_causal_mask. Its left padding is counted by sequence, so the mask has a batch dim of its
+    own."""
     run.memory.scope = "chunked causal mask"
     _left_padding = new_tensor(run.memory, (run.batch,), int64, "left padding")
     return _mask(run, _and_masks(_chunked_overlay, _causal), _padding_mask(run), chunk_size)
 
 
 def _boolean_mask(run: Run, mask_function: MaskFunction, padding_mask: Tensor | None) -> Tensor:
-    """(batch, 1, seq, seq), the batch dim a view unless the sequences differ."""
+    """Return a mask of (batch, 1, seq, seq). The batch dim is a view unless the sequences differ."""
     if padding_mask is not None:
         mask_function = _and_masks(mask_function, _padding(padding_mask))
     return _broadcast_mask(run, mask_function, run.seq)
 
 
 def _broadcast_mask(run: Run, mask_function: MaskFunction, seq: Dim) -> Tensor:
-    """sdpa_mask: the mask function over all places."""
+    """Run sdpa_mask: the mask function over all places."""
     batch_arange = _arange(run, run.batch)
     _head_arange = _arange(run, ONE_DIM)
     q_arange = like(_arange(run, seq), "query positions")  # arange + q_offset
@@ -178,7 +184,7 @@ def _causal(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 
 
 def _bidirectional(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    """q_idx >= 0"""
+    """Compute `q_idx >= 0`."""
     return like(q_idx, "all positions", boolean)
 
 
@@ -187,25 +193,25 @@ def _sliding_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) ->
 
 
 def _bidirectional_window_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    """abs(q_idx - kv_idx) <= sliding_window"""
+    """Compute `abs(q_idx - kv_idx) <= sliding_window`."""
     distance = like(of_two(q_idx, kv_idx, "distance"), "distance")
     return like(distance, "window", boolean)
 
 
 def _everything(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    """q_idx >= 0"""
+    """Compute `q_idx >= 0`."""
     return like(q_idx, "all positions", boolean)
 
 
 def _chunked_overlay(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    """(kv_idx - left_padding[batch_idx]) // chunk_size == (q_idx - left_padding[batch_idx]) // chunk_size"""
+    """Compute `(kv_idx - left_padding[batch_idx]) // chunk_size == (q_idx - left_padding[batch_idx]) // chunk_size`."""
     kv_chunk = like(of_two(kv_idx, like(batch_idx, "left padding"), "key positions"), "chunks of keys")
     q_chunk = like(of_two(q_idx, like(batch_idx, "left padding"), "query positions"), "chunks of queries")
     return of_two(kv_chunk, q_chunk, "same chunk", boolean)
 
 
 def _same_sequence(packed: Tensor) -> MaskFunction:
-    """packed_sequence_mask_function: packed[batch_idx, q_idx] == packed[batch_idx, kv_idx]"""
+    """Return packed_sequence_mask_function: packed[batch_idx, q_idx] == packed[batch_idx, kv_idx]."""
 
     def inner_mask(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         of_queries = _looked_up(packed, batch_idx, q_idx, "sequences of the queries")
@@ -217,7 +223,7 @@ def _same_sequence(packed: Tensor) -> MaskFunction:
 
 
 def _of_positions(mask_function: MaskFunction, positions: Tensor) -> MaskFunction:
-    """remap_positions_for_packed_sequence: the mask of what positions say, not of places."""
+    """Return the mask function over positions instead of places (remap_positions_for_packed_sequence)."""
 
     def inner_mask(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         of_queries = _looked_up(positions, batch_idx, q_idx, "positions of the queries")
@@ -227,12 +233,12 @@ def _of_positions(mask_function: MaskFunction, positions: Tensor) -> MaskFunctio
 
 
 def _looked_up(table: Tensor, batch_idx: Tensor, idx: Tensor, name: str) -> Tensor:
-    """table[batch_idx, idx]"""
+    """Compute `table[batch_idx, idx]`."""
     return new_tensor(table.memory, broadcast(batch_idx.shape, idx.shape), table.dtype, name)
 
 
 def _padding(padding_mask: Tensor) -> MaskFunction:
-    """padding_mask_function: padding_mask[batch_idx, kv_idx]"""
+    """Return padding_mask_function: padding_mask[batch_idx, kv_idx]."""
 
     def inner_mask(batch_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return new_tensor(padding_mask.memory, broadcast(batch_idx.shape, kv_idx.shape), boolean, "padding of the keys")

@@ -1,4 +1,4 @@
-"""What a program is written with: modules that know their path, hold their arguments and find their weights."""
+"""The language of programs: modules that know their path, hold their arguments and find their weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class Weight(NamedTuple):
-    """One parameter of a model. That of a layer has a `*` in its `name` where the layer's number stands.
+    """One parameter of a model. The `name` of a layer's parameter has a `*` for the layer's number.
 
     `shape` is transformers' own, in named dims. `component` groups parameters in tables.
     """
@@ -42,9 +42,8 @@ class Weight(NamedTuple):
 class Buffer(NamedTuple):
     """A buffer of a module. A floating-point one follows the model's dtype (`model.to(dtype)`).
 
-    That of a layer has a `*` in its `name` where the layer's number stands.
-
-    One that is not `registered` is a plain attribute: it stays as it was made and `named_buffers()` does not list it.
+    The `name` of a layer's buffer has a `*` for the layer's number. A buffer that is not `registered` is a plain
+    attribute: it keeps its dtype, and `named_buffers()` does not list it.
     """
 
     name: str
@@ -53,21 +52,21 @@ class Buffer(NamedTuple):
     registered: bool = True
     layer: int | None = None
     cast: bool = False
-    """Whether forward puts a copy of it in its place that has the dtype of what it computes with."""
+    """True if forward replaces the buffer with a copy in the dtype of its computation."""
     longest: int | None = None
-    """The longest sequence that it is made for. None: any. See `after_forward`."""
+    """The longest sequence that the buffer is made for; None: any. See `after_forward`."""
 
     @property
     def full_name(self) -> str:
-        """The name with the layer's number."""
+        """Return the name with the layer's number."""
         return self.name if self.layer is None else self.name.replace("*", str(self.layer))
 
 
 def after_forward(buffers: Iterable[Buffer], seq_len: int) -> Iterator[Buffer]:
-    """What modules keep after their first forward of sequences of `seq_len` tokens.
+    """Yield what modules keep after their first forward of sequences of `seq_len` tokens.
 
-    Frequencies for shorter sequences are made anew, in fp32, and with them the module keeps the length that they are for
-    (dynamic_frequency_update in transformers' modeling_rope_utils.py).
+    Frequencies for shorter sequences are made again, in fp32. The module then also keeps the length that they are made
+    for (dynamic_frequency_update in transformers' modeling_rope_utils.py).
     """
     for buffer in buffers:
         if buffer.longest is None or seq_len <= buffer.longest:
@@ -86,18 +85,18 @@ class Input(NamedTuple):
 
 
 class Hooks(Protocol):
-    """What an engine does around a model and its layers while they run."""
+    """An engine's actions around a model and its layers while they run."""
 
     def before_forward(self) -> None: ...
 
     def layer(self, forward: Callable[..., Any], m: Module, *args: Any) -> Any:
-        """The layer's forward, and what comes before and after it."""
+        """Run a layer's forward, with the engine's actions before and after it."""
         ...
 
     def after_forward(self, loss: Tensor) -> Tensor: ...
 
     def after_backward(self) -> None:
-        """Backward's last callback, within it."""
+        """Run backward's last callback, within backward."""
         ...
 
     def backward_is_over(self) -> None: ...
@@ -105,7 +104,7 @@ class Hooks(Protocol):
 
 @dataclass(slots=True)
 class Run:
-    """One run of a program on paper: its memory, its weights and the choices that a `forward()` asks about."""
+    """One run of a program on paper: its memory, its weights and the choices that a `forward()` asks for."""
 
     memory: Memory
     dtype: DType
@@ -115,31 +114,32 @@ class Run:
     seq: Dim
     accumulating: bool = False
     policy: Policy | None = None
-    """Of which ops a recomputed layer keeps the results; None: of none."""
+    """Says which ops' results a recomputed layer keeps; None: it keeps none."""
     buffer_dtype: DType | None = None
-    """Of floating-point buffers, where it is not that of the run."""
+    """The dtype of floating-point buffers, if it is not that of the run."""
     hooks: Hooks | None = None
     external: tuple[tuple[str, str], ...] = ()
-    """The program's."""
+    """The program's external parameters."""
     tensor_parallel: TensorParallel | None = None
     positions: Tensor | None = None
-    """position_ids, where the caller gives them."""
+    """The position_ids, if the caller gives them."""
     shift_labels: Tensor | None = None
-    """The labels, where the caller has shifted them."""
+    """The labels, if the caller has shifted them."""
     logits: Tensor | None = None
-    """The model's output, where the caller holds it while it makes a loss of the model's."""
+    """The model's output, if the caller holds it while it computes another loss from the model's."""
     router_logits: list[tuple[int | None, Tensor]] | None = None
-    """Of each layer what its router has returned first, while that is collected (transformers' OutputRecorder)."""
+    """The first result of each layer's router, while these are collected (transformers' OutputRecorder)."""
     recompute_layers: int | None = None
-    """Only so many of the first layers are recomputed; None: all."""
+    """The number of layers that are recomputed, the first ones; None: all."""
     sent_once: list[Sent] = field(default_factory=list[Sent])
-    """What is sent when gradients of several micro-batches are reduced together; `memory.sent` has what each one sends."""
+    """The collectives of the one reduction of several micro-batches' gradients. `memory.sent` has those of each
+    micro-batch."""
     noted: Noted | None = None
-    """What hooks that were asked to have noted."""
+    """The events that recording hooks have noted."""
     held: list[Tensor] = field(default_factory=list[Tensor])
-    """What the caller's frame has besides the batch, from before forward until backward is over."""
+    """The tensors that the caller's frame holds besides the batch, from before forward until backward is over."""
     attention_mask: Tensor | None = None
-    """The collator's mask of a padded batch, of tokens int64 and (batch, seq); None where no sequence is padded."""
+    """The collator's mask of a padded batch, int64 of (batch, seq); None if no sequence is padded."""
     weights: dict[tuple[str, int | None], Tensor] = field(default_factory=dict[tuple[str, int | None], Tensor])
     buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
@@ -154,20 +154,20 @@ class Run:
         self.weights[weight.name, weight.layer] = tensor
 
     def recomputes(self, layer: int | None) -> bool:
-        """Whether backward runs layer `layer` again."""
+        """Tell whether backward runs layer `layer` again."""
         return self.recompute and (self.recompute_layers is None or (layer or 0) < self.recompute_layers)
 
     def collect(self, layer: int | None, router_logits: Tensor) -> None:
-        """The forward hook of a router."""
+        """Run the forward hook of a router."""
         if self.router_logits is not None:
             self.router_logits.append((layer, router_logits))
 
     def checkpoint(self, function: Callable[..., Any], *args: Any) -> Any:
-        """`function(*args)`, recomputed in backward as the run says."""
+        """Run `function(*args)`, which backward recomputes as the run says."""
         return checkpoint(self.memory, function, *args, policy=self.policy)
 
     def linear(self, path: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The nn.Linear at `path`."""
+        """Run the nn.Linear at `path`."""
         visitor = self.memory.visitor
         if visitor is not None:
             layer = weight.node.weight_layer if isinstance(weight.node, Leaf) else None
@@ -191,7 +191,7 @@ class Run:
 
 
 class Module:
-    """A place in the model: `m / "self_attn"` is the child of that name."""
+    """A place in the model. `m / "self_attn"` is the child of that name."""
 
     __slots__ = ("entered", "layer", "path", "run")
 
@@ -200,7 +200,8 @@ class Module:
         self.path = path
         self.layer = layer
         self.entered: list[tuple[str, bool]] = []
-        """The scope around it and whether that began a visit, each time that it was entered: `forward` may call `forward`."""
+        """The outer scope, and whether a visit began, for each time that the module was entered: `forward` may call
+        `forward`."""
 
     def __truediv__(self, name: str) -> Module:
         return Module(self.run, f"{self.path}.{name}" if self.path else name, self.layer)
@@ -210,24 +211,24 @@ class Module:
         return self.run.memory
 
     def weight(self, name: str = "weight") -> Tensor:
-        """The parameter `name` of this module."""
+        """Return the parameter `name` of this module."""
         return self.run.weights[f"{self.path}.{name}", self.layer]
 
     def optional(self, name: str) -> Tensor | None:
-        """The parameter `name` of this module, None where the configuration leaves it out."""
+        """Return the parameter `name` of this module; None if the configuration leaves it out."""
         return self.run.weights.get((f"{self.path}.{name}", self.layer))
 
     def buffer(self, name: str) -> Tensor:
-        """The buffer `name` of this module."""
+        """Return the buffer `name` of this module."""
         path = self.path if self.layer is None else self.path.replace("*", str(self.layer))
         return self.run.buffers[f"{path}.{name}"]
 
     def linear(self, x: Tensor) -> Tensor:
-        """This module as nn.Linear."""
+        """Run this module as nn.Linear."""
         return self.run.linear(self.path, x, self.weight(), self.optional("bias"))
 
     def conv1d(self, x: Tensor) -> Tensor:
-        """This module as transformers' Conv1D."""
+        """Run this module as transformers' Conv1D."""
         visitor = self.memory.visitor
         if visitor is None:
             return conv1d(x, self.weight(), self.weight("bias"))
@@ -238,18 +239,18 @@ class Module:
         return out
 
     def embedding(self, ids: Tensor) -> Tensor:
-        """This module as nn.Embedding."""
+        """Run this module as nn.Embedding."""
         parallel = self.run.tensor_parallel
         with self:
             return embedding(self.weight(), ids) if parallel is None else parallel.embedding(self.weight(), ids)
 
     def layer_norm(self, x: Tensor) -> Tensor:
-        """This module as nn.LayerNorm."""
+        """Run this module as nn.LayerNorm."""
         with self:
             return layer_norm(x, self.optional("weight"), self.optional("bias"))
 
     def __enter__(self) -> Self:
-        """What is allocated from here on bears this module's name."""
+        """Give this module's name to all allocations from here on."""
         memory = self.run.memory
         visited = memory.visitor is not None and memory.visitor.enter(self.path, self.layer)
         self.entered.append((memory.scope, visited))
@@ -264,7 +265,7 @@ class Module:
 
 
 def module(forward: Callable[Concatenate[Any, Module, P], R]) -> Callable[Concatenate[Any, Module, P], R]:
-    """A module's `forward`: like torch's `__call__` it holds its arguments until it returns."""
+    """Make a module of a `forward`: like torch's `__call__` it holds its arguments until it returns."""
 
     @wraps(forward)
     def call(self: Any, m: Module, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""What transformers' tensor-parallel plans (`model.tp_plan`) are made of: which module is split how."""
+"""The parts of transformers' tensor-parallel plans (`model.tp_plan`): the way in which each module is split."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ SHARED_EXPERTS: Final[Plan] = {
 
 
 def _experts(path: str) -> Plan:
-    """Every rank has a part of the width of every routed expert in the module at `path`."""
+    """Return the plan for routed experts in the module at `path`: every rank has a part of the width of every
+    expert."""
     plan: Plan = {f"{path}.gate_up_proj": "packed_colwise", f"{path}.down_proj": "rowwise", path: "moe_tp_experts"}
     return plan
 
@@ -65,7 +66,7 @@ def _experts(path: str) -> Plan:
 EXPERTS: Final = _experts("model.layers.*.mlp.experts")
 ONLY_EXPERTS: Final[Plan] = {**ENDS, **EXPERTS}
 LATENT: Final[Plan] = {**ENDS, **GATED_MLP, **EXPERTS, **SHARED_EXPERTS}
-"""Attention through latents stays whole."""
+"""A plan in which attention through latents stays whole."""
 GRANITE_MOE: Final[Plan] = {**ENDS, **_experts("model.layers.*.block_sparse_moe.experts")}
 SPLIT_LATENT: Final[Plan] = {
     **ENDS,

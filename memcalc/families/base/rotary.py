@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def apply_partial_rotary_pos_emb(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Callable[[Tensor], Tensor] = rotate_half
 ) -> tuple[Tensor, Tensor]:
-    """(x * cos) + (turned(x) * sin) for the first dims of each head of q and k; the others pass.
+    """Compute `(x * cos) + (turned(x) * sin)` for the first dims of each head of q and k. The others are not rotated.
 
-    Both are rotated before they are joined with what is not (models/gpt_neox/modeling_gpt_neox.py).
+    Both are rotated before they are joined with the unrotated dims (models/gpt_neox/modeling_gpt_neox.py).
     """
     cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
     head_dim, rotary_dim = q.shape[3], cos.shape[3]
@@ -33,12 +33,12 @@ def apply_partial_rotary_pos_emb(
 
 
 def rotate_pairs(x: Tensor) -> Tensor:
-    """rotate_half of GLM and others: stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)."""
+    """Run rotate_half of GLM and others: stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)."""
     x1 = every_second(x)
     x2 = every_second(x)
     return interleave((-x2, x1), x.shape[-1])
 
 
 def repeat_pairs(x: Tensor) -> Tensor:
-    """x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1)"""
+    """Compute `x[..., : x.shape[-1] // 2].repeat_interleave(2, dim=-1)`."""
     return repeat_interleave(part(x, divided(x.shape[-1], 2)), x.shape[-1])

@@ -1,5 +1,5 @@
-"""What models with routers are refused with: steps that go another way than transformers' `forward` with labels where it adds
-the routers' loss, and engines that fail over shared experts of no width."""
+"""Refusals of models with routers: steps in which transformers' `forward` with labels, which adds the routers' loss,
+does not run, and engines that fail on shared experts of no width."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ _ANOTHER_LOSS: Final[Mapping[str, str]] = {
     "pp": "the last stage's loss is of its output alone",
     "cp": "the loss is made outside of the model, whose forward gets no labels",
 }
-"""Where the routers' loss is not a part of what is trained, although the model may make it."""
+"""The reason why the routers' loss is not a part of what is trained, although the model may compute it, by option."""
 
 
 def check_routed(options: Options, engine: str, model: Model) -> None:
-    """InputError for a model whose `output_router_logits` or whose weights without elements the engine does not take."""
+    """Raise InputError for a model whose `output_router_logits` or whose weights without elements the engine does not
+    take."""
     _check_router_outputs(options, engine, model)
     _check_empty_weights(options, engine, model)
 
 
 def _check_empty_weights(options: Options, engine: str, model: Model) -> None:
-    """What fails: torch._chunk_cat, by which FSDP2 reduces gradients ("expects non-empty tensor"); ZeRO-3's fetch_sub_module,
-    which gathers nothing for a module of no elements and asserts that it is there."""
+    """Raise InputError for weights without elements. torch._chunk_cat, with which FSDP2 reduces gradients, fails
+    ("expects non-empty tensor"). ZeRO-3's fetch_sub_module gathers nothing for a module of no elements and asserts that
+    it is there."""
     empty = next((w.name for w in model.weight_classes if not all(dim.size for dim in w.shape)), None)
     if empty is None:
         return

@@ -1,8 +1,8 @@
 """Router logits that a caller asks for (`output_router_logits`), and the loss that balances experts by them.
 
-transformers' hooks collect what each router returns (utils/output_capturing.py), but not where a checkpoint runs it again.
-Mixtral and its kin add `load_balancing_loss_func` of them to their loss (models/mixtral/modeling_mixtral.py); others hold them
-until their forward is over.
+transformers' hooks collect what each router returns (utils/output_capturing.py), but not in a recomputation. Mixtral
+and its kin add `load_balancing_loss_func` of the logits to their loss (models/mixtral/modeling_mixtral.py). Other types
+hold the logits until their forward is over.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _PER_TOKEN: Final = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k")
 _EXPERTS: Final = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
-"""The names that configurations have for experts of a token, and for all of a layer."""
+"""The names that configurations have for the experts of a token, and for all experts of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOutputsConfig(FamilyConfig):
-    """A family with routers."""
+    """The configuration of a family with routers."""
 
     given: ClassVar[Sequence[str]] = ("output_router_logits",)
 
@@ -47,16 +47,16 @@ class RouterOutputs(Llama):
     backbone: ClassVar[str] = "model"
     """The model without its head."""
     balances: ClassVar[bool] = False
-    """Whether its loss is also that of the routers' balance."""
+    """True if the loss includes the routers' balance."""
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """MixtralForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        """Run MixtralForCausalLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         run.router_logits = [] if self.config.output_router_logits else None
         hidden_states = self.model(root / self.backbone, ids)
         router_logits, run.router_logits = run.router_logits, None
         run.memory.enter(run.memory.phase, None)
-        kept: list[Tensor] = []  # this frame's `logits`, where there are any
+        kept: list[Tensor] = []  # this frame's `logits`, if there are any
 
         def logits(hidden_states: Tensor) -> Tensor:
             kept.append(self.head(root, hidden_states))
@@ -71,12 +71,12 @@ class RouterOutputs(Llama):
     def loss_of_tokens(
         self, root: Module, logits: Callable[[Tensor], Tensor], hidden_states: Tensor, ids: Tensor
     ) -> Tensor:
-        """The loss without the routers'."""
+        """Return the loss without the routers'."""
         return lm_head_loss(root / self.head_name, logits, hidden_states, ids)
 
     @property
     def chosen_experts(self) -> int:
-        """How many of a token's best experts the auxiliary loss counts."""
+        """Return the number of a token's best experts that the auxiliary loss counts."""
         return self.routed[0]
 
     chooses_again: bool = False
@@ -98,7 +98,7 @@ class RouterOutputs(Llama):
 
 
 def load_balancing_loss(run: Run, gate_logits: list[tuple[int | None, Tensor]], top_k: Dim) -> Tensor:
-    """load_balancing_loss_func: the share of tokens that each expert gets times its mean probability, over all layers."""
+    """Run load_balancing_loss_func: each expert's share of tokens times its mean probability, over all layers."""
     memory = run.memory
     memory.scope = "auxiliary loss"
     experts = gate_logits[0][1].shape[-1]
@@ -135,10 +135,10 @@ def load_balancing_loss(run: Run, gate_logits: list[tuple[int | None, Tensor]], 
 
 
 def counted(chosen: Tensor, experts: Dim) -> Tensor:
-    """torch.histc(chosen, bins=experts)"""
+    """Compute `torch.histc(chosen, bins=experts)`."""
     return new_tensor(chosen.memory, (experts,), fp32, "tokens of experts")
 
 
 def scattered(rows: Tensor, experts: Dim) -> Tensor:
-    """torch.zeros(experts).scatter_add_(0, chosen, rows)"""
+    """Compute `torch.zeros(experts).scatter_add_(0, chosen, rows)`."""
     return new_tensor(rows.memory, (experts,), fp32, "tokens of experts")

@@ -1,4 +1,4 @@
-"""Stacks in which some layers' MLP is dense and the others' routes tokens to experts."""
+"""Stacks in which some layers have a dense MLP and the others route tokens to experts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MlpTypesConfig(RouterOutputsConfig, RotaryConfig):
-    """A family whose layers differ in their MLP, one name each in `mlp_layer_types`."""
+    """A family whose layers differ in their MLP, by one name each in `mlp_layer_types`."""
 
     num_hidden_layers: Layers
     mlp_layer_types: list[Literal["dense", "sparse"]] | None = None
@@ -33,7 +33,7 @@ class MlpTypesConfig(RouterOutputsConfig, RotaryConfig):
 
     @property
     def mlp_types(self) -> Sequence[str]:
-        """Which MLP each layer has."""
+        """Return the kind of MLP of each layer."""
         return self.default_mlp_types if self.mlp_layer_types is None else self.mlp_layer_types
 
     def check(self) -> None:
@@ -44,17 +44,17 @@ class MlpTypesConfig(RouterOutputsConfig, RotaryConfig):
 
 
 class SparseLayers(RouterOutputs):
-    """Llama's stack with a routed block in place of some layers' MLP."""
+    """Llama's stack with a routed block instead of some layers' MLP."""
 
     sparse_mlp: Any
     """The forward of a routed block, a module's method."""
 
     def sparse(self, i: int) -> bool:
-        """Whether layer `i` has experts."""
+        """Tell whether layer `i` has experts."""
         return self.config.mlp_types[i] == "sparse"
 
     def sparse_weights(self) -> Iterator[Weight]:
-        """Weights of a routed block, in the place of `mlp_weights`."""
+        """Yield the weights of a routed block, instead of `mlp_weights`."""
         raise NotImplementedError
 
     def variant(self, i: int) -> Hashable:
@@ -72,12 +72,12 @@ class SparseLayers(RouterOutputs):
         return self.sparse_mlp(m, x) if self.sparse(m.layer) else self.dense_mlp(m, x)
 
     def dense_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """The MLP of a layer without experts, and of what all tokens are sent to beside the experts."""
+        """Run the MLP of a layer without experts, or that of the experts that all tokens are sent to."""
         return super().mlp(m, x)
 
 
 class GatedSharedExpert(SparseLayers):
-    """Qwen2-MoE's layers: experts in every so many layers, beside a shared one behind a gate."""
+    """Qwen2-MoE's layers: experts in every `decoder_sparse_step`-th layer, beside a shared one behind a gate."""
 
     balances = True
 
@@ -103,7 +103,7 @@ class GatedSharedExpert(SparseLayers):
 
     @module
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """Qwen2MoeSparseMoeBlock"""
+        """Run Qwen2MoeSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states_reshaped = view(x, merge(batch, seq), hidden)
         shared_expert_output = self.dense_mlp(m / "shared_expert", hidden_states_reshaped)
@@ -115,7 +115,8 @@ class GatedSharedExpert(SparseLayers):
 
 
 class GroupedSparseLayers(SparseLayers):
-    """DeepSeek-V3's layers, which many have taken over: dense ones first, then experts in groups beside a shared one."""
+    """DeepSeek-V3's layers, which many families have adopted: dense ones first, then experts in groups beside a shared
+    one."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -148,7 +149,7 @@ class GroupedSparseLayers(SparseLayers):
 
     @module
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """DeepseekV3MoE"""
+        """Run DeepseekV3MoE."""
         batch, seq, hidden = x.shape
         _logits, topk_weights, topk_indices = self.router.forward(m / "gate", x)
         hidden_states = view(x, merge(batch, seq), hidden)
@@ -158,12 +159,12 @@ class GroupedSparseLayers(SparseLayers):
         return self.of_all_experts(m, hidden_states)
 
     def of_all_experts(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """What the block makes of their sum, in its own frame."""
+        """Return the block's output from the sum of all experts, in the block's own frame."""
         return hidden_states
 
 
 def gated_mlp_weights(path: str, hidden: Dim, ffn: Dim, *, bias: bool = False) -> Iterator[Weight]:
-    """The parameters of Llama's MLP, of any width."""
+    """Yield the parameters of Llama's MLP, of any width."""
     yield from linear_weights(f"{path}.gate_proj", hidden, ffn, "mlp", bias=bias)
     yield from linear_weights(f"{path}.up_proj", hidden, ffn, "mlp", bias=bias)
     yield from linear_weights(f"{path}.down_proj", ffn, hidden, "mlp", bias=bias)

@@ -1,4 +1,4 @@
-"""A family's module tells what it is: the program, and what of memcalc's mechanisms it goes with."""
+"""The record of a family's module: its program, and the mechanisms of memcalc that support it."""
 
 from __future__ import annotations
 
@@ -14,88 +14,90 @@ if TYPE_CHECKING:
 
 
 class Preset(NamedTuple):
-    """DeepSpeed knows this of a model type (module_inject/auto_ep_presets)."""
+    """DeepSpeed's preset for a model type (module_inject/auto_ep_presets)."""
 
     sigmoid: bool = False
-    """Whether scores are sigmoids, not a softmax."""
+    """True if scores are sigmoids; False for a softmax."""
     normalises: bool | None = None
-    """Whether the chosen scores are made to add up to one; None: as the configuration's `norm_topk_prob` says."""
+    """True if the chosen scores are scaled to add up to one; None: as the configuration's `norm_topk_prob` says."""
     corrected: bool = False
-    """Whether scores are corrected by a buffer before experts are chosen."""
+    """True if a buffer corrects scores before experts are chosen."""
     shared: bool = False
-    """Whether experts that all tokens go to stand beside the routed ones."""
+    """True if there are also experts that all tokens go to."""
     gated: bool = False
-    """Whether these have a gate."""
+    """True if the shared experts have a gate."""
     returns_logits: bool = False
-    """Whether the block computes its logits once more and returns them."""
+    """True if the block computes its logits once more and returns them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """A record of what a family can do. Without a record it can do what every program can."""
+    """The record of a family's features. A family without a record has those of every program."""
 
     tensor_parallel: Plan | None = None
-    """Its plan, as transformers' `model.tp_plan` has it, empty where transformers splits nothing; None: not modelled."""
+    """The plan, as in transformers' `model.tp_plan`; empty if transformers splits nothing; None: not modelled."""
     tensor_parallel_without: str | None = None
-    """The field with which transformers' own step of the plan fails: norms of all heads are not split; DTensors are not clamped
-    in place."""
+    """The field with which transformers' own step of the plan fails: norms of all heads are not split; DTensors are not
+    clamped in place."""
     tensor_parallel_fails: str | None = None
-    """What the model does that breaks transformers' own step of the plan."""
+    """The property of the model that breaks transformers' own step of the plan."""
     sequence_parallel: bool = False
-    """Whether torch's plan with the sequence split between layers runs it as it is. Norms behind attention or MLP would add
-    DTensors to plain tensors, embeddings that are scaled within their module are reduced in another way, and activations with
-    weights would not be in the plan."""
+    """True if torch's plan with the sequence split between layers runs the model as it is. It does not with norms
+    behind attention or MLP, which would add DTensors to plain tensors, with embeddings that are scaled within their
+    module, which are reduced in another way, and with activations that have weights, which are not in the plan."""
     context_parallel: bool = False
-    """Whether its attention is causal sdpa in a module called self_attn, which accelerate takes the mask away from: so
+    """True if attention is causal sdpa in a module called self_attn, from which accelerate removes the mask. Then
     torch's ranks can share a sequence."""
     ulysses: bool = False
-    """Whether DeepSpeed's ranks can share its sequences. Of the others it fails: their layers hand no positions to the
-    attention, their heads of keys are wider than `head_dim`, or their configuration counts no key/value heads. Recurrences and
+    """True if DeepSpeed's ranks can share sequences. It fails for layers that hand no positions to the attention, for
+    heads of keys wider than `head_dim`, and for configurations without a number of key/value heads. Recurrences and
     convolutions along the sequence would see one rank's tokens."""
     ulysses_wants_head_dim: bool = False
-    """Whether its configuration leaves `head_dim` None where nobody has set it. DeepSpeed takes it as it is."""
+    """True if the configuration leaves `head_dim` None where nobody has set it. DeepSpeed takes it as it is."""
     stages: bool = False
-    """Whether its stages under torch.distributed.pipelining are held against the real ones."""
+    """True if the stages under torch.distributed.pipelining are tested against the real ones."""
     halves: bool = True
-    """Whether a backward of it can be run in two halves: not with autograd functions in Python, whose nodes keep what they have
-    saved longer between the two."""
+    """True if backward can be run in two halves. It cannot with autograd functions in Python, whose nodes keep their
+    saved tensors longer between the halves."""
     zero3_leaf: bool = False
-    """Whether its routed block is one of the classes that ZeRO-3 gathers whole if nothing else is said: MixtralSparseMoeBlock,
+    """True if the routed block is a class that ZeRO-3 gathers whole by default: MixtralSparseMoeBlock,
     Qwen2MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock."""
     uses_weights_within: bool = False
-    """Whether its modules use weights of those within them: ZeRO-3's first forward gathers each where it is used, and its
-    recomputation, which knows them (register_external_parameter), together."""
+    """True if modules use weights of modules inside them. ZeRO-3's first forward gathers each where it is used. Its
+    recomputation knows them (register_external_parameter) and gathers them together."""
     meets_fp32: bool = False
-    """Whether hidden states or attention become fp32 by a floating-point buffer (DeepSpeed's engine.py,
+    """True if hidden states or attention become fp32 through a floating-point buffer (DeepSpeed's engine.py,
     _cast_module_mixed_precision)."""
     attends_in_fp32: bool = False
-    """Whether they do within a layer: what goes into one FSDP2's hooks cast (_fsdp_state.py, _pre_forward), but no buffer."""
+    """True if hidden states or attention become fp32 within a layer. FSDP2's hooks cast the inputs of a layer
+    (_fsdp_state.py, _pre_forward), but no buffer."""
     auto_ep: Preset | None = None
-    """What DeepSpeed's AutoEP knows of it; None where it has no preset."""
+    """The preset of DeepSpeed's AutoEP; None if it has none."""
     chunked_loss: bool = False
-    """Whether its logits are the head's product and nothing else, as torch's linear_cross_entropy needs it."""
+    """True if the logits are the head's product and nothing else, as torch's linear_cross_entropy needs it."""
     liger: Literal["llama", "gemma2"] | None = None
-    """Which of Liger-Kernel's sets of patches transformers' code for it gets (`memcalc.kernels.liger.PATCHES`)."""
+    """The set of Liger-Kernel's patches for transformers' code (`memcalc.kernels.liger.PATCHES`)."""
     megatron_kernels: bool = False
-    """Whether Megatron's kernels are modelled in the place of transformers' functions."""
+    """True if Megatron's kernels are modelled instead of transformers' functions."""
     megatron_activations: tuple[str, ...] = ("silu", "swish")
-    """The activations of its configuration that Megatron's fused kernels compute."""
+    """The configuration's activations that Megatron's fused kernels compute."""
     activation_field: str = "hidden_act"
-    """The field of its configuration that names the activation."""
+    """The field of the configuration that names the activation."""
     architecture: Callable[[Any], Architecture] | None = None
-    """What Megatron's GPTModel is built from, given a configuration; None where it is not modelled."""
+    """Returns the architecture of Megatron's GPTModel for a configuration; None if it is not modelled."""
     only_qkv_biases: bool = False
-    """Whether no linear layer but those of q, k and v has the bias that its configuration's `attention_bias` speaks of."""
+    """True if only the linear layers of q, k and v have the bias of the configuration's `attention_bias`."""
     megatron_deepspeed: bool = False
-    """Whether Megatron-DeepSpeed has its layers: no experts of Megatron-Core, no norms of q and k, all biases or none."""
+    """True if Megatron-DeepSpeed has the layers: no experts of Megatron-Core, no norms of q and k, all biases or
+    none."""
     auto_class: str | None = None
     """transformers' auto class of a type that is not trained as a language model of one stack."""
     decodes_encoded: bool = False
-    """Whether it has an encoder, and a decoder that attends to what that has made."""
+    """True if the model has an encoder, and a decoder that attends to the encoder's output."""
     batch: Literal["tokens", "images", "speech"] = "tokens"
-    """What it is trained on."""
+    """The kind of data that the model is trained on."""
     layers_keep_states: bool = False
-    """Whether its layers keep their states from one forward to the next, as modules' attributes."""
+    """True if layers keep their states from one forward to the next, as attributes of modules."""
 
 
 @dataclass(frozen=True)

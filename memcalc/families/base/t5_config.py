@@ -1,4 +1,4 @@
-"""T5's fields (models/t5/configuration_t5.py), three of which a file may give or leave to the others."""
+"""T5's fields (models/t5/configuration_t5.py). A file may give three of them or leave them to the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memcalc.families.base.config import Activation, Count, FamilyConfig, Layers
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(FamilyConfig):
-    """models/t5/configuration_t5.py. `save_pretrained` writes what follows from `feed_forward_proj` and
-    `tie_word_embeddings` beside them, and `tie_word_embeddings` itself as true."""
+    """The fields of models/t5/configuration_t5.py. `save_pretrained` also writes those that follow from
+    `feed_forward_proj` and `tie_word_embeddings`, and writes `tie_word_embeddings` itself as true."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "hidden_size": "d_model",
@@ -55,14 +55,14 @@ class T5Config(FamilyConfig):
 
     @property
     def activation(self) -> str:
-        """`gated-gelu` is the gated form of gelu_new."""
+        """Return the name of the activation. `gated-gelu` is the gated form of gelu_new."""
         if self.dense_act_fn is not None:
             return self.dense_act_fn
         return "gelu_new" if self.feed_forward_proj == "gated-gelu" else self.feed_forward_proj.split("-")[-1]
 
     @property
     def scales_outputs(self) -> bool:
-        """Whether the decoder's outputs are scaled before the head."""
+        """Tell whether the decoder's outputs are scaled before the head."""
         return (
             self.tie_word_embeddings is not False if self.scale_decoder_outputs is None else self.scale_decoder_outputs
         )

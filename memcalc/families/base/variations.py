@@ -1,4 +1,4 @@
-"""Variations on Llama that several families share. Each overrides one thing; a family puts together those that it has."""
+"""Variations on Llama that several families use. Each overrides one thing; a family combines the ones that it has."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Tensor
 
 
-# --- which layers are what
+# --- the kinds of layers
 
 
 class Windowed(Llama):
-    """Layers attend to everything or to a window, as `layer_types` says. The configuration is a WindowedConfig."""
+    """Layers that attend to everything or to a window, as `layer_types` says. The configuration is a WindowedConfig."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -53,12 +53,12 @@ class Windowed(Llama):
 
 
 class RotaryByKind(Windowed):
-    """Each kind of layer has frequencies of its own (Gemma3RotaryEmbedding, models/gemma3/modeling_gemma3.py). The
+    """Layers with rotary frequencies for each kind (Gemma3RotaryEmbedding, models/gemma3/modeling_gemma3.py). The
     configuration is a RotaryByKindConfig."""
 
     @property
     def rope_types(self) -> dict[LayerType, str]:
-        """Those of the kinds that there are."""
+        """Return the rotary types of the kinds that the model has."""
         return {kind: self.config.rope_of(kind)["rope_type"] for kind in LAYER_TYPES if kind in self.kinds}
 
     def frequencies(self) -> Iterator[Buffer]:
@@ -76,7 +76,7 @@ class RotaryByKind(Windowed):
 
 
 class PostNorm(Llama):
-    """Layers norm what attention and MLP return instead of what they take."""
+    """Layers that norm the outputs of attention and MLP instead of their inputs."""
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.attention_weights()
@@ -100,7 +100,7 @@ class PostNorm(Llama):
 
 
 class LayerNorm(Llama):
-    """nn.LayerNorm, with a weight and a bias."""
+    """Norms as nn.LayerNorm, with a weight and a bias."""
 
     def norm_weights(self, name: str) -> Iterator[Weight]:
         yield Weight(f"{name}.weight", (self.hidden,), "norm")
@@ -129,7 +129,8 @@ class HeadNorm(Llama):
 
 
 class RotaryInFp32(Llama):
-    """cos and sin stay in fp32, so that q and k are rotated in fp32 and cast back (models/olmo/modeling_olmo.py)."""
+    """Rotary positions with cos and sin in fp32, so that q and k are rotated in fp32 and cast back
+    (models/olmo/modeling_olmo.py)."""
 
     rotary_dtype = fp32
 
@@ -143,7 +144,7 @@ class RotaryInFp32(Llama):
 
 
 class PlainMLP(Llama):
-    """No gate: down(act(up(x)))."""
+    """An MLP without a gate: down(act(up(x)))."""
 
     def mlp_weights(self) -> Iterator[Weight]:
         bias = getattr(self.config, "mlp_bias", False)
@@ -156,7 +157,7 @@ class PlainMLP(Llama):
 
 
 class JoinedMLP(Llama):
-    """Gate and up are one projection (models/phi3/modeling_phi3.py)."""
+    """An MLP with gate and up as one projection (models/phi3/modeling_phi3.py)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
