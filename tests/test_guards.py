@@ -85,6 +85,7 @@ IN_PLAIN_WORDS = (
     "memcalc.tape",
     "memcalc.tracing",
     "memcalc.units",
+    "memcalc.validate",
 )
 """The rooms and modules whose docstrings begin with a verb or a noun phrase."""
 

@@ -1,6 +1,6 @@
 # pyright: basic
-"""CUDA's fused attention kernels on the CPU, which has none for some widths, and which torch's context parallelism is made of:
-tensors of the sizes, dtypes and strides that CUDA's give (torch/_meta_registrations.py), of zeros."""
+"""CUDA's fused attention kernels on the CPU, which has none for some widths, and which torch's context parallelism
+needs. They return zeros of the sizes, dtypes and strides of CUDA's results (torch/_meta_registrations.py)."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The kernel that CUDA takes: flash for 16 bits, the memory-efficient one for 32 or for values of another width than
-    the keys', which knows neither grouped heads."""
+    """Run the kernel that CUDA takes: flash for 16 bits, the memory-efficient one for 32 bits or for values of another
+    width than the keys'. The memory-efficient kernel takes no grouped heads."""
     if query.dtype is not torch.float32 and query.shape[3] == value.shape[3]:
         assert attn_mask is None
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
@@ -61,13 +61,13 @@ def scaled_dot_product_attention(
 
 
 def logsigmoid(x: torch.Tensor) -> torch.Tensor:
-    """On CUDA without the buffer that the CPU's backward would want."""
+    """Return an empty result. On CUDA there is no buffer, which the CPU's backward would need."""
     return torch.empty_like(x)
 
 
 @contextlib.contextmanager
 def kernels_of_cuda() -> Iterator[None]:
-    """The CPU has these kernels, for whoever calls them."""
+    """Give the CPU these kernels within a block, for every caller."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name, kernel in _KERNELS.items():
             library.impl(name, kernel, "CPU")
@@ -76,7 +76,7 @@ def kernels_of_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """torch's attention and the merging of its parts take them."""
+    """Let torch's attention, and the merging of its parts, call these kernels within a block."""
     names = {"scaled_dot_product_attention": scaled_dot_product_attention, "logsigmoid": logsigmoid}
     own = {name: getattr(torch.nn.functional, name) for name in names}
     with kernels_of_cuda():

@@ -1,5 +1,6 @@
 # pyright: basic
-"""Which fused attention kernels a step has taken. torch chooses by GPU, cuDNN and settings, and they differ in workspaces."""
+"""A record of the fused attention kernels of a step. torch chooses by GPU, cuDNN and settings, and kernels differ in
+workspaces."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _BEHIND: Final = "_attention"
 
 
 class AttentionSeen(TorchDispatchMode):
-    """Notes the kernels by torch's names (flash, efficient, cudnn), and changes nothing. The unfused one is not of them."""
+    """A dispatch mode that records the kernels by torch's names (flash, efficient, cudnn) and changes nothing. It does
+    not record the unfused one."""
 
     def __init__(self) -> None:
         super().__init__()

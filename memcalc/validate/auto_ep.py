@@ -1,9 +1,9 @@
 # pyright: basic
-"""DeepSpeed's AutoEP where the other ranks are not there, and on the CPU as it is on a GPU.
+"""DeepSpeed's AutoEP without the other ranks, and on the CPU as on a GPU.
 
-A fake process group moves nothing: what the other ranks say of their tokens is what this one says of its own. On the CPU
-AutoEP's Triton kernels allocate what they do on a GPU and compute nothing: rows are gathered into blocks for each expert by
-`permute_rows`, and SwiGLU is one kernel.
+A fake process group sends nothing, so the other ranks' counts of tokens are taken to be this rank's. On the CPU
+AutoEP's Triton kernels allocate what they do on a GPU and compute nothing: `permute_rows` gathers rows into blocks for
+each expert, and SwiGLU is one kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 class FusedSwiGLU(torch.autograd.Function):
-    """deepspeed/ops/triton_ops/swiglu_triton.py, _SwiGLUFn: saves gate and up."""
+    """The autograd function _SwiGLUFn (deepspeed/ops/triton_ops/swiglu_triton.py). It saves gate and up."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -35,12 +35,12 @@ class FusedSwiGLU(torch.autograd.Function):
 
 
 def _gathered(src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """moe/ep_kernels.py, gather_rows"""
+    """Run gather_rows (moe/ep_kernels.py) without computing anything."""
     return torch.empty((index.numel(), src.contiguous().shape[1]), dtype=src.dtype).fill_(0)
 
 
 def _filled(fill: Any) -> Any:
-    """fill_indices_wrapper: one block of int32, filled by a kernel."""
+    """Wrap fill_indices_wrapper: one block of int32, filled by a kernel."""
 
     def indices(counts: Any, starts: Any, offsets: Any, experts: int, ranks: int, most: int) -> torch.Tensor:
         out = torch.full((most,), -1, dtype=torch.int32)
@@ -52,7 +52,7 @@ def _filled(fill: Any) -> Any:
 
 
 def _exchanged(send: Any) -> Any:
-    """A fake group moves nothing: the counts received are those sent."""
+    """Wrap an all-to-all of a fake group, which sends nothing: the received counts are those sent."""
 
     def all_to_all(output: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         out = send(output, given, *args, **kwargs)
@@ -67,7 +67,7 @@ def _exchanged(send: Any) -> Any:
 
 
 class _PlainRegistry(dict[str, Any]):
-    """transformers' registry of what to record as DeepSpeed 0.19.8 asks it, a dict of names; 5.23 asks it by models."""
+    """transformers' registry of recorded outputs as DeepSpeed 0.19.8 uses it, a dict of names; 5.23 looks up models."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key if isinstance(key, str) else str(key.__class__), value)
@@ -78,7 +78,7 @@ class _PlainRegistry(dict[str, Any]):
 
 @contextlib.contextmanager
 def known_to_transformers() -> Iterator[None]:
-    """AutoEP's blocks are registered as DeepSpeed expects it of transformers."""
+    """Register AutoEP's blocks within a block of code as DeepSpeed expects transformers to."""
     from transformers.utils import output_capturing
 
     registry = _PlainRegistry(output_capturing._CAN_RECORD_REGISTRY)
@@ -88,7 +88,7 @@ def known_to_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Every rank sends what this one does."""
+    """Let every rank send what this one does, within a block."""
     import deepspeed.comm as comm
 
     with mock.patch.object(comm, "all_to_all_single", _exchanged(comm.all_to_all_single)):
@@ -97,7 +97,7 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kernels_of_a_gpu() -> Iterator[None]:
-    """The branches of a GPU that has torch's grouped product (Hopper and newer)."""
+    """Take the branches of a GPU with torch's grouped product (Hopper and newer) within a block."""
     from deepspeed.moe import ep_experts, ep_kernels
 
     swiglu = ep_experts.EXPERT_ACTIVATIONS["swiglu"]
@@ -118,6 +118,6 @@ def kernels_of_a_gpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def auto_ep_of_a_gpu() -> Iterator[None]:
-    """All of it: a rank of a fake group, on the CPU."""
+    """Run a rank of a fake group on the CPU with all these patches within a block."""
     with kernels_of_a_gpu(), alone(), known_to_transformers():
         yield

@@ -1,9 +1,9 @@
 # pyright: basic
-"""`torch.autocast` as CUDA has it, for traces on the CPU.
+"""`torch.autocast` as on CUDA, for traces on the CPU.
 
-The CPU's autocast has other op lists (softmax, layer_norm, pow, rsqrt and sum are not cast; cat and stack are). Here the
-dispatcher gets CUDA's lists for CPU tensors. Contexts, the weight cache and the casts of the lower-precision ops that both
-lists have stay torch's own.
+The CPU's autocast has other op lists (softmax, layer_norm, pow, rsqrt and sum are not cast; cat and stack are). Here
+the dispatcher gets CUDA's lists for CPU tensors. Contexts, the weight cache and the casts of the lower-precision ops in
+both lists remain torch's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLICIES = {
 
 
 def cuda_lists() -> dict[str, str]:
-    """Op (with its overload) -> policy, from the header that torch installs."""
+    """Return op (with its overload) -> policy, from the header that torch installs."""
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     text = header.read_text(encoding="utf-8").replace("\\\n", " ")
     out = {}
@@ -44,7 +44,7 @@ def _as(tensor: Any, dtype: torch.dtype) -> Any:
 
 
 def _cast(args: tuple[Any, ...], dtype: torch.dtype) -> list[Any]:
-    """As a C++ call of gcc evaluates its arguments: from the right."""
+    """Cast arguments in the order in which gcc evaluates those of a C++ call: from the right."""
     return [tree_map(lambda leaf: _as(leaf, dtype), arg) for arg in reversed(args)][::-1]
 
 
@@ -54,7 +54,7 @@ def _widest(args: tuple[Any, ...]) -> torch.dtype:
 
 
 def _kernel(op: Any, policy: str) -> Callable[..., Any]:
-    """What AutocastCUDA does for an op (WrapFunction_ in autocast_mode.h)."""
+    """Return AutocastCUDA's kernel for an op (WrapFunction_ in autocast_mode.h)."""
     places = {argument.name: i for i, argument in enumerate(op._schema.arguments)}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -70,13 +70,13 @@ def _kernel(op: Any, policy: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def cuda_lists_on_the_cpu() -> Iterator[None]:
-    """CPU tensors are cast as `torch.autocast("cuda")` casts CUDA tensors."""
+    """Cast CPU tensors as `torch.autocast("cuda")` casts CUDA tensors, within a block."""
     enabled = torch.is_autocast_enabled
     torch.is_autocast_enabled = lambda device_type="cpu": enabled(device_type)  # CUDA, if not asked
     try:
         with torch.library._scoped_library("aten", "IMPL") as library:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that kernels are overridden
+                warnings.simplefilter("ignore")  # about overridden kernels
                 _register(library)
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Which setups a backend can run, and which not, by name."""
+"""Checks of setups that a backend cannot run, each by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALL: Final = "pip install 'memcalc-llm[validate]'"
 
 
 def check(report: Report, backend: str) -> None:
-    """InputError for what is estimated but not run."""
+    """Raise InputError for a setup that is estimated but not run."""
     s = report.setup
     if s.seq_len is None:
         raise InputError("--params: a number of parameters has no code that could be run; allowed: --model")
@@ -53,13 +53,13 @@ def check(report: Report, backend: str) -> None:
 
 
 def _instead(s: Setup) -> str:
-    """What runs the setup's parallelism: of the engines that are run, one has all of its axes."""
+    """Return the options that run the setup's parallelism: one of the engines that are run has all of its axes."""
     axes = [f"{option_name(axis)} {getattr(s, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(s, axis) > 1]
     return f"; with {' '.join(axes)}: --engine fsdp2 --zero 3" if axes else ""
 
 
 def fields_of(model: Model) -> dict[str, object]:
-    """The config.json that the model was made of."""
+    """Return the config.json that the model was made from."""
     if model.fields is None:
         raise InputError(f"--model {model.name}: was not made of a config.json")
     return dict(model.fields)

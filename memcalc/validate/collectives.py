@@ -1,5 +1,6 @@
 # pyright: basic
-"""Collectives of a step, as torch's dispatcher sees them: of torch.distributed, of DTensor's functional ones, of DeepSpeed."""
+"""The collectives of a step, as torch's dispatcher sees them: torch.distributed's, DTensor's functional ones,
+DeepSpeed's."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _C10D: Final[dict[str, str | None]] = {
     "monitored_barrier_": None,
     "check_for_nan": None,
 }
-"""Ops of torch.distributed -> collective. One that is not here is counted by its own name."""
+"""torch.distributed's ops -> collective. An op that is not listed is counted under its own name."""
 _FUNCTIONAL: Final = {
     "all_gather_into_tensor": "all_gather",
     "all_gather_into_tensor_out": "all_gather",
@@ -52,13 +53,13 @@ class Call(NamedTuple):
 
     collective: str
     ranks: int
-    """Of its group."""
+    """The number of ranks in its group."""
     payload: int
-    """Bytes of the full tensors, as in an estimate's collectives."""
+    """The bytes of the full tensors, as in an estimate's collectives."""
 
 
 def call_of(func: Any, args: tuple[Any, ...]) -> Call | None:
-    """What an op sends; None where it sends nothing, or what its other side has counted."""
+    """Return the collective of an op; None if it sends nothing, or if its other side is counted."""
     name = func._schema.name.split("::")[1]
     if func.namespace == "c10d":
         kind = _C10D.get(name, name)
@@ -74,7 +75,8 @@ def call_of(func: Any, args: tuple[Any, ...]) -> Call | None:
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the calls made while the mode is on, and changes nothing. Backward's threads have the mode of who called it."""
+    """A dispatch mode that counts collective calls and changes nothing. Backward's threads have the mode of their
+    caller."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +94,7 @@ class Collectives(TorchDispatchMode):
 
 
 def has_local_tensors(types: Any) -> bool:
-    """Whether an op is one over wrappers: the ops over their local tensors come to a mode by themselves."""
+    """Tell whether an op is over wrappers. The ops over their local tensors reach a mode separately."""
     return any(issubclass(t, (DTensor, AsyncCollectiveTensor)) for t in types)
 
 
@@ -101,7 +103,7 @@ def _nbytes(tensors: Any) -> int:
 
 
 def _to_one(parts: list[int]) -> bool:
-    """Whether all of it goes to one rank, as around torch's ring."""
+    """Tell whether one rank gets everything, as in torch's ring."""
     return sum(n > 0 for n in parts) == 1 < len(parts)
 
 

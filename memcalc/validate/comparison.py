@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured, row by row."""
+"""Predicted bytes beside measured bytes, row by row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Calls = Mapping[tuple[str, int], tuple[int, int]]
 
 
 class Measured(NamedTuple):
-    """Bytes of one rank in a steady-state step; None where a backend cannot tell."""
+    """The bytes of one rank in a steady-state step; None if a backend cannot tell."""
 
     parameters: int | None
     gradients: int | None
@@ -27,32 +27,32 @@ class Measured(NamedTuple):
     backward: int
     step: int
     calls: Calls | None
-    """None without an engine that sends something."""
+    """The collective calls; None without an engine that sends anything."""
     environment: dict[str, str]
-    """Versions and, on a GPU, what it is."""
+    """The versions and, on a GPU, its properties."""
     seconds: float | None = None
-    """Of the step; None without a GPU."""
+    """The seconds of the step; None without a GPU."""
     allocated: int | None = None
     reserved: int | None = None
     device: int | None = None
     real_ranks: bool = False
-    """Whether the other ranks were there: then NCCL was."""
+    """True if the other ranks were running, and NCCL with them."""
     saved_by_hooks: int | None = None
-    """Storages that autograd's saved_tensors_hooks were shown, weights and inputs excluded."""
+    """The bytes of storages that autograd's saved_tensors_hooks have seen, without weights and inputs."""
     workspaces: int | None = None
-    """What was freed with cuBLAS's workspaces."""
+    """The bytes that were freed with cuBLAS's workspaces."""
     context: int | None = None
-    """What the device's own count rose by when the CUDA context was made."""
+    """The rise of the device's own count when the CUDA context was made."""
     gradients_in_step: int | None = None
-    """Those that the optimizer is given, where others come and go in backward."""
+    """The gradients that the optimizer gets, if others come and go in backward."""
     history: dict[str, Any] | None = None
-    """What the allocator did in a step, by phase."""
+    """The allocator's history of a step, by phase."""
     attention: tuple[str, ...] = ()
-    """torch's names of the fused kernels that attention took on a GPU."""
+    """torch's names of the fused attention kernels that ran on a GPU."""
 
 
 class Compared(NamedTuple):
-    """One row. `predicted` and `measured` are bytes, but calls of a collective."""
+    """One row. `predicted` and `measured` are bytes, or the number of a collective's calls."""
 
     name: str
     predicted: int
@@ -64,14 +64,14 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The prediction's, relative to what was measured."""
+        """Return the prediction's error, relative to the measurement."""
         if self.measured:
             return self.difference / self.measured
         return 0.0 if not self.predicted else float("inf")
 
 
 def rank_of(report: Report) -> int:
-    """The rank of the job that is reported: the first of its pipeline stage, or one of those that share sequences."""
+    """Return the reported rank of the job: the first of its pipeline stage, or one of those that share sequences."""
     s = report.setup
     return report.rank.number * (s.gpus // s.pp) + (report.rank.cp or 0) * s.tp
 
@@ -85,7 +85,7 @@ class Comparison(NamedTuple):
 
     @property
     def memory(self) -> list[Compared]:
-        """Components, the peak of each phase and of all; on a GPU what its tools show besides."""
+        """Return the rows of components, of each phase's peak and the highest, and on a GPU those of its tools."""
         m = self.measured
         sizes: dict[str, int | None] = {
             "parameters": m.parameters, "gradients": m.gradients, "gradients in step": m.gradients_in_step,
@@ -100,7 +100,8 @@ class Comparison(NamedTuple):
 
     @property
     def communication(self) -> list[Compared]:
-        """Calls and payload of every collective, by the size of its group; a kind that only one of both has is there too."""
+        """Return the calls and payload of every collective, by the size of its group. A kind that only one side has is
+        included."""
         if self.measured.calls is None:
             return []
         ours, theirs = predicted_communication(self.report), dict[str, int]()
@@ -111,11 +112,11 @@ class Comparison(NamedTuple):
 
     @property
     def worst(self) -> Compared:
-        """The row of memory that is off by most, relative to what was measured."""
+        """Return the memory row with the largest error, relative to the measurement."""
         return max(self.memory, key=lambda row: abs(row.error))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document, a case of a record."""
+        """Return the JSON document, a case of a record."""
         setup = self.report.setup._asdict()
         rows = {"memory": self.memory, "communication": self.communication}
         return {
@@ -138,10 +139,10 @@ class Comparison(NamedTuple):
 def predicted_memory(
     report: Report, backend: str, environment: Mapping[str, str], *, real_ranks: bool
 ) -> dict[str, int]:
-    """Every row that a backend may measure, as the report has it. `environment` says which GPU it is."""
+    """Return every row that a backend may measure, as the report predicts it. `environment` names the GPU."""
     assumed = sum(item.nbytes for item in report.overheads if item.name == WORKSPACES)
     besides = 0 if backend == "fake" else assumed
-    if besides and report.gpu is None:  # one that memcalc does not know
+    if besides and report.gpu is None:  # a GPU that memcalc does not know
         besides = HANDLES * cublas_workspace(environment["compute_capability"])
     sizes = {name: report.total(name) for name in _COMPONENTS}
     batch, rows = report.setup.micro_batch_size, report.setup.rows
@@ -163,7 +164,7 @@ def predicted_memory(
 
 
 def predicted_communication(report: Report) -> dict[str, int]:
-    """Calls and payload of a step by the collective and its group's size."""
+    """Return the calls and payload of a step by the collective and its group's size."""
     out: Counter[str] = Counter()
     for c in report.collectives:
         if c.group_size > 1:  # torch calls them on one rank, too, and nothing is sent

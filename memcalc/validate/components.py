@@ -1,5 +1,5 @@
 # pyright: basic
-"""What is there of each kind in a step that was measured, whoever has counted the bytes."""
+"""The components of a measured step, by whichever counter of bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Components(NamedTuple):
-    """Bytes; None where an engine has no such moment."""
+    """The bytes of each component; None if an engine has no such moment."""
 
     parameters: int
     gradients: int | None
@@ -25,13 +25,13 @@ class Components(NamedTuple):
 
 
 def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, device: str) -> Components:
-    """Of a step that has been done; `gradients`: those that the optimizer was given. States elsewhere than on `device` are
-    none of its memory."""
+    """Return the components of a step that has run. `gradients` are those that the optimizer got. States on other
+    devices than `device` do not count."""
     flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
     if flat is not None and flat.gradients is not None:
         gradients = nbytes(flat.gradients)
-    flattened = flat is not None and setup.zero in (1, 2)  # into one buffer, whose padding is none of them
-    # With the others whole gradients come and go.
+    flattened = flat is not None and setup.zero in (1, 2)  # flattened into one buffer, whose padding does not count
+    # With the other engines whole gradients come and go.
     whole = setup.engine in ("none", "ddp") or (setup.engine == "deepspeed" and setup.zero in (0, 1))
     return Components(
         sum(t.nbytes for t in flat.parameters)
@@ -40,5 +40,5 @@ def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, devi
         gradients if whole else None,
         None if whole else gradients,
         nbytes(state for state in (flat.states if flat else job.states()) if state.device.type == device),
-        meter.saved if setup.pp == 1 else None,  # a pipeline's are of several micro-batches
+        meter.saved if setup.pp == 1 else None,  # a pipeline's activations are of several micro-batches
     )

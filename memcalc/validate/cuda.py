@@ -1,16 +1,13 @@
 # pyright: basic
-"""Backend `cuda`: the same step for real, and what the caching allocator and the device say of it.
+"""Backend `cuda`: the same step on a real GPU, with the counts of the caching allocator and the device.
 
-Peaks are of requested bytes (`requested_bytes.all.peak` of torch.cuda.memory_stats), which no block is rounded in, so they
-are compared with tensors and cuBLAS workspaces. With an engine one GPU is rank 0 of a `fake` process group of the setup's
-size: shards, gathered units and buckets are there, only the transfers do nothing. Under torchrun the ranks are real, and
-what is given is that of the rank that is reported, wherever it runs.
+Peaks are of requested bytes (`requested_bytes.all.peak` of torch.cuda.memory_stats), without rounding to blocks, so
+they are compared with tensors and cuBLAS workspaces. With an engine one GPU is rank 0 of a `fake` process group of the
+setup's size: shards, gathered units and buckets exist, only the transfers do nothing. Under torchrun the ranks are
+real, and the result is that of the reported rank, wherever it runs.
 
-Collectives are counted in a further step, as the kernels of attention are noted, so that no dispatch mode is there in the
-others.
-
-What the building of the model has left in the allocator's cache is given back before the first step, so `reserved` is that
-of the steps.
+Collectives and attention kernels are recorded in another step, so that no dispatch mode is on in the measured ones. The
+allocator's cache from building the model is emptied before the first step, so `reserved` is that of the steps.
 """
 
 from __future__ import annotations
@@ -49,12 +46,12 @@ if TYPE_CHECKING:
 DEVICE = "cuda"
 
 _TIMED_SECONDS: Final = 1.0
-"""What the timing of steps may take, if a step is shorter."""
+"""The seconds that the timing of steps may take, if a step is shorter."""
 _TIMED_STEPS: Final = 10
 
 
 def measure(report: Report) -> Measured:
-    """A steady-state step of the report's setup on this GPU. torch's OutOfMemoryError is not caught."""
+    """Measure a steady-state step of the report's setup on this GPU. torch's OutOfMemoryError is not caught."""
     setup = report.setup
     here = place()
     real_ranks = "RANK" in os.environ and setup.engine != "none"
@@ -68,7 +65,7 @@ def measure(report: Report) -> Measured:
 
 
 def _measure_rank(report: Report, here: Place, rank: int | None) -> Measured:
-    """Of a fake group, or the one of torchrun's that this process is."""
+    """Measure one rank of a fake group, or this process's rank under torchrun (`rank` is None)."""
     setup, real_ranks = report.setup, rank is None
     gc.collect()
     torch.cuda.empty_cache()
@@ -88,15 +85,15 @@ def _measure_rank(report: Report, here: Place, rank: int | None) -> Measured:
 
 
 def of_reported(measured: Measured, report: Report) -> Measured:
-    """What the rank that is reported has measured, given what this one has; of DeepSpeed's, which are not alike, the highest
-    peaks of all. Every rank has to call it."""
+    """Return the measurement of the reported rank, given this rank's. DeepSpeed's ranks differ: the result has the
+    highest peaks of all. Every rank has to call it."""
     everyone: list[Any] = [None] * report.setup.gpus
     dist.all_gather_object(everyone, measured)
     return worst(everyone) if report.setup.engine == "deepspeed" else everyone[rank_of(report)]
 
 
 def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: bool) -> Job:
-    """A model that is to be sharded is never there as a whole."""
+    """Return the job. A model that is to be sharded never exists as a whole."""
     setup, model = report.setup, report.model
 
     def made() -> Any:
@@ -117,8 +114,8 @@ def _job(report: Report, mesh: Any, stack: contextlib.ExitStack, real_ranks: boo
 
 
 class Allocator:
-    """The caching allocator's own counts. Requested bytes; besides, the most that was allocated in blocks, and the most that
-    was reserved: where memory is short the allocator gives blocks back within a step."""
+    """The caching allocator's counts: requested bytes, and the most that was allocated in blocks and reserved. If
+    memory is short, the allocator gives blocks back within a step."""
 
     def __init__(self) -> None:
         self.allocated = 0
@@ -134,7 +131,7 @@ class Allocator:
         return torch.cuda.memory_stats()["requested_bytes.all.peak"]
 
     def _look(self) -> None:
-        """At peaks that the next phase forgets."""
+        """Record peaks before the next phase resets them."""
         self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
         self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
 
@@ -147,7 +144,7 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
     gc.collect()
     torch.cuda.empty_cache()
     weights = Gathered(job)
-    for _ in range(2):  # states and workspaces are made, DDP's buckets ordered
+    for _ in range(2):  # states and workspaces are allocated, DDP's buckets ordered
         job.step(lambda phase: None)
     measured = _step(setup, job, weights)
     torch.cuda.synchronize()
@@ -155,7 +152,7 @@ def _run(setup: Setup, job: Job, here: Place) -> Measured:
     history = _history(job)
     return measured._replace(
         device=device,
-        workspaces=_workspaces(),  # a step after this makes them anew, which is no part of the history
+        workspaces=_workspaces(),  # a step after this allocates them again, which is no part of the history
         context=here.context,
         environment=here.environment(),
         history=history,
@@ -178,7 +175,7 @@ def _step(setup: Setup, job: Job, weights: Gathered) -> Measured:
         forward=meter.peaks["forward"],
         backward=meter.peaks["backward"],
         step=meter.peaks["step"],
-        calls=None,  # those of a step of its own
+        calls=None,  # counted in another step
         environment={},
         allocated=allocator.allocated,
         reserved=allocator.reserved,
@@ -186,14 +183,14 @@ def _step(setup: Setup, job: Job, weights: Gathered) -> Measured:
 
 
 def _workspaces() -> int:
-    """Bytes that cuBLAS's handles had; the next products make them anew."""
+    """Return the bytes of cuBLAS's workspaces. The next products allocate them again."""
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     torch._C._cuda_clearCublasWorkspaces()
     return before - torch.cuda.memory_stats()["requested_bytes.all.current"]
 
 
 def _history(job: Job) -> dict[str, Any]:
-    """A further step, and what the allocator has recorded of it."""
+    """Run one more step, and return the allocator's record of it."""
     memory, device = torch.cuda.memory, torch.cuda.current_device()
     begun: list[tuple[str, int]] = []
 
@@ -212,32 +209,33 @@ def _history(job: Job) -> dict[str, Any]:
 
 
 def _called(setup: Setup, job: Job) -> dict[str, Any]:
-    """Of a further step, which nothing is measured of: the collectives that this rank calls, whether the others are there or
-    not, and the attention's kernels."""
+    """Run one more step without measuring memory. Returns this rank's collectives, whether the others are running or
+    not, and its attention kernels."""
     with Collectives() as sent, AttentionSeen() as seen:
         job.step(lambda phase: None)
     return {"calls": None if setup.engine == "none" else sent.calls, "attention": tuple(sorted(seen.kernels))}
 
 
 def _saved_by_hooks(setup: Setup, job: Job) -> int | None:
-    """Recomputation has hooks of its own, which these would not see into; an engine's weights come and go."""
+    """Return the bytes that hooks see. Recomputation has hooks of its own, which these would not see into, and an
+    engine's weights come and go: None for both."""
     if setup.engine != "none" or setup.recompute != "none":
         return None
     return saved_by_hooks(setup, job)
 
 
 def _seconds(job: Job) -> float:
-    """Of a step, the mean of some."""
+    """Return the seconds of a step, the mean of some."""
     first = _timed(job, 1)
     steps = torch.tensor(max(1, min(_TIMED_STEPS, int(_TIMED_SECONDS / first))), device=DEVICE)
-    if dist.is_initialized():  # a rank that took one step more than the others would wait for them for ever
+    if dist.is_initialized():  # a rank that took one step more than the others would wait for them forever
         dist.all_reduce(steps, op=dist.ReduceOp.MIN)
     rest = int(steps) - 1
     return (first + _timed(job, rest)) / (1 + rest)
 
 
 def _timed(job: Job, steps: int) -> float:
-    """Seconds of so many."""
+    """Return the seconds of `steps` steps."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(steps):

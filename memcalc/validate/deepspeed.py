@@ -1,9 +1,9 @@
 # pyright: basic
 """DeepSpeed's own engine around transformers' model; on the CPU with an accelerator object that answers as CUDA's.
 
-DeepSpeed asks an accelerator what the device is like. `like_cuda` is its CPU accelerator with CUDA's answers: there are
-streams, which do nothing here, so the branches are those of a GPU. Its FusedAdam is DeepSpeed's own with the CUDA kernel left
-out, which allocates nothing.
+DeepSpeed asks an accelerator for the device's properties. `like_cuda` is its CPU accelerator with CUDA's answers: there
+are streams, which do nothing here, so the branches are those of a GPU. FusedAdam is DeepSpeed's own without the CUDA
+kernel, which allocates nothing.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _OPTIONS: Final = {
 
 
 def load() -> Any:
-    """The package; InputError where it is not there."""
+    """Return the package. Raises InputError if it cannot be imported."""
     try:
         with _environment({"DS_ACCELERATOR": "cpu"} if not torch.cuda.is_available() else {}):
             import deepspeed
-    except Exception as error:  # it looks for compilers and devices while it is imported
+    except Exception as error:  # the import looks for compilers and devices
         why = f"needs pip install 'memcalc-llm[deepspeed]' to be run ({one_line(error)})"
         raise InputError(f"--engine deepspeed: {why}") from None
     return deepspeed
 
 
 def configuration(setup: Setup) -> dict[str, Any]:
-    """The ds_config of a setup."""
+    """Return the ds_config of a setup."""
     own = {prefix + name: getattr(setup, name) for name, prefix in _OPTIONS.items() if getattr(setup, name) is not None}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": setup.micro_batch_size,
@@ -70,7 +70,8 @@ def configuration(setup: Setup) -> dict[str, Any]:
 
 
 def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], stack: contextlib.ExitStack) -> Job:
-    """`module` is in fp32: DeepSpeed casts it. What its attention is replaced by lasts as long as `stack`."""
+    """Return the job. `module` is in fp32: DeepSpeed casts it. The replacement of its attention lasts as long as
+    `stack`."""
     package = load()
     mpu = stack.enter_context(shared_sequences(module, setup.cp, setup.micro_batch_size))
     own = None if has_fused_adam(setup) else make(setup, [list(module.parameters())])
@@ -108,8 +109,8 @@ def deepspeed_job(setup: Setup, module: Any, batch: dict[str, torch.Tensor], sta
 
 
 def _given(engine: Any, module: Any) -> int:
-    """Bytes of the gradients that the step is given: those of weights, in stage 2 those of the rank's partitions, which
-    are the first of its lists. Behind them is padding."""
+    """Return the bytes of the gradients that the step gets: the weights', in stage 2 those of the rank's partitions.
+    These are the first of each list; padding follows."""
     lists = getattr(engine.optimizer, "averaged_gradients", None)
     if lists is None or engine.zero_optimization_stage() == 3:
         return nbytes(p.grad for p in module.parameters())
@@ -118,7 +119,8 @@ def _given(engine: Any, module: Any) -> int:
 
 
 def _gradients_of_backward(engine: Any, module: Any) -> Callable[[], int]:
-    """Bytes of those of stage 1, which are all there until they are reduced and then go, those that are not the rank's."""
+    """Return a function that returns the bytes of stage 1's gradients. All exist until they are reduced; then those of
+    other ranks are freed."""
     reduce, found = engine.optimizer.reduce_gradients, [0]
 
     def reduce_gradients(*args: Any, **named: Any) -> None:
@@ -130,17 +132,18 @@ def _gradients_of_backward(engine: Any, module: Any) -> Callable[[], int]:
 
 
 class Held(NamedTuple):
-    """Tensors of DeepSpeed's buffers, by what they are."""
+    """The tensors of DeepSpeed's buffers, by component."""
 
     parameters: list[torch.Tensor]
     gradients: list[torch.Tensor] | None
-    """Of stage 3, whose buffer stays."""
+    """The gradients of stage 3, whose buffer stays."""
     states: list[torch.Tensor]
-    """What the optimizer keeps, fp32 copies of weights included."""
+    """The optimizer's states, fp32 copies of weights included."""
 
 
 def held(job: Job) -> Held:
-    """What is there between two steps (runtime/zero/stage3.py, stage_1_and_2.py, runtime/fp16/fused_optimizer.py)."""
+    """Return the tensors alive between two steps (runtime/zero/stage3.py, stage_1_and_2.py,
+    runtime/fp16/fused_optimizer.py)."""
     own = job.optimizer
     inner = getattr(own, "optimizer", own)
     partitions = [p.ds_tensor for p in job.parameters() if hasattr(p, "ds_tensor")]
@@ -153,14 +156,17 @@ def held(job: Job) -> Held:
 
 
 _MASTERS: Final = ("fp32_groups_flat", "single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
-"""Of stage 0, of stages 1 and 2, of stage 3."""
+"""The names in stage 0, in stages 1 and 2, and in stage 3."""
 
 
 def ranks_to_run(setup: Setup, model: Model) -> list[int]:
-    """What is estimated is the worst rank. In stages 1 and 2 partitions differ: those of the first and the last rank, of the
-    one with most elements, of the one with most in the step, of the one with most while gradients are reduced after backward
-    (stage 1), and of those that can have most in backward. In stage 0 all but
-    the first of the ranks that share a sequence mask what the first one counts."""
+    """Return the ranks of which one is the worst, which is estimated.
+
+    In stages 1 and 2 partitions differ. The candidates are the first and the last rank, the one with most elements, the
+    one with most in the step, the one with most while gradients are reduced after backward (stage 1), and those that
+    can have most in backward. In stage 0 all but the first of the ranks that share a sequence mask what the first one
+    counts.
+    """
     if setup.zero not in (1, 2):
         return [1 if setup.cp > 1 and setup.zero == 0 else 0]
     from memcalc.engines.deepspeed.zero1_reduction import most_while_reducing
@@ -181,7 +187,7 @@ def ranks_to_run(setup: Setup, model: Model) -> list[int]:
 
 
 class _Stream:
-    """A stream, or an event on one: nothing waits for anything."""
+    """A stream, or an event on one. Nothing waits."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -198,7 +204,7 @@ class _Stream:
 
 
 def like_cuda() -> Any:
-    """DeepSpeed's CPU accelerator with CUDA's answers."""
+    """Return DeepSpeed's CPU accelerator with CUDA's answers."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     base: Any = CPU_Accelerator
@@ -230,7 +236,7 @@ def like_cuda() -> Any:
 
 @contextlib.contextmanager
 def on_the_cpu() -> Iterator[None]:
-    """CPU tensors are a device like CUDA."""
+    """Let DeepSpeed treat CPU tensors as CUDA's within a block."""
     load()
     from deepspeed.accelerator import get_accelerator, set_accelerator
     from deepspeed.ops.adam import fused_adam
@@ -251,7 +257,8 @@ def on_the_cpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forgetting() -> Iterator[None]:
-    """What DeepSpeed leaves in torch and in its own modules is gone afterwards: process groups, and ZeRO-3's linear function."""
+    """Remove what DeepSpeed leaves in torch and in its own modules after a block: process groups, and ZeRO-3's linear
+    function."""
     load()
     from deepspeed import comm
     from deepspeed.utils import groups

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def wrapped(setup: Setup, module: Any, batch: dict[str, torch.Tensor], mesh: Any, live: Live | None) -> Job:
-    """A job of the setup's engine. `mesh` is FSDP2's, made before any mode for fake tensors; `live` is told of DDP's buckets."""
+    """Return a job of the setup's engine. `mesh` is FSDP2's, made before any mode for fake tensors; `live` is told of
+    DDP's buckets."""
     if setup.engine == "fsdp2":
         return _fsdp2(setup, module, batch, mesh)
     if setup.engine == "ddp":
@@ -46,8 +47,8 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
     model = DistributedDataParallel(module)
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations, and refuses ones that are strings
-        """What the reducer does itself. Of a fake group it would ask for a result, which there is none; and its buckets are
-        made in C++, where a dispatch mode does not look."""
+        """Reduce a bucket as the reducer itself does. With a fake group the reducer would wait for a result that never
+        comes. Its buckets are made in C++, which a dispatch mode does not see."""
         buffer = bucket.buffer()
         if live is not None:
             live.register(buffer)
@@ -55,7 +56,7 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
         return work.get_future().then(lambda _: buffer)
 
     def held_back(follows: bool) -> Any:
-        """A micro-batch's gradients wait while others follow."""
+        """Delay the reduction of a micro-batch while others follow."""
         waits = follows and not setup.sync_each_micro_batch
         return model.no_sync() if waits else contextlib.nullcontext()
 
@@ -65,7 +66,8 @@ def _ddp(setup: Setup, module: Any, batch: dict[str, torch.Tensor], live: Live |
 
 
 def mesh_of(setup: Setup, device: str) -> Any:
-    """FSDP2's mesh: stages, replicas, shards, parts of a sequence and tensor parallelism, those of them that there are."""
+    """Return FSDP2's mesh: stages, replicas, shards, parts of a sequence and tensor parallelism, as far as the setup
+    has them."""
     sizes = {
         "pp": setup.pp, "dp_replicate": setup.replicas, "dp_shard": setup.shards // setup.cp, "cp": setup.cp, "tp": setup.tp,
     }  # fmt: skip
@@ -74,7 +76,7 @@ def mesh_of(setup: Setup, device: str) -> Any:
 
 
 def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
-    """`fully_shard` over every layer and then the module; one on the meta device is on `device` from then on."""
+    """Run `fully_shard` over every layer and then the module. A module on the meta device is moved to `device`."""
     over = tuple(name for name in whole.mesh_dim_names if name not in ("pp", "tp"))
     mesh = whole if over == whole.mesh_dim_names else whole[over]
     policy = MixedPrecisionPolicy()
@@ -96,7 +98,8 @@ def shard(setup: Setup, module: Any, whole: Any, device: torch.device) -> None:
 
 
 def _layers(module: Any) -> list[Any]:
-    """Those of its stacks: what transformers can checkpoint, or, in a type that it cannot checkpoint, what is listed."""
+    """Return the layers of the module's stacks: those that transformers can checkpoint or, if it cannot checkpoint the
+    type, those in lists."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -120,7 +123,8 @@ def _fsdp2(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any
 
 
 def split(setup: Setup, module: Any, whole: Any) -> Any:
-    """The module with tensor parallelism over the mesh's tp, if there is any: by torch's plan or transformers'."""
+    """Return the module with tensor parallelism over the mesh's tp, if there is any: by torch's plan or
+    transformers'."""
     if setup.sequence_parallel:
         (sequence_and_loss_parallel if split_logits(setup) else sequence_parallel)(module, whole["tp"])
     elif setup.tp > 1:
@@ -129,7 +133,7 @@ def split(setup: Setup, module: Any, whole: Any) -> Any:
 
 
 def _sharing(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: Any) -> Around:
-    """Of ranks that share sequences."""
+    """Return the context of micro-batches whose ranks share sequences."""
     ring, shape = whole["cp"], (setup.micro_batch_size, setup.seq_len or 1)
     rotate = ROTATES[setup.cp_comm_type or "all_gather"]
     without_masks(module)
@@ -137,7 +141,7 @@ def _sharing(setup: Setup, module: Any, batch: dict[str, torch.Tensor], whole: A
 
 
 def _reducing_last(module: Any, around: Around | None) -> Around:
-    """As accelerate's `no_sync` has it for FSDP2."""
+    """Return the context of micro-batches as in accelerate's `no_sync` for FSDP2."""
 
     def micro_batch(follows: bool) -> Any:
         module.set_requires_gradient_sync(not follows)
@@ -159,14 +163,15 @@ def under_loss_parallel(step: Any) -> Any:
 
 
 def _materialize(module: Any, device: torch.device) -> None:
-    """Only now there is anything; the values change no size."""
+    """Allocate the module's tensors on `device`. Their values change no size."""
     module.to_empty(device=device)
     for tensor in (*module.parameters(), *module.buffers()):
         of_rank(tensor).data.zero_()
 
 
 def config_of(setup: Setup) -> Any:
-    """transformers' own of the setup's degrees. InputError where it does not know all of them."""
+    """Return transformers' configuration of the setup's degrees. Raises InputError if this version does not know all of
+    them."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
     degrees: dict[str, Any] = {
@@ -179,7 +184,7 @@ def config_of(setup: Setup) -> Any:
 
 
 def _split(setup: Setup, module: Any, mesh: Any) -> None:
-    """transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
+    """Apply transformers' `tp_plan="auto"` over a mesh (distributed/mixin.py, maybe_distribute_model)."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     config = config_of(setup)

@@ -1,9 +1,9 @@
 # pyright: basic
-"""Experts over ranks: transformers' own expert parallelism under `fully_shard` (distributed/mixin.py, expert_parallel.py and
-fsdp.py), and how tokens go to experts, there and in DeepSpeed's AutoEP.
+"""Experts over ranks: transformers' own expert parallelism under `fully_shard` (distributed/mixin.py,
+expert_parallel.py and fsdp.py), and the routing of tokens to experts, there and in DeepSpeed's AutoEP.
 
-A fake process group moves nothing, and AllToAllEP reads back how many rows come. So copy i of a rank's tokens goes to expert
-i modulo their number, whatever the router says, and every rank is taken to send what this one does.
+A fake process group sends nothing, and AllToAllEP reads back how many rows come. So copy i of a rank's tokens goes to
+expert i modulo their number, whatever the router says, and every rank is taken to send what this one does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def even_routing(busiest: int = 1, *, alone: bool = True) -> Iterator[None]:
-    """Every rank sends an equal part of its copies of tokens to each expert, the others `busiest` times that to the first.
-    `alone`: there are no others."""
+    """Let every rank send an equal part of its copies of tokens to each expert, the other ranks `busiest` times that to
+    the first, within a block. `alone`: there are no other ranks."""
     from transformers.distributed import expert_parallel
 
     real: Any = expert_parallel
@@ -58,8 +58,8 @@ def even_routing(busiest: int = 1, *, alone: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def routing(setup: Setup, *, alone: bool) -> Iterator[None]:
-    """How tokens go to the experts of a setup with expert parallelism, as evenly as they are estimated. `alone`: the other
-    ranks are not there."""
+    """Route tokens to the experts of a setup as evenly as estimated, within a block. `alone`: the other ranks are not
+    running."""
     with contextlib.ExitStack() as stack:
         if setup.ep > 1 and setup.engine == "deepspeed":
             stack.enter_context(balanced_routing())
@@ -76,7 +76,8 @@ def routing(setup: Setup, *, alone: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def balanced_routing() -> Iterator[None]:
-    """Expert e is chosen for the copies e, e + experts, e + 2·experts, … of tokens, whatever the router says."""
+    """Choose expert e for the copies e, e + experts, e + 2·experts, … of tokens, whatever the router says, within a
+    block."""
     original = torch.topk
 
     def topk(scores: torch.Tensor, k: int, dim: int = -1, **kwargs: Any) -> Any:
@@ -94,8 +95,11 @@ def balanced_routing() -> Iterator[None]:
 
 
 def share_experts(model: Any, device: str, config: Any, split: DeviceMesh | None = None, **how: Any) -> DeviceMesh:
-    """The experts over the ranks of `config` (a DistributedConfig) that have different ones, and each layer's under
-    `fully_shard(**how)` over those that have the same. `split` is the mesh of tensor parallelism. Returns that of the former."""
+    """Spread the experts over the ranks of `config` (a DistributedConfig), and run `fully_shard(**how)` for each
+    layer's experts over the ranks that have the same ones.
+
+    `split` is the mesh of tensor parallelism. Returns the mesh of ranks with different experts.
+    """
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
     plan = model._resolve_parallel_plans(config)[1]

@@ -1,10 +1,11 @@
 # pyright: basic
 """Backend `fake`: a whole steady-state step of tensors that have sizes and no data, on the reported rank of a group.
 
-Everything is on the CPU as far as torch knows; where that goes another way than a GPU (dropout, fused attention), it is
-told to go the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are torch's fake ones, or, with
-DDP, DeepSpeed, tensor, context and expert parallelism, real ones that are not touched (`untouched.py`): the waits of functional
-collectives give fake ones storages that they do not have, and DDP's reducer and DeepSpeed copy by pointers.
+To torch everything is on the CPU. Where the CPU takes another way than a GPU (dropout, fused attention), it is made to
+take the GPU's. CPU tensors have no streams: lives are those of the objects. Tensors are torch's fake ones or, with DDP,
+DeepSpeed, tensor, context and expert parallelism, real ones that are not touched (`untouched.py`): the waits of
+functional collectives give fake tensors storages that they do not have, and DDP's reducer and DeepSpeed copy by
+pointers.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ _SENT_IN_FORWARD: Final = ("tp", "cp", "ep")
 
 
 def measure(report: Report) -> Measured:
-    """A steady-state step of the report's setup. InputError where transformers' code cannot be run without data."""
+    """Measure a steady-state step of the report's setup. Raises InputError if transformers' code cannot be run without
+    data."""
     setup, model = report.setup, report.model
     try:
         if setup.engine == "deepspeed":
@@ -66,12 +68,13 @@ def measure(report: Report) -> Measured:
 
 
 def _can_be_fake(setup: Setup) -> bool:
-    """Whether tensors may be fake ones."""
+    """Tell whether tensors may be fake ones."""
     return setup.engine not in ("ddp", "deepspeed") and all(getattr(setup, axis) == 1 for axis in _SENT_IN_FORWARD)
 
 
 def _measure_rank(report: Report, rank: int) -> Measured:
-    """Over fake tensors where they will do; code that looks at values (experts that are run in a loop) wants others."""
+    """Measure one rank, with fake tensors if possible. Code that looks at values (experts that are run in a loop) needs
+    other tensors."""
     if _can_be_fake(report.setup):
         with contextlib.suppress(DataDependentOutputException, DynamicOutputShapeException):
             return _measure_over(report, rank, fake=True)
@@ -112,7 +115,8 @@ def _measure_over(report: Report, rank: int, *, fake: bool) -> Measured:
 
 
 def worst(ranks: Sequence[Measured]) -> Measured:
-    """The one's with the highest peak, with every phase's highest, and the gradients of the one with most in the step."""
+    """Return the measurement of the rank with the highest peak, with the highest peak of every phase, and the gradients
+    of the rank with most in the step."""
     phases = ("forward", "backward", "step")
     highest = max(ranks, key=lambda m: max(getattr(m, phase) for phase in phases))
     in_step = max(ranks, key=lambda m: m.step).gradients_in_step
@@ -150,13 +154,13 @@ def _job(live: Live, report: Report, mesh: Any, stack: contextlib.ExitStack) -> 
 
 @contextlib.contextmanager
 def process_group(ranks: int, rank: int = 0) -> Iterator[None]:
-    """This process is one of `ranks`; nothing is sent."""
+    """Make this process one of `ranks` within a block; nothing is sent."""
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
-        # What DTensor remembers of a mesh names groups that are gone, and an equal mesh's groups are called otherwise.
+        # DTensor's cache of a mesh names groups that are gone, and an equal mesh's groups have other names.
         _clear_sharding_prop_cache()
 
 
@@ -175,7 +179,8 @@ def _run(live: Live, setup: Setup, job: Job) -> Measured:
 
 
 def _steps_before(setup: Setup) -> int:
-    """In its second step DDP tells all ranks its new buckets, and ZeRO-3 records what is used in what order."""
+    """Return the number of steps before the measured one. In its second step DDP tells all ranks its new buckets, and
+    ZeRO-3 records which parameters are used in which order."""
     return 2 if setup.engine == "ddp" or (setup.engine == "deepspeed" and setup.zero == 3) else 1
 
 

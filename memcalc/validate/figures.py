@@ -1,4 +1,5 @@
-"""Records of GPUs as figures: what a process holds outside torch, and where a rule is farther off than what was measured."""
+"""Figures from the records of GPUs: the memory that a process holds outside torch, and shares for engines whose rules
+are farther off than the measured share."""
 
 from __future__ import annotations
 
@@ -28,12 +29,13 @@ class Case(NamedTuple):
 
     @property
     def outside(self) -> int | None:
-        """What the device holds beyond torch's segments; None where it did not say."""
+        """Return the bytes that the device holds beyond torch's segments; None if it did not say."""
         return self.measured["device"] - self.measured["reserved"] if "device" in self.measured else None
 
 
 def figures_of(cases: Iterable[Mapping[str, Any]]) -> Figures:
-    """Of all records together. A GPU that memcalc does not know has no sizes: nobody can name it."""
+    """Return the figures of all records together. A GPU that memcalc does not know has no sizes, because it cannot be
+    named."""
     measured = [made for made in cases if made["outcome"] == "measured" and made["backend"] == "cuda"]
     with using(Figures()):
         sizes = tuple(_sizes([case for case in map(_read, measured) if case.report.gpu is not None]))
@@ -81,7 +83,7 @@ def _size(name: str, gpu: str, ranks: int, found: Sequence[tuple[Case, int]]) ->
 
 
 def _where(cases: Sequence[Case]) -> str:
-    """On what it was measured, and how often."""
+    """Return where and how often a size was measured."""
     names = ("gpu", "driver", "cuda", "torch")
     places = dict.fromkeys(
         ", ".join(
@@ -92,12 +94,12 @@ def _where(cases: Sequence[Case]) -> str:
     return f"{'; '.join(places)}: {len(cases)} case{'s' if len(cases) > 1 else ''}"
 
 
-# --- what the allocator loses
+# --- the allocator's fragmentation
 
 
 def _fragmentation(cases: Sequence[Case]) -> list[Fragmentation]:
-    """Of engines where the median share is nearer to what was reserved than the allocator's rules, played, or where these
-    have nothing to play."""
+    """Return the fragmentation of engines whose median share is nearer to the reserved bytes than the allocator's
+    rules, or for which the rules have nothing to play."""
     out: list[Fragmentation] = []
     for engine in dict.fromkeys(case.report.setup.engine for case in cases):
         own = [case for case in cases if case.report.setup.engine == engine and "reserved" in case.measured]
@@ -112,8 +114,10 @@ def _fragmentation(cases: Sequence[Case]) -> list[Fragmentation]:
 
 
 def _errors(cases: Sequence[Case]) -> list[Error]:
-    """What a verdict has to be on the safe side by: the largest shortfall, as a share of what is used or of a quarter of the
-    GPU, whichever is more. Verdicts are asked of runs that fill a GPU, of which a small run's fixed bytes are no such share.
+    """Return the margin that a verdict needs: the largest shortfall, as a share of the used bytes or of a quarter of
+    the GPU, whichever is more.
+
+    Verdicts are asked for runs that fill a GPU. A small run's fixed bytes are a larger share of it than of these.
     """
     out: list[Error] = []
     for engine in dict.fromkeys(case.report.setup.engine for case in cases):
@@ -125,7 +129,8 @@ def _errors(cases: Sequence[Case]) -> list[Error]:
 
 
 _PART: Final = 4
-"""A run that uses less than one part in so many of a GPU counts as if it used that: a choice, as nothing is recorded yet."""
+"""A run that uses less than one part in this many of a GPU counts as if it used one part: a choice, as nothing is
+recorded yet."""
 
 
 def _shortfall(case: Case) -> float:

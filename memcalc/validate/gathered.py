@@ -1,5 +1,5 @@
 # pyright: basic
-"""Weights that an engine has made whole for the time of a layer: neither a rank's parameters nor saved activations."""
+"""Weights that an engine has gathered for the time of a layer: neither a rank's parameters nor saved activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Gathered:
-    """Of a job, from here on."""
+    """The gathered weights of a job, from its construction on."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -24,25 +24,25 @@ class Gathered:
                 module.register_forward_pre_hook(self._note)
 
     def nbytes(self) -> int:
-        """Bytes of whole weights that are there now, and of the buffers that they are gathered in."""
+        """Return the bytes of the gathered weights that are alive, and of the buffers that they are gathered in."""
         return sum(self.storages().values())
 
     def storages(self) -> dict[int, int]:
-        """Their storages -> bytes of each."""
+        """Return the storages of the gathered weights -> bytes of each."""
         now = [t.untyped_storage() for root in self.job.modules for t in (*_of_fsdp2(root), *_of_zero_3(root))]
         return {s._cdata: s.nbytes() for s in (*now, *self._of_modules.values())}
 
     def _note(self, module: torch.nn.Module, _: Any) -> None:
-        """ZeRO-3's own hook has just gathered them (runtime/zero/parameter_offload.py). What an op saves of one stays there
-        when the parameter has let go of it."""
+        """Record the weights that ZeRO-3's own hook has just gathered (runtime/zero/parameter_offload.py). If an op
+        saves one, it stays alive when the parameter has released it."""
         for whole in _whole_of_zero_3(module):
             storage = whole.untyped_storage()
             self._of_modules[storage._cdata] = storage
 
 
 def _of_fsdp2(root: Any) -> Iterator[torch.Tensor]:
-    """torch/distributed/fsdp/_fully_shard: a unit's outputs of the all-gather, which the weights are views of, and the last
-    gather's buffer."""
+    """Yield a unit's outputs of the all-gather, which the weights are views of, and the last gather's buffer
+    (torch/distributed/fsdp/_fully_shard)."""
     for module in root.modules():
         state = getattr(module, "_get_fsdp_state", lambda: None)()
         group = None if state is None else state._fsdp_param_group
@@ -57,7 +57,7 @@ def _of_fsdp2(root: Any) -> Iterator[torch.Tensor]:
 
 
 def _of_zero_3(root: Any) -> Iterator[torch.Tensor]:
-    """Those that are there, and those under way (runtime/zero/partition_parameters.py)."""
+    """Yield the gathered weights, and those being gathered (runtime/zero/partition_parameters.py)."""
     yield from _whole_of_zero_3(root)
     for handle in getattr(root, "ds_inflight_param_registry", {}).values():
         for one in getattr(handle, "handles", (handle,)):
@@ -65,7 +65,7 @@ def _of_zero_3(root: Any) -> Iterator[torch.Tensor]:
 
 
 def _whole_of_zero_3(module: Any) -> Iterator[torch.Tensor]:
-    """The data of parameters that are partitioned, which is empty while they are."""
+    """Yield the data of partitioned parameters, which is empty while they are partitioned."""
     for parameter in module.parameters():
         if not getattr(parameter, "ds_persist", True):
             yield parameter.data

@@ -1,4 +1,4 @@
-"""What memcalc calls the GPU that a run was on."""
+"""memcalc's name for the GPU of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def known(name: str) -> str | None:
-    """memcalc's name of a GPU by torch's, as "NVIDIA H200"; None where it has none."""
+    """Return memcalc's name of a GPU by torch's, such as "NVIDIA H200"; None if it has none."""
     for gpu in (name, name.removeprefix("NVIDIA ").replace(" ", "-")):  # torch's name of it, and the short one
         try:
             return load_gpu(gpu).name
@@ -23,7 +23,7 @@ def known(name: str) -> str | None:
 
 
 def another_gpu(report: Report, environment: Mapping[str, str]) -> str:
-    """Where a run on a GPU is compared with an estimate that is not of that GPU, which that is; else ''."""
+    """Return a sentence if the run was on another GPU than the estimate's; else ''."""
     there = environment.get("gpu")
     if there is None or (report.gpu is not None and report.gpu.name == known(there)):
         return ""

@@ -1,9 +1,9 @@
-"""The caching allocator's history of a step: what `torch.cuda.memory._snapshot()["device_traces"]` has of one device.
+"""The caching allocator's history of a step: `torch.cuda.memory._snapshot()["device_traces"]` of one device.
 
-An entry is a mapping with `action` and, for what is used here, `addr` and `size`: "alloc" and "free_requested" of a tensor's
-bytes as they were asked for, "segment_alloc" and "segment_free" of what the allocator takes from the device, "segment_map"
-and "segment_unmap" where its segments can grow, "oom". What is
-freed is not there for others before "free_completed", if another stream uses it; lives here end with the request.
+An entry is a mapping with `action` and, as far as they are used here, `addr` and `size`. The actions are "alloc" and
+"free_requested" of a tensor's requested bytes, "segment_alloc" and "segment_free" of what the allocator takes from the
+device, "segment_map" and "segment_unmap" if its segments can grow, and "oom". If another stream uses a freed block,
+others can use it only after "free_completed". Here lives end with the request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import pairwise
 from typing import Any, Final
 
 POINTS: Final = 40
-"""Of a phase's timeline."""
+"""The most points of a phase's timeline."""
 
 
 def phases_of(trace: Sequence[Mapping[str, Any]], begun: Sequence[tuple[str, int]], live: int) -> list[dict[str, Any]]:
-    """What happened in each phase, in order. `begun`: names of phases and how many entries there were before each; `live`:
-    bytes that were there before the first."""
+    """Return what happened in each phase, in order. `begun` holds the names of phases and the number of entries before
+    each; `live` the bytes before the first."""
     sizes: dict[int, int] = {}
     ends = [start for _, start in begun[1:]] + [len(trace)]
     out: list[dict[str, Any]] = []
@@ -45,8 +45,8 @@ _COUNTED: Final = {
 
 
 def timeline(entries: Sequence[Mapping[str, Any]], live: int, sizes: dict[int, int]) -> list[int]:
-    """Live bytes before the entries and after each that changes them. `sizes` has the blocks that earlier entries made, by
-    address; it is brought up to date."""
+    """Return the live bytes before the entries and after each that changes them. `sizes` has the blocks of earlier
+    entries by address, and is updated."""
     out = [live]
     for entry in entries:
         if entry["action"] == "alloc":
@@ -61,13 +61,13 @@ def timeline(entries: Sequence[Mapping[str, Any]], live: int, sizes: dict[int, i
 
 
 def _segments(entries: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes that the allocator took from the device, less what it gave back."""
+    """Return the bytes that the allocator took from the device, less those that it gave back."""
     signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     return sum(signs.get(entry["action"], 0) * entry.get("size", 0) for entry in entries)
 
 
 def thinned(line: Sequence[int], points: int) -> list[int]:
-    """At most so many points, each the highest of its part, so the peak is among them."""
+    """Return at most `points` points, each the highest of its part, so the peak is among them."""
     if len(line) <= points:
         return list(line)
     bounds = [i * len(line) // points for i in range(points + 1)]

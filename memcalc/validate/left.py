@@ -1,5 +1,5 @@
 # pyright: basic
-"""What forwards leave for backward: saved activations, by the storages that they made."""
+"""The storages that forwards leave for backward: saved activations."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ if TYPE_CHECKING:
 
 
 class Left:
-    """Of a step: what its forwards have made, is there when one of them ends, and is gone when backward is over.
+    """The storages of a step that its forwards have made, that are alive when one of them ends, and that are freed when
+    backward is over.
 
-    What stays is there for something else: the loss, which the caller has, or a state that a layer keeps. What an earlier
-    step has left was not made by these forwards: that it goes while one of them runs takes nothing from what they leave.
-    Weights that were gathered are none of it.
+    A storage that stays belongs to something else: the loss, which the caller has, or a state that a layer keeps. A
+    storage of an earlier step was not made by these forwards, so its free during one of them changes nothing. Gathered
+    weights are left out.
     """
 
     def __init__(self, live: Live, weights: Gathered, *, in_flight: bool) -> None:
-        """`in_flight`: whether a forward may end before the last one's backward, as in a pipeline."""
+        """Begin with an empty record. `in_flight`: a forward may end before the last one's backward, as in a
+        pipeline."""
         self._live, self._weights, self._in_flight = live, weights, in_flight
         self._phase = ""
         self._ends: list[dict[int, int]] = []
-        """What is there at the end of each forward: a storage's number -> its bytes."""
+        """The storages at the end of each forward: a storage's number -> its bytes."""
         live.made.clear()
 
     def enter(self, phase: str) -> None:
-        """A phase begins, and the one before it is over."""
+        """Begin a phase, and end the one before it."""
         if self._phase == "forward":
             whole = self._weights.storages()
             end = {made.number: made.nbytes for key, made in self._live.made.items() if key not in whole}
@@ -39,5 +41,5 @@ class Left:
         self._live.in_forward = phase == "forward"
 
     def most(self) -> int:
-        """Bytes: of the forwards the one with most."""
+        """Return the bytes of the forward that leaves most."""
         return max(sum(end.values()) for end in self._ends)

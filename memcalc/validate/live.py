@@ -1,5 +1,5 @@
 # pyright: basic
-"""Bytes of live storages, as torch's dispatcher sees them."""
+"""The bytes of live storages, as torch's dispatcher sees them."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from memcalc.validate.collectives import has_local_tensors
 DEVICE_OF: Final = torch.ops.prim.device.default
 
 STATE: Final = torch.uint64
-"""Of the state of dropout's random numbers, of which nothing is counted."""
+"""The dtype of the state of dropout's random numbers, which is not counted."""
 
 
 class Made(NamedTuple):
-    """A storage that was made in forward. Another one may have its address later, not its number."""
+    """A storage that was made in forward. Another one may have its address later, but not its number."""
 
     number: int
     nbytes: int
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of all live storages that an op returned while the mode was on, resized ones included."""
+    """A dispatch mode that counts the bytes of all live storages that an op returned while the mode was on, resized
+    ones included."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
         self.highest = 0
         self.numbers_are_ones = False
-        """Whether `item()` of a fake tensor is one: optimizers scale by such numbers."""
+        """True makes `item()` of a fake tensor one: optimizers scale by such numbers."""
         self._seen: set[int] = set()
         self.in_forward = False
         self.made: dict[int, Made] = {}
-        """In forward: what is there of it, by the storage's address."""
+        """The live storages that forward has made, by address."""
         self._numbers = itertools.count()
 
     def begin(self) -> None:
-        """A new phase: forget the peak of the last one."""
+        """Begin a new phase: forget the peak of the last one."""
         self.highest = self.now
 
     def register(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage from here on."""
         if tensor.device.type == "meta" or tensor.dtype is STATE or isinstance(tensor, AsyncCollectiveTensor):
-            return  # a shape alone; what has no part in training; a wrapper of what is already known
+            return  # only a shape; no part of training; a wrapper of a known tensor
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._seen:
@@ -64,7 +65,7 @@ class Live(TorchDispatchMode):
         weakref.finalize(storage, self._forget, key, storage.nbytes()).atexit = False
 
     def leave_out(self, tensor: torch.Tensor) -> None:
-        """A tensor that is the CPU's on a GPU too, as that of a mesh's ranks is."""
+        """Leave out a tensor that is on the CPU on a GPU machine too, such as a mesh's ranks."""
         self._seen.add(tensor.untyped_storage()._cdata)
 
     def _forget(self, key: int, nbytes: int) -> None:
@@ -77,7 +78,7 @@ class Live(TorchDispatchMode):
         self.highest = max(self.highest, self.now)
 
     def resize(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """FSDP2 frees and refills storages that stay where they are."""
+        """Resize a storage: FSDP2 frees and refills storages that keep their address."""
         storage = tensor.untyped_storage()
         more = nbytes - storage.nbytes()
         if more:
@@ -105,8 +106,9 @@ class Live(TorchDispatchMode):
 
 @contextmanager
 def whole_shapes_uncounted() -> Iterator[None]:
-    """DTensor looks over fake tensors what an op gives of the whole ones: no memory of anybody's. It remembers an op with its
-    numbers, so it looks again where an optimizer's differ from those of the last step."""
+    """Leave out the fake tensors with which DTensor infers the shapes of whole results: they are nobody's memory.
+    DTensor caches an op with its numbers, so it infers again if an optimizer's numbers differ from those of the last
+    step."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     propagator: Any = ShardingPropagator
@@ -125,7 +127,7 @@ def whole_shapes_uncounted() -> Iterator[None]:
 
 @contextmanager
 def resizing(live: Live) -> Iterator[None]:
-    """FSDP2's storages are resized under the eyes of `live`: a dispatch mode does not see it."""
+    """Let `live` see the resizing of FSDP2's storages within a block: a dispatch mode does not see it."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
     group: Any = _fsdp_param_group

@@ -1,4 +1,4 @@
-"""Peaks of the phases of a step, whoever counts the bytes."""
+"""Peaks of the phases of a step, by any counter of bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Gauge(Protocol):
-    """Live bytes: those of now, and the most since the last `begin`."""
+    """A counter of live bytes: those of now, and the most since the last `begin`."""
 
     @property
     def now(self) -> int: ...
@@ -20,19 +20,19 @@ class Gauge(Protocol):
 
 
 class Meter:
-    """The highest of each phase's peaks in one step."""
+    """The highest peak of each phase in one step."""
 
     def __init__(self, gauge: Gauge, gathered: Callable[[], int] = lambda: 0) -> None:
-        """`gathered`: bytes of weights that an engine has made whole for now."""
+        """Begin without peaks. `gathered` returns the bytes of weights that an engine has gathered."""
         self.gauge, self._gathered = gauge, gathered
         self.peaks = {"forward": 0, "backward": 0, "step": 0}
         self.saved: int | None = None
-        """What the first forward has left; None while there was no backward."""
+        """The bytes that the first forward has left; None before a backward."""
         self._phase = ""
         self._before = 0
 
     def enter(self, phase: str) -> None:
-        """A phase begins, and the one before it is over."""
+        """Begin a phase, and end the one before it."""
         gc.collect()
         self.close()
         if phase == "backward" and self.saved is None:
@@ -41,6 +41,6 @@ class Meter:
         self.gauge.begin()
 
     def close(self) -> None:
-        """The last phase is over."""
+        """End the last phase."""
         if self._phase:
             self.peaks[self._phase] = max(self.peaks[self._phase], self.gauge.highest)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The optimizers themselves: torch's, lion-pytorch's and bitsandbytes'."""
+"""The real optimizers: torch's, lion-pytorch's and bitsandbytes'."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 PACKAGES = {"lion": "lion_pytorch", "adamw-8bit": "bitsandbytes"}
-"""Those that are not torch's."""
+"""The packages of optimizers that are not torch's."""
 
 
 def make(setup: Setup, groups: Sequence[Sequence[Any]], matrices: Sequence[Any] = ()) -> Any:
-    """The setup's optimizer over groups of parameters; `matrices` are those of them that Muon takes.
+    """Return the setup's optimizer over groups of parameters; `matrices` are those that Muon takes.
 
-    InputError where its package is not installed.
+    Raises InputError if its package is not installed.
     """
     implementation = setup.optimizer_implementation
     foreach: dict[str, Any] = {"foreach": implementation == "foreach"}
@@ -45,7 +45,8 @@ def make(setup: Setup, groups: Sequence[Sequence[Any]], matrices: Sequence[Any] 
 
 
 def by_mesh(parameters: Iterable[Any]) -> list[list[Any]]:
-    """Groups of sharded parameters: those on different meshes cannot share a kernel (Trainer.create_optimizer)."""
+    """Return groups of sharded parameters: those on different meshes cannot share a kernel
+    (Trainer.create_optimizer)."""
     groups: dict[Any, list[Any]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh, []).append(parameter)
@@ -55,18 +56,18 @@ def by_mesh(parameters: Iterable[Any]) -> list[list[Any]]:
 def _package(setup: Setup) -> Any:
     try:
         return import_module(PACKAGES[setup.optimizer])
-    except Exception as error:  # a package with compiled parts fails as it likes
+    except Exception as error:  # a package with compiled parts can fail in any way
         why = f"needs pip install 'memcalc-llm[optimizers]' to be run ({one_line(error)})"
         raise InputError(f"--optimizer {setup.optimizer}: {why}") from None
 
 
 def _eight_bit(setup: Setup, given: Any) -> Any:
-    with unset_fake_temporarily():  # it computes what its codes stand for
+    with unset_fake_temporarily():  # it computes the values of its codes
         return _package(setup).optim.AdamW8bit(given)
 
 
 class Both:
-    """One optimizer after the other."""
+    """Two optimizers that step one after the other."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = optimizers
@@ -85,7 +86,7 @@ class Both:
 
 
 def _muon(parameters: Sequence[Any], matrices: Sequence[Any], flags: dict[str, Any]) -> Both:
-    """torch's Muon, and the AdamW that takes what Muon does not."""
+    """Return torch's Muon, and the AdamW for the parameters that Muon does not take."""
     chosen = set(map(id, matrices))
     taken, rest = ([p for p in parameters if (id(p) in chosen) is kind] for kind in (True, False))
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(taken)] if taken else []
@@ -93,13 +94,14 @@ def _muon(parameters: Sequence[Any], matrices: Sequence[Any], flags: dict[str, A
 
 
 def matrices_of(module: Module) -> list[Parameter]:
-    """The 2-D weights within the layers."""
+    """Return the 2-D weights within the layers."""
     paths = stacks(module)
     return [p for name, p in module.named_parameters() if p.dim() == 2 and place(name, paths).layer is not None]
 
 
 class MasterWeights:
-    """An optimizer over fp32 copies of 16-bit weights: the mixed precision of the ZeRO paper (arXiv 1910.02054, section 3.1)."""
+    """An optimizer over fp32 copies of 16-bit weights: the mixed precision of the ZeRO paper (arXiv 1910.02054, section
+    3.1)."""
 
     def __init__(self, parameters: Sequence[Parameter], matrices: Sequence[Parameter], setup: Setup) -> None:
         self.parameters = parameters
@@ -125,7 +127,7 @@ class MasterWeights:
 
 
 def make_optimizer(setup: Setup, module: Module) -> Any:
-    """Over the module's weights, or over fp32 copies of them."""
+    """Return the optimizer over the module's weights, or over fp32 copies of them."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     matrices = [p for p in matrices_of(module) if p.requires_grad] if setup.optimizer == "muon" else []
     if setup.has_master_weights:
@@ -134,7 +136,7 @@ def make_optimizer(setup: Setup, module: Module) -> Any:
 
 
 def on_the_cpu(optimizer: Any) -> list[torch.Tensor]:
-    """The counters of steps, which of parameters on a GPU are on the CPU, unless the optimizer is fused."""
+    """Return the step counters. They are on the CPU even for parameters on a GPU, unless the optimizer is fused."""
     optimizers = getattr(optimizer, "optimizers", None) or [getattr(optimizer, "optimizer", optimizer)]
     if isinstance(optimizers[0], Both):
         optimizers = optimizers[0].optimizers

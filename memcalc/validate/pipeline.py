@@ -1,9 +1,9 @@
 # pyright: basic
 """A pipeline rank of torch.distributed.pipelining: its stages under `fully_shard`, and a schedule that drives them.
 
-A stage is a copy of transformers' model without the layers of the others: its forward is transformers' own, given the hidden
-states as `inputs_embeds`; the last stage's is that of the whole model. Over a fake group nothing arrives, so what stages agree
-upon before their first step is told them.
+A stage is a copy of transformers' model without the layers of the others. Its forward is transformers' own, given the
+hidden states as `inputs_embeds`; the last stage's is that of the whole model. Over a fake group nothing arrives, so
+stages are told what they otherwise agree on before their first step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StageModule(torch.nn.Module):
         model = whole.model
         own = slice(span.start, span.start + span.layers)
         model.layers = torch.nn.ModuleList(list(model.layers)[own])
-        if getattr(model.config, "layer_types", None):  # which are looked up by a layer's place in the list
+        if getattr(model.config, "layer_types", None):  # looked up by a layer's place in the list
             model.config.layer_types = model.config.layer_types[own]
         if not span.first:
             model.embed_tokens = None
@@ -70,9 +70,12 @@ def pipeline(
     *,
     alone: bool,
 ) -> Job:
-    """The job of a pipeline rank. `build` makes the whole model, with its tensor parallelism, `shard` puts a stage under
-    `fully_shard` and on its device; `alone`: there are no other ranks. Where ranks have parts of a sequence the caller gives
-    positions: transformers would count the tokens of a part."""
+    """Return the job of a pipeline rank.
+
+    `build` makes the whole model, with its tensor parallelism; `shard` puts a stage under `fully_shard` and on its
+    device; `alone`: there are no other ranks. If ranks have parts of a sequence, the caller gives positions:
+    transformers would count the tokens of a part.
+    """
     device = torch.device(mesh.device_type)
     whole_sequence = setup.seq_len or 1
     own_part = whole_sequence // setup.cp
@@ -135,7 +138,7 @@ def pipeline(
 
 
 def clip_over_stages(parameters: list[Any], group: Any) -> None:
-    """By the norm of the gradients of all stages, as torchtitan's clip_grad_norm_ (distributed/utils.py) takes it."""
+    """Clip by the norm of the gradients of all stages, as torchtitan's clip_grad_norm_ does (distributed/utils.py)."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm: Any = torch.nn.utils.get_total_norm(gradients)
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -148,14 +151,15 @@ def clip_over_stages(parameters: list[Any], group: Any) -> None:
 def _sharing(
     setup: Setup, mesh: Any, batch: list[torch.Tensor], positions: torch.Tensor | None
 ) -> contextlib.AbstractContextManager[None]:
-    """torch's context around a schedule's step (torchtitan's train.py), where ranks share sequences."""
+    """Return torch's context around a schedule's step (torchtitan's train.py) if ranks share sequences."""
     if not setup.shares_sequences or positions is None:
         return contextlib.nullcontext()
     return shared_tensors(mesh["cp"], batch, [positions], ROTATES[setup.cp_comm_type or "all_gather"])
 
 
 def _loss(function: Any, vocab: int, *, shifted: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The model's own; of labels that the caller has shifted already, as it must where they are parts of a sequence."""
+    """Return the model's loss function. `shifted`: the caller has shifted the labels, as it must if they are parts of a
+    sequence."""
 
     def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         given = {"shift_labels": target} if shifted else {}
@@ -165,7 +169,7 @@ def _loss(function: Any, vocab: int, *, shifted: bool) -> Callable[[torch.Tensor
 
 
 def _agreed(stages: list[Any], *_: Any) -> None:
-    """What stages of torch 2.13 agree upon. Those of older ones take what they were given, and ask nobody."""
+    """Set what the stages of torch 2.13 agree on. Stages of older versions take what they were given."""
     from torch.distributed.pipelining._utils import InferenceMode
 
     for stage in stages:
@@ -173,7 +177,7 @@ def _agreed(stages: list[Any], *_: Any) -> None:
 
 
 def _watch(stages: list[Any], enter: Enter) -> None:
-    """A schedule's actions say which phase they are of; the reduction of gradients is backward's."""
+    """Report the phase of each of a schedule's actions. The reduction of gradients belongs to backward."""
 
     def entering(phase: str, method: Any) -> Any:
         def call(*args: Any, **named: Any) -> Any:

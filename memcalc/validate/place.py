@@ -1,5 +1,5 @@
 # pyright: basic
-"""The GPU of this process: what it is, and what the device itself counted before and after there was a CUDA context."""
+"""The GPU of this process: its properties, and the device's own count before and after there was a CUDA context."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from memcalc.validate.reference import environment
 
 
 class Place(NamedTuple):
-    """A GPU. Bytes are the device's own count; None where there is no nvidia-smi, or where it does not know this GPU."""
+    """A GPU. Bytes are the device's own count; None without nvidia-smi, or if nvidia-smi does not know this GPU."""
 
     name: str
     capability: str
-    """As "9.0"."""
+    """The compute capability, such as "9.0"."""
     uuid: str
     memory: int
-    """All that there is."""
+    """The bytes of all of its memory."""
     driver: str
     before: int | None
     context: int | None
-    """What the context took."""
+    """The bytes that the context took."""
 
     def used(self) -> int | None:
-        """What is used on the device beyond what was there before this process."""
+        """Return the bytes used on the device beyond those used before this process."""
         now = shown_of(nvidia_smi(), self.uuid).used
         return None if now is None or self.before is None else now - self.before
 
     def environment(self) -> dict[str, str]:
-        """The GPU, its driver, the allocator's settings and the versions."""
+        """Return the GPU, its driver, the allocator's settings and the versions."""
         return environment() | {
             "gpu": self.name,
             "compute_capability": self.capability,
@@ -58,7 +58,7 @@ _SETTINGS = (
 
 @cache
 def place() -> Place:
-    """This rank's GPU, which it makes a context on. InputError where torch sees none."""
+    """Return this rank's GPU, with a context on it. Raises InputError if torch sees none."""
     if not torch.cuda.is_available():
         raise InputError("--backend cuda: torch sees no CUDA device; allowed: fake")
     before = nvidia_smi()
@@ -68,7 +68,7 @@ def place() -> Place:
             f"--backend cuda: rank {rank} of this node has no GPU; allowed: {torch.cuda.device_count()} ranks"
         )
     torch.cuda.set_device(rank)
-    torch.cuda.synchronize()  # a context, and nothing of the caching allocator
+    torch.cuda.synchronize()  # makes a context, and nothing of the caching allocator
     properties = torch.cuda.get_device_properties(rank)
     uuid = str(properties.uuid)
     empty, after = shown_of(before, uuid), shown_of(nvidia_smi(), uuid)
@@ -84,15 +84,15 @@ def place() -> Place:
 
 
 class Shown(NamedTuple):
-    """What nvidia-smi says of a GPU."""
+    """nvidia-smi's answer for a GPU."""
 
     used: int | None
-    """Bytes; None where it does not count them, as with "[N/A]"."""
+    """The used bytes; None if nvidia-smi does not count them, as with "[N/A]"."""
     driver: str
 
 
 def shown_of(lines: str, uuid: str) -> Shown:
-    """Of lines of "GPU-<uuid>, <MiB>, <driver>" the one of this GPU, if it is there."""
+    """Return this GPU's line among lines of "GPU-<uuid>, <MiB>, <driver>"; unknown values if there is none."""
     for line in lines.splitlines():
         named, *rest = (field.strip() for field in line.split(","))
         if named.removeprefix("GPU-") == uuid.removeprefix("GPU-") and len(rest) == 2:
@@ -102,7 +102,7 @@ def shown_of(lines: str, uuid: str) -> Shown:
 
 
 def nvidia_smi() -> str:
-    """A line for each GPU; nothing where there is no such command, or where it fails."""
+    """Return a line for each GPU; nothing if there is no such command, or if it fails."""
     command = ["nvidia-smi", "--query-gpu=uuid,memory.used,driver_version", "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=60).stdout

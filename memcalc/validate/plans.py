@@ -1,6 +1,6 @@
 # pyright: basic
-"""Tensor parallelism with sequence parallelism by torch's own `parallelize_module` over transformers' models, as torch's
-tutorial and torchtitan apply it to their Llama."""
+"""Tensor parallelism with sequence parallelism by torch's own `parallelize_module` over transformers' models, as
+torch's tutorial and torchtitan apply it to their Llama."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch.distributed.tensor.parallel import (
 
 
 def sequence_parallel(model: Any, mesh: DeviceMesh) -> None:
-    """Between attention and MLP each rank has its part of the sequence. `position_ids` have to be given."""
+    """Give each rank its part of the sequence between attention and MLP. `position_ids` have to be given."""
     _sequence_parallel(model, mesh, ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()))
 
 
 def sequence_and_loss_parallel(model: Any, mesh: DeviceMesh) -> None:
-    """The same with logits that stay split. The step has to be under `loss_parallel()`."""
+    """Apply `sequence_parallel` with logits that stay split. The step has to be under `loss_parallel()`."""
     split = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
     _sequence_parallel(model, mesh, split)
 
@@ -53,7 +53,7 @@ def _sequence_parallel(model: Any, mesh: DeviceMesh, head: ColwiseParallel) -> N
 
 
 def linear_layers(model: Any) -> dict[str, str]:
-    """The linear layers within the stack: whether transformers' plan splits the columns or the rows."""
+    """Return the linear layers within the stack, each with the dim that transformers' plan splits: columns or rows."""
     styles: dict[str, str] = dict(model.tp_plan)
     out: dict[str, str] = {}
     for name, module in model.named_modules():

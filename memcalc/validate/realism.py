@@ -1,5 +1,5 @@
 # pyright: basic
-"""What makes transformers' code go under fake tensors on the CPU the way it goes over real ones on a GPU."""
+"""Patches that make transformers' code under fake tensors on the CPU take the way of real ones on a GPU."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from memcalc.kernels.attention_on_gpu import Fused, Operands
 
 @contextlib.contextmanager
 def not_traced(*, padded: bool = False, encoder_decoder: bool = False) -> Iterator[None]:
-    """Under fake tensors transformers believes that it is being traced and builds masks that a real run skips: it neither
-    looks for packed sequences nor at the values of a padding mask. Here nothing is packed;
-    `padded` keeps the masks of padding, which of an encoder and a decoder are the encoder's. Weights are not initialized:
-    some ways to do so look at what is not there."""
+    """Hide fake tensors from transformers' masks within a block. Under them transformers assumes that it is being
+    traced, and builds masks that a real run skips.
+
+    It neither looks for packed sequences nor at the values of a padding mask. Here nothing is packed. `padded` keeps
+    the masks of padding; with an encoder and a decoder these are the encoder's. Weights are not initialized: some
+    initializations read values that fake tensors lack.
+    """
     from transformers import PreTrainedModel, masking_utils
 
     initialize = PreTrainedModel.initialize_weights
@@ -59,8 +62,8 @@ def fused_as_on_cuda(
     enable_gqa: bool = False,
     fused: Fused | None = None,
 ) -> torch.Tensor:
-    """sdpa as CUDA chooses it, or the GPU with these kernels. The CPU has no fused kernel for values of another width than the
-    keys', nor for a bias that wants a gradient."""
+    """Run sdpa as CUDA chooses it, or as the GPU with these kernels does. The CPU has no fused kernel for values of
+    another width than the keys', nor for a bias that wants a gradient."""
     biased = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
     kernel = "" if fused is None else fused.kernel(_operands(query, key, value, attn_mask is not None))
     efficient = kernel == "efficient" and attn_mask is None
@@ -68,7 +71,7 @@ def fused_as_on_cuda(
         with sdpa_kernel(SDPBackend.MATH) if kernel == "math" else contextlib.nullcontext():
             return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     assert not enable_gqa or query.shape[1] == key.shape[1]
-    if torch.is_autocast_enabled("cpu"):  # sdpa is on its list, the kernel that it calls is not
+    if torch.is_autocast_enabled("cpu"):  # sdpa is on autocast's list, the kernel that it calls is not
         dtype = torch.get_autocast_dtype("cpu")
         given: Any = (attn_mask, value, key, query)
         attn_mask, value, key, query = (t if t is None or not t.is_floating_point() else t.to(dtype) for t in given)
@@ -81,7 +84,8 @@ def fused_as_on_cuda(
 
 
 def aligned_bias(bias: torch.Tensor) -> torch.Tensor:
-    """preprocess_mask (native/transformers/attention.cpp): the memory-efficient kernel's bias, in rows of whole 8 elements."""
+    """Return the memory-efficient kernel's bias, in rows of multiples of 8 elements (preprocess_mask in
+    native/transformers/attention.cpp)."""
     *rows, column = bias.stride()
     if column == 1 and not any(stride % 8 for stride in rows):
         return bias
@@ -90,7 +94,7 @@ def aligned_bias(bias: torch.Tensor) -> torch.Tensor:
 
 
 def _operands(query: Any, key: Any, value: Any, masked: bool) -> Operands:
-    """What the choice of a kernel looks at."""
+    """Return the properties that the choice of a kernel depends on."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     name = next(own for own, theirs in _DTYPES.items() if theirs is dtype)
     return Operands(name, query.shape[1], key.shape[1], query.shape[3], value.shape[3], masked)
@@ -101,7 +105,7 @@ _SDPA = torch.nn.functional.scaled_dot_product_attention
 
 
 def grouped_mm_of_any_dtype(a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    """Shape and strides of a grouped product: torch's own rule for fake tensors knows bf16 alone."""
+    """Return the shape and strides of a grouped product. torch's own rule for fake tensors supports only bf16."""
     return _GROUPED_MM(a.bfloat16(), b.bfloat16(), *rest, **named).to(a.dtype)
 
 
@@ -109,10 +113,9 @@ _GROUPED_MM = _meta_registrations._meta_grouped_mm_common
 
 
 def strided_as_real_views(a: torch.Tensor, *shape: Any, allow_copy: bool) -> torch.Tensor:
-    """A view or reshape of a fake tensor, with the strides that a real one has (aten/src/ATen/TensorUtils.cpp, computeStride).
-
-    torch's own rule for fake tensors keeps other strides of dims of one, by which later ops lay out their results and later
-    reshapes copy or do not."""
+    """Return a view or reshape of a fake tensor with the strides of a real one (aten/src/ATen/TensorUtils.cpp,
+    computeStride). torch's own rule for fake tensors keeps other strides of dims of one. Later ops lay out their
+    results by these strides, and later reshapes copy or do not."""
     sizes = infer_size(extract_shape_from_varargs(shape, validate=False), a.numel())
     strides = fake_impls._compute_stride(a.shape, a.stride(), sizes) if a.numel() and a.ndim and sizes else None
     return _RESHAPE(a, *shape, allow_copy=allow_copy) if strides is None else a.as_strided(sizes, strides)
@@ -124,8 +127,8 @@ _RESHAPE = torch._refs._reshape_view_helper
 def with_whole_storage(
     self: FakeTensorMode, state: Any, entry: Any, key: Any, func: Any, args: Any
 ) -> FakeTensor | None:
-    """A result that fake tensors remember of an equal call: where it is a slice of what was allocated (the gradient of an
-    attention bias), torch makes the second one's storage as long as the slice alone."""
+    """Return a cached result with its whole storage. If the result of an equal call is a slice of what was allocated
+    (the gradient of an attention bias), torch makes the second storage only as long as the slice."""
     result = _REMEMBERED(self, state, entry, key, func, args)
     nbytes = None if entry.metadata is None or entry.view_idx is not None else entry.metadata.storage_bytes
     if result is not None and nbytes is not None and result.untyped_storage().nbytes() < nbytes:
@@ -138,8 +141,8 @@ _REMEMBERED = FakeTensorMode._get_output_tensor_from_cache_entry
 
 @contextlib.contextmanager
 def cuda_kernels(fused: Fused | None = None) -> Iterator[None]:
-    """Fake tensors may take kernels that the CPU does not have; of a GPU that is known, those that it takes. Their views have
-    the strides of real ones, and their storages the bytes."""
+    """Let fake tensors take kernels that the CPU does not have within a block, and those of a known GPU. Their views
+    have the strides of real ones, and their storages the bytes."""
     torch.nn.functional.scaled_dot_product_attention = partial(fused_as_on_cuda, fused=fused)
     _meta_registrations._meta_grouped_mm_common = grouped_mm_of_any_dtype
     torch._refs._reshape_view_helper = strided_as_real_views

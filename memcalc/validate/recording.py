@@ -1,4 +1,4 @@
-"""A suite is run: every case's document is recorded as it comes, and what is recorded is not run again."""
+"""The run of a suite. Every case's document is recorded when it is done, and recorded cases are not run again."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from memcalc.validate.server import Server
 from memcalc.validate.suites import Case, cases_of
 from memcalc.validate.versions import others
 
-_LARGEST: Final = 64 * MIB  # of a record; a case has some ten KiB
+_LARGEST: Final = 64 * MIB  # bytes of a record; a case has some ten KiB
 FINAL: Final = ("measured", "out of memory")
-"""Outcomes that another run would not change."""
+"""The outcomes that another run would not change."""
 
 _ROW: Final = {"name", "predicted", "measured"}
-"""What a row of a measured case has at least."""
+"""The keys that a row of a measured case needs."""
 
 
 def run_suite(
     cases: Sequence[Case], backend: str, record: Path | None, tell: Callable[[str], None], *, speaks: bool = True
 ) -> list[dict[str, Any]]:
-    """Every case's document, in order. What `record` has measured is not run again, and what failed only after all others: a
-    run that is ended early has then gone on. The record is rewritten after every case.
+    """Return every case's document, in order.
 
-    Of several ranks all but one do not speak: they run the same cases, and neither tell nor write.
+    Cases that `record` has measured are not run again. Cases that failed are run after all others, so a run that is
+    ended early has made progress. The record is rewritten after every case. With several ranks, all but one have
+    `speaks` False: they run the same cases, but do not report or write.
     """
     done = _recorded(record)
     before = {key for key, made in done.items() if made["outcome"] in FINAL}
@@ -59,14 +60,14 @@ def run_suite(
 
 
 def runner(backend: str) -> Server | InThisProcess:
-    """On a GPU each case has a process of its own: nothing of the last one is on the device, and none can end the suite.
-    torchrun's ranks stay one process each, so that they meet."""
+    """Return the runner of cases. On a GPU each case has its own process: nothing of the last one is on the device, and
+    none can end the suite. torchrun's ranks stay one process each, so that they meet."""
     alone = backend == "cuda" and "RANK" not in os.environ and hasattr(os, "fork")
     return Server(backend) if alone else InThisProcess(backend)
 
 
 class InThisProcess:
-    """Cases one after the other."""
+    """A runner of cases one after the other, in this process."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -79,7 +80,7 @@ class InThisProcess:
 
 
 def name_of(case: Case) -> str:
-    """A case in a line: its model, and its options as they stand."""
+    """Return a case in one line: its model, and its options as given."""
     model = case["model"]
     named = model if isinstance(model, str) else cast("dict[str, Any]", model).get("model_type", "config")
     return " ".join([one_line(named), *(f"{k}={v}" for k, v in case.items() if k != "model")])
@@ -100,7 +101,7 @@ def _said(made: dict[str, Any]) -> str:
 
 
 def _summed_up(made: Sequence[Mapping[str, Any]]) -> str:
-    """How many cases ended how, and the one whose peak is off by most."""
+    """Return the number of cases of each outcome, and the case with the largest error of its peak."""
     outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(one["outcome"] for one in made).items())
     errors = {
         name_of(one["case"]): row["predicted"] / row["measured"] - 1
@@ -118,7 +119,7 @@ def _key(case: Case, backend: str) -> str:
 
 
 def read_record(record: Path) -> list[dict[str, Any]]:
-    """The cases of a record; InputError for a file that is none."""
+    """Return the cases of a record. Raises InputError for a file that is none."""
     document = read_json_object(record, "--record", "a new file, or the record of a suite", _LARGEST)
     if document.get("schema_version") != 1 or not isinstance(document.get("cases"), list):
         raise InputError(f"--record {one_line(record)}: is no record of a suite; allowed: a new file, or one")
@@ -131,7 +132,7 @@ def read_record(record: Path) -> list[dict[str, Any]]:
 
 
 def _is_recorded(made: Mapping[str, Any]) -> bool:
-    """Whether this is what a suite writes of a case."""
+    """Tell whether a document is a case that a suite has written."""
     if not isinstance(made.get("case"), dict) or "model" not in made["case"] or "backend" not in made:
         return False
     if made.get("outcome") != "measured":
@@ -149,9 +150,9 @@ def _recorded(record: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _write(record: Path, cases: list[dict[str, Any]]) -> None:
-    """All or nothing: a run that is killed while it writes leaves the last record."""
+    """Write the whole record or nothing: a run that is killed while it writes leaves the last record."""
     text = json.dumps({"schema_version": 1, "cases": cases}, indent=1, ensure_ascii=False) + "\n"
-    text = re.sub(r"\[[\d\s,]+\]", lambda found: " ".join(found[0].split()), text)  # a timeline is a line
+    text = re.sub(r"\[[\d\s,]+\]", lambda found: " ".join(found[0].split()), text)  # a timeline is one line
     beside = record.with_name(record.name + ".new")
     try:
         beside.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Records of suites, read again: today's prediction beside every row that was measured, and the error that is stated for it."""
+"""Records of suites, read again: today's prediction beside every measured row, and the error that is stated for it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ STATED: Final[Mapping[str, float]] = {
     "peak in forward": 0.015, "peak in backward": 0.015, "peak in step": 0.015, "peak": 0.015, "allocated": 0.015,
     "reserved": 0.05, "device": 0.05,
 }  # fmt: skip
-"""How far a row of a GPU may be off, relative to what was measured. Goals, as long as there is no record. What is not here is
-held to nothing (the context differs by GPU and driver, and is taken from another one). Rows of collectives, on a GPU too, are
-exact, and so is all that torch's fake tensors give."""
+"""The largest error of a row of a GPU, relative to the measurement. These are goals as long as there is no record.
+
+Rows that are not listed have no stated error (the context differs by GPU and driver, and is taken from another one).
+Rows of collectives are exact, on a GPU too, and so are all rows of torch's fake tensors.
+"""
 
 
 class Row(NamedTuple):
@@ -35,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def stated(self) -> float | None:
-        """None: nothing is stated."""
+        """Return the stated error; None if there is none."""
         return 0.0 if self.backend == "fake" or " over " in self.compared.name else STATED.get(self.compared.name)
 
     @property
@@ -44,7 +46,8 @@ class Row(NamedTuple):
 
 
 def rows_of(made: Mapping[str, Any]) -> list[Row]:
-    """Of one case of a record; none if it was not measured. InputError where it cannot be estimated any more."""
+    """Return the rows of one case of a record; none if it was not measured. Raises InputError if it can no longer be
+    estimated."""
     if made["outcome"] != "measured":
         return []
     report = _report(made)
@@ -69,7 +72,7 @@ def _memory(report: Report, made: Mapping[str, Any]) -> dict[str, int]:
 
 
 def drifted(cases: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for every row that is off by more than is stated, and for every case that is refused by now."""
+    """Return a line for every row with more than the stated error, and for every case that is refused now."""
     out: list[str] = []
     for made in cases:
         try:
@@ -87,11 +90,11 @@ def drifted(cases: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 class Errors(NamedTuple):
-    """Of one kind of row over all cases: relative errors of the prediction."""
+    """The relative errors of one kind of row over all cases."""
 
     cases: int
     median: float
-    """Of the absolute values."""
+    """The median of the absolute values."""
     worst: float
     where: str
     over: int
@@ -99,7 +102,7 @@ class Errors(NamedTuple):
 
 
 def errors_of(rows: Sequence[Row]) -> dict[str, Errors]:
-    """By the row's name."""
+    """Return the errors by the row's name."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.compared.name, []).append(row)
@@ -119,18 +122,18 @@ def errors_of(rows: Sequence[Row]) -> dict[str, Errors]:
 
 
 class Verdicts(NamedTuple):
-    """Cases by whether they were predicted to fit, and whether they did."""
+    """The cases by whether they were predicted to fit, and whether they did."""
 
     right: int
     wrongly_fits: list[str]
-    """Said to fit, and out of memory."""
+    """The cases predicted to fit that ran out of memory."""
     wrongly_does_not_fit: list[str]
-    """Said not to fit, and ran."""
+    """The cases predicted not to fit that ran."""
 
 
 def verdicts_of(cases: Iterable[Mapping[str, Any]]) -> Verdicts:
-    """Of the cases on a GPU that ran or were out of memory: whether `device` and its margin, as `fits` takes them, are within
-    what torch saw of the GPU."""
+    """Return the verdicts on cases on a GPU that ran or were out of memory: whether `device` and its margin, as `fits`
+    takes them, are within the memory that torch saw."""
     right, fits, does_not = 0, list[str](), list[str]()
     for made in cases:
         if made["backend"] != "cuda" or made["outcome"] not in ("measured", "out of memory"):

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The reference step as transformers and torch run it, on whatever device the backend gives it.
+"""The reference step as transformers and torch run it, on the backend's device.
 
 out = model(input_ids=ids, labels=ids); loss = out.loss; del out
 loss.backward(); optimizer.step(); optimizer.zero_grad(set_to_none=True)
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     optimizer: Any
     batch: dict[str, torch.Tensor]
     step: Callable[[Enter], int]
-    """A step. It says when a phase begins, and returns the bytes of the gradients that the optimizer is given."""
+    """Runs a step. It reports when a phase begins, and returns the bytes of the gradients that the optimizer gets."""
 
     def parameters(self) -> list[Any]:
         return [p for module in self.modules for p in module.parameters()]
@@ -46,22 +46,22 @@ class Job(NamedTuple):
         return [b for module in self.modules for b in module.buffers()]
 
     def states(self) -> list[Any]:
-        """What the optimizer keeps, fp32 copies of weights included."""
+        """Return the optimizer's states, fp32 copies of weights included."""
         kept = [s for state in self.optimizer.state.values() for s in state.values()]
         return [s for s in (*kept, *getattr(self.optimizer, "masters", ())) if isinstance(s, torch.Tensor)]
 
 
 Enter = Callable[[str], None]
-"""Called with "forward", "backward" or "step" where such a phase begins."""
+"""Called with "forward", "backward" or "step" when the phase begins."""
 Around = Callable[[bool], AbstractContextManager[Any]]
-"""The context of a micro-batch's forward and backward, given whether another one of the same step follows."""
+"""Returns the context of a micro-batch's forward and backward, given whether another one of the same step follows."""
 
 
 def plain_step(
     setup: Setup, model: Any, optimizer: Any, batch: dict[str, torch.Tensor], around: Around
 ) -> Callable[[Enter], int]:
-    """The reference step. `model` is the module, or an engine's wrapper of it. The caller holds the last loss until there is a
-    new one."""
+    """Return the reference step. `model` is the module, or an engine's wrapper of it. The caller holds the last loss
+    until there is a new one."""
     losses: list[Any] = [None]
     dtype, device = setup.autocast_dtype, next(iter(batch.values())).device.type
 
@@ -87,14 +87,14 @@ def plain_step(
 
 
 def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
-    """The model of the setup's precision and attention, recomputing if it should. To be called with its device as default."""
-    cast = setup.engine in ("fsdp2", "deepspeed")  # by the engine
+    """Return the model with the setup's precision, attention and recomputation. Its device must be the default one."""
+    cast = setup.engine in ("fsdp2", "deepspeed")  # cast by the engine
     weights = fp32 if cast and setup.has_master_weights else setup.compute_dtype
     with quiet():
         config, named = configuration(model_type, fields), support_of(model_type).auto_class
         auto = None if named is None else getattr(transformers, named)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-            config.decoder_start_token_id = config.pad_token_id  # what T5 was trained with; its value changes no size
+            config.decoder_start_token_id = config.pad_token_id  # as T5 was trained; its value changes no size
         model = to_run(config, setup.attention or "eager", weights, auto)
         if setup.recompute != "none":
             recompute(model, per_op if setup.recompute == "op" else None)
@@ -104,7 +104,7 @@ def build(setup: Setup, model_type: str, fields: dict[str, Any]) -> Module:
 
 
 def _recompute_first(model: Module, layers: int) -> None:
-    """Only the first layers of the stack, by their own switch."""
+    """Recompute only the first layers of the stack, by their own switch."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for stack in [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]:
@@ -115,8 +115,8 @@ def _recompute_first(model: Module, layers: int) -> None:
 
 
 def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
-    """Zeros: tokens that are their own labels, speech with its transcript, or images with theirs; of a sequence that ranks
-    share what its engine is given."""
+    """Return a batch of zeros: tokens that are their own labels, speech with its transcript, or images with their
+    labels. If ranks share sequences, it is the batch that the engine is given."""
     size, dtype = setup.micro_batch_size, DTYPES[setup.compute_dtype]
     assert setup.seq_len is not None
     kind = support_of(config.model_type).batch
@@ -141,24 +141,24 @@ def make_batch(setup: Setup, config: Any) -> dict[str, torch.Tensor]:
 
 
 def environment() -> dict[str, str]:
-    """What ran."""
+    """Return the versions that run."""
     return {"torch": torch.__version__, "transformers": transformers.__version__, "source": f"{TRANSFORMERS}, {TORCH}"}
 
 
 def of_rank(tensor: Any) -> torch.Tensor:
-    """This rank's part of a sharded tensor; any other tensor itself."""
+    """Return this rank's part of a sharded tensor; any other tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def nbytes(tensors: Iterable[Any]) -> int:
-    """Of the tensors' storages, each once; of a sharded one this rank's part."""
+    """Return the bytes of the tensors' storages, each once; for a sharded tensor those of this rank's part."""
     local: list[Any] = [of_rank(t) for t in tensors if isinstance(t, torch.Tensor)]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in local}.values())
 
 
 def saved_by_hooks(setup: Setup, job: Job) -> int:
-    """Bytes of what a forward saves for backward, as autograd's hooks are shown it: each storage once; no weights, buffers or
-    inputs. Then backward, without a step."""
+    """Return the bytes that a forward saves for backward, as autograd's hooks see them: each storage once, without
+    weights, buffers and inputs. Then run backward, without a step."""
     known = {t.untyped_storage()._cdata for t in (*job.parameters(), *job.buffers(), *job.batch.values())}
     device = next(iter(job.batch.values())).device
     seen: dict[int, int] = {}

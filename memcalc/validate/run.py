@@ -1,4 +1,4 @@
-"""One case: the estimate, the measurement, both side by side."""
+"""One case: the estimate, the measurement, and both side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from memcalc.validate.suites import Case, model_of, options_of
 def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison:
     """Estimate a setup, run it, and put both side by side.
 
-    InputError for what cannot be run, one line. Needs torch and transformers; `cuda` lets torch's OutOfMemoryError through.
+    Raises InputError, one line, for a setup that cannot be run. It needs torch and transformers. `cuda` lets torch's
+    OutOfMemoryError through.
     """
     report = estimate(model, **options)
     check(report, backend)
@@ -34,7 +35,7 @@ def validate(model: Any, *, backend: str = "fake", **options: Any) -> Comparison
 
 
 def measurer(backend: str) -> Callable[[Report], Measured]:
-    """What measures; InputError where there is no such backend, no torch or no GPU."""
+    """Return the function that measures. Raises InputError without such a backend, torch or a GPU."""
     if backend not in BACKENDS:
         raise InputError(f"--backend {one_line(backend)}: allowed: {', '.join(BACKENDS)}")
     try:
@@ -51,12 +52,12 @@ def measurer(backend: str) -> Callable[[Report], Measured]:
 
 
 def on_gpu(model: Any, options: dict[str, Any], name: str) -> Report:
-    """The estimate for the GPU that is there, where memcalc knows it and none was named."""
+    """Return the estimate for the GPU of this run, if memcalc knows it and no other was named."""
     return estimate(model, **(options if options.get("gpu") is not None else {**options, "gpu": known(name)}))
 
 
 def outcome(case: Case, backend: str) -> dict[str, Any]:
-    """A case of a suite as its record has it; nothing that happens in it gets out."""
+    """Return a case of a suite as its record has it. No exception of the case gets out."""
     try:
         return {"outcome": "measured", **validate(model_of(case), backend=backend, **options_of(case)).to_dict()}
     except InputError as error:
@@ -69,7 +70,7 @@ def outcome(case: Case, backend: str) -> dict[str, Any]:
 
 
 def _too_large(case: Case) -> dict[str, Any]:
-    """Where memory ran out, and what had been predicted."""
+    """Return where memory ran out, and what had been predicted."""
     from memcalc.validate.place import place
 
     environment = place().environment()
@@ -79,7 +80,7 @@ def _too_large(case: Case) -> dict[str, Any]:
 
 
 def place_of(error: BaseException) -> str:
-    """Where it was raised: the last line of memcalc on the way there, and the last of all."""
+    """Return where an error was raised: the last line of memcalc on the way there, and the last line of all."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _short(frame.filename).startswith("memcalc/")]
     last = dict.fromkeys(f"{_short(frame.filename)}:{frame.lineno}" for frame in (*own[-1:], *frames[-1:]))
@@ -87,17 +88,19 @@ def place_of(error: BaseException) -> str:
 
 
 def _short(filename: str) -> str:
-    """From the package on."""
+    """Return a file's path from the package on."""
     here = str(Path(__file__).resolve().parent.parent.parent) + os.sep
     return filename.removeprefix(here).rpartition("site-packages" + os.sep)[2]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is torch's, which is not imported for it, or that of a library that asks the device itself."""
+    """Tell whether an error is torch's out of memory, which is recognized without importing torch, or that of a library
+    that asks the device itself."""
     if not isinstance(error, RuntimeError):
         return False
     return type(error).__name__ == "OutOfMemoryError" or _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 _OUT_OF_MEMORY: Final = re.compile("(?i:cuda) [^\n]*out of memory|_STATUS_ALLOC_FAILED")
-"""What the CUDA runtime and its driver, NCCL, cuBLAS and cuDNN say where the caching allocator was not asked."""
+"""Matches the messages of the CUDA runtime and its driver, NCCL, cuBLAS and cuDNN, which do not ask the caching
+allocator."""

@@ -1,9 +1,9 @@
-"""A process for each case. A server imports torch once and forks itself for every case that it is sent; so a case begins
-with a device that nothing of an earlier one is on, and one that dies, or does not end, is an outcome like others.
+"""A process for each case. A server imports torch once and forks itself for every case that it gets. So a case begins
+with a device that holds nothing of an earlier one, and one that dies, or does not end, is an outcome like others.
 
-`python -m memcalc.validate.server BACKEND` reads a case per line and writes an outcome per line. It must not touch the GPU
-itself: CUDA does not survive a fork. It ends, with the case that it runs, when who asked it is gone, however that ended: a
-case that ran on would be on the device beside those of the next suite.
+`python -m memcalc.validate.server BACKEND` reads a case per line and writes an outcome per line. The server must not
+touch the GPU itself: CUDA does not survive a fork. It ends, with the case that it runs, when its client is gone,
+however that ended: a case that ran on would be on the device beside those of the next suite.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from memcalc.validate import run
 from memcalc.validate.suites import Case
 
 LIMIT: Final = 240
-"""Seconds that a case may take. Those of the bundled suites take some, and a machine may be lent by the minute."""
+"""The seconds that a case may take. Those of the bundled suites take a few, and a machine may be rented by the
+minute."""
 
 _MOMENT: Final = 20  # ms
 
@@ -41,7 +42,8 @@ class Cases(Protocol):
 
 
 class Server:
-    """The server as those who ask it see it. Entering gives the function that runs a case; InputError without a GPU."""
+    """The server as its client sees it. Entering returns the function that runs a case; it raises InputError without a
+    GPU."""
 
     def __init__(self, backend: str, limit: int = LIMIT) -> None:
         path = os.pathsep.join([str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -61,24 +63,24 @@ class Server:
         return self.ask
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        """Wait for its end; where the suite was interrupted, end it with the case that it runs."""
+        """Wait for the server's end. If the suite was interrupted, kill the server with the case that it runs."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         if kind is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(BrokenPipeError):  # what a killed one was not sent
+        with contextlib.suppress(BrokenPipeError):  # a killed server has not read everything
             self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 
     def ask(self, case: Case) -> dict[str, Any]:
-        """A case's outcome."""
+        """Return a case's outcome."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(case) + "\n")
             self.process.stdin.flush()
         except OSError:
-            pass  # the answer says it
+            pass  # the answer tells
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -89,11 +91,11 @@ class Server:
 
 
 def serve(backend: str, limit: int, cases: Cases, answers: IO[str]) -> None:
-    """Answer every line of `cases`; the first answer says whether there is what the backend needs."""
+    """Answer every line of `cases`. The first answer says whether the backend has what it needs."""
     try:
         import memcalc.validate.cuda  # noqa: F401  # pyright: ignore[reportUnusedImport]  # torch, for every fork
     except ImportError:
-        pass  # the first fork says it
+        pass  # the first fork tells
     gone = _gone(cases)
     _forked(lambda: _ready(backend), limit, answers, gone)
     for line in cases:
@@ -110,14 +112,15 @@ def _ready(backend: str) -> dict[str, Any]:
 
 
 def _gone(cases: Cases) -> Callable[[], bool]:
-    """Waits a moment, and says whether the other end of the pipe that cases come from is closed."""
+    """Return a function that waits a moment and tells whether the other end of the pipe of cases is closed."""
     poll = select.poll()
-    poll.register(cases, 0)  # nothing but its end is waited for
+    poll.register(cases, 0)  # only its end is waited for
     return lambda: bool(poll.poll(_MOMENT))
 
 
 def _forked(work: Callable[[], dict[str, Any]], limit: int, answers: IO[str], gone: Callable[[], bool]) -> None:
-    """A process of its own writes what `work` gives; what has become of a process that wrote nothing is written here."""
+    """Run `work` in a forked process, which writes its result. If it wrote nothing, write here what has become of
+    it."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process

@@ -1,7 +1,7 @@
 """Suites: lists of cases in a JSON file, bundled by name or a user's own.
 
 {"about": "…", "cases": [{"model": …, "layers": 4, option: value, …}, …]}: `model` as for --model, or the fields of a
-config.json; with `layers` the model is cut to its first so many; options have underscores.
+config.json. With `layers` the model is cut to its first layers. Options have underscores.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ SUITES: Final[Mapping[str, str]] = {
     "quick": "a minute or two with --backend fake: one case of each engine, precision and kind of model",
     "gpu": "one GPU of 80 GB or more with --backend cuda: models cut to a few layers and whole small ones, every option",
 }
-"""The bundled ones, each a file of its name in suites/."""
+"""The bundled suites, each a file of its name in suites/."""
 
 _COUNTS: Final = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip
-"""What a config.json calls its number of layers."""
+"""The names of a config.json for its number of layers."""
 
 
 def read_suite(name: str) -> list[Case]:
-    """The cases of a bundled suite, or of a file. InputError for a name that is neither, and for what is no suite."""
+    """Return the cases of a bundled suite, or of a file. Raises InputError for a name that is neither, and for a file
+    that is no suite."""
     path = Path(__file__).parent / "suites" / f"{name}.json" if name in SUITES else Path(name)
     if name not in SUITES and not path.suffix and not _there(path):
         close = nearest(name, SUITES)
@@ -53,12 +54,12 @@ def read_suite(name: str) -> list[Case]:
 def _there(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name too long or with a null byte is no file
+    except (OSError, ValueError):  # a name that is too long or has a null byte is no file
         return False
 
 
 def cases_of(path: Path, option: str) -> list[dict[str, Any]]:
-    """The list `cases` of a JSON document; InputError if there is none."""
+    """Return the list `cases` of a JSON document. Raises InputError if there is none."""
     cases: object = read_json_object(path, option, "a JSON file with a list `cases`").get("cases")
     entries: list[object] = cast("list[object]", cases) if isinstance(cases, list) else []
     if not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -68,19 +69,19 @@ def cases_of(path: Path, option: str) -> list[dict[str, Any]]:
 
 
 def options_of(case: Case) -> dict[str, Any]:
-    """The options of a case's setup."""
+    """Return the options of a case's setup."""
     return {name: value for name, value in case.items() if name not in ("model", "layers")}
 
 
 def model_of(case: Case) -> Any:
-    """What `memcalc.estimate` is given as the model of a case: the name, or the fields of the cut one."""
+    """Return the model of a case for `memcalc.estimate`: the name, or the fields of the cut model."""
     return case["model"] if "layers" not in case else cut(case["model"], case["layers"])
 
 
 def cut(model: Any, layers: object) -> dict[str, Any]:
-    """The config.json of a model's first `layers` layers (of an encoder-decoder: of each stack).
+    """Return the config.json of a model's first `layers` layers (of an encoder-decoder: of each stack).
 
-    InputError where that many are not there, or where the configuration does not say how many there are.
+    Raises InputError if there are fewer layers, or if the configuration does not say how many there are.
     """
     whole = load_model(model)
     if not isinstance(layers, int) or isinstance(layers, bool) or not 1 <= layers <= whole.layers:

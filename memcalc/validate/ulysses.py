@@ -1,5 +1,6 @@
 # pyright: basic
-"""Sequences that several ranks share, as DeepSpeed runs transformers' models (Ulysses) and HF Trainer computes the loss."""
+"""Sequences shared by several ranks, as DeepSpeed runs transformers' models (Ulysses) and HF Trainer computes the
+loss."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 
 class _OfNccl:
-    """torch.distributed with NCCL's answer to what the backend is: reductions are scattered, not emulated."""
+    """torch.distributed with NCCL as its backend's name, so that reductions are scattered, not emulated."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
@@ -25,7 +26,8 @@ class _OfNccl:
 
 @contextlib.contextmanager
 def shared_sequences(model: Any, ranks: int, micro_batch_size: int) -> Iterator[Any]:
-    """transformers' attention is DeepSpeed's; the `mpu` that `deepspeed.initialize` takes. None for a rank alone."""
+    """Replace transformers' attention by DeepSpeed's within a block. Yields the `mpu` that `deepspeed.initialize`
+    takes; None for a rank alone."""
     if ranks == 1:
         yield None
         return
@@ -50,7 +52,7 @@ def shared_sequences(model: Any, ranks: int, micro_batch_size: int) -> Iterator[
 
 
 def part_of_batch(batch: int, seq: int, ranks: int, rank: int) -> dict[str, torch.Tensor]:
-    """What UlyssesSPDataLoaderAdapter hands to one rank, with the labels that Trainer adds."""
+    """Return what UlyssesSPDataLoaderAdapter hands to one rank, with the labels that Trainer adds."""
     assert not seq % ranks
     own = slice(rank * (seq // ranks), (rank + 1) * (seq // ranks))
     ids = torch.zeros((batch, seq), dtype=torch.int64)
@@ -61,7 +63,7 @@ def part_of_batch(batch: int, seq: int, ranks: int, rank: int) -> dict[str, torc
 
 
 def shared_loss(engine: Any, batch: dict[str, torch.Tensor], ranks: int) -> Any:
-    """The mean over the tokens of all ranks (transformers/integrations/deepspeed.py)."""
+    """Return the mean loss over the tokens of all ranks (transformers/integrations/deepspeed.py)."""
     from transformers.integrations.deepspeed import deepspeed_sp_compute_loss
 
     how = SimpleNamespace(sp_backend="deepspeed", sp_size=ranks)

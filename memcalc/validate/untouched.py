@@ -1,9 +1,9 @@
 # pyright: basic
 """Real CPU tensors of any size whose bytes nobody touches: an op makes its result and does not compute it.
 
-A block that was never written to has addresses and no memory, so tensors, storages and pointers are torch's own, and C++ that
-looks at them (DDP's reducer, functional collectives) or libraries that do (DeepSpeed) go as they always go. What an op would
-return is asked of torch's fake tensors, once for all of equal arguments. Small tensors that come from no weight (tokens,
+A block that was never written to has addresses and no memory. So tensors, storages and pointers are torch's own, and
+C++ that looks at them (DDP's reducer, functional collectives) or libraries that do (DeepSpeed) run as always. torch's
+fake tensors tell what an op would return, once for all equal arguments. Small tensors that depend on no weight (tokens,
 positions, masks, routing) are computed, so that code which looks at values takes its branches.
 """
 
@@ -26,10 +26,10 @@ from memcalc.validate.collectives import has_local_tensors
 
 MOST_PLACES: Final = 2**22
 MOST_NUMBERS: Final = 2**16
-"""Elements of a tensor whose values are computed: of integers and bools, and of other numbers."""
+"""The most elements of a tensor whose values are computed: of integers and bools, and of other numbers."""
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's
 _AS_THEY_ARE: Final = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd")
-"""Of these fake tensors have another result: one of its own."""
+"""Ops for which fake tensors have a different result: a new tensor."""
 
 
 class Made(NamedTuple):
@@ -41,7 +41,8 @@ class Made(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What an op returns, or what it leaves in its outputs: a tree of Made and plain values. None: it computes nothing."""
+    """The results of an op, or the contents of its outputs: a tree of Made and plain values. None stands for an op that
+    computes nothing."""
 
     leaves: list[Any]
     tree: Any
@@ -52,7 +53,7 @@ class Result(NamedTuple):
 
 
 class Untouched(TorchDispatchMode):
-    """To be entered before all other modes."""
+    """A dispatch mode that must be entered before all others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ class Untouched(TorchDispatchMode):
             leaves, tree = tree_flatten((args, kwargs))
         try:
             result = self._result(func, leaves, tree)
-        except (NotImplementedError, UnsupportedOperatorException):  # fake tensors do not know it: it is computed
+        except (NotImplementedError, UnsupportedOperatorException):  # unknown to fake tensors: it is computed
             result = None
         if result is None or (known and all(map(_few, result.made)) and func._schema.name not in _EMPTY):
             return func(*args, **kwargs)
@@ -104,7 +105,7 @@ class Untouched(TorchDispatchMode):
         return tree_unflatten([self._new(x) if isinstance(x, Made) else x for x in result.leaves], result.tree)
 
     def _places(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """A mask as the places where it is true; any other index as it is."""
+        """Return a mask as the places where it is true; any other index as it is."""
         if index is None or index.dtype not in _MASKS:
             return [index]
         if not self._known([index]):
@@ -112,7 +113,7 @@ class Untouched(TorchDispatchMode):
         return list(index.nonzero().unbind(1))
 
     def _write(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
-        """In place, or into `out`."""
+        """Run an op that writes in place, or into `out`."""
         written = list(_written(func, args, kwargs))
         places = {id(t) for t in written}
         overwrites = func._schema.name in _OVERWRITE
@@ -139,11 +140,12 @@ class Untouched(TorchDispatchMode):
         ]
         for tensor, made in zip(out, result.leaves, strict=True):
             if isinstance(made, Made) and tuple(tensor.shape) != made.shape:
-                tensor.resize_(made.shape)  # what is given as `out` takes the result's
+                tensor.resize_(made.shape)  # a tensor given as `out` takes the result's shape
         return tree_unflatten(out, result.tree)
 
     def _collective(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
-        """A fake group copies some of what it is given: here shapes alone, but what is known."""
+        """Run a collective. A fake group copies some of what it is given; here only shapes are copied, except for known
+        values."""
         if self._known(given):
             return func(*args, **kwargs)
         for tensor in _written(func, args, kwargs):
@@ -165,7 +167,8 @@ class Untouched(TorchDispatchMode):
     # --- results
 
     def _result(self, func: Any, leaves: list[Any], tree: Any) -> Result | None:
-        """What comes of it, as fake tensors have it; None for an op that shares memory with its arguments."""
+        """Return the results of an op as fake tensors have them; None for an op that shares memory with its
+        arguments."""
         key = (func, *(_described(leaf) for leaf in leaves), tree)
         if key not in self._results:
             self._results[key] = self._asked(func, leaves, tree)
@@ -189,10 +192,11 @@ class Untouched(TorchDispatchMode):
         if _measures(made.dtype) or not _few(made):
             self._forget(tensor)
             return tensor
-        return tensor.zero_()  # a place or a mask that comes from all of a large tensor
+        return tensor.zero_()  # a place or a mask computed from all of a large tensor
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """For a tensor without values: a number is a one, which is finite and may be divided by; a mask chooses nothing."""
+        """Return a substitute for a tensor without values. A number is one, which is finite and can be divided by; a
+        mask chooses nothing."""
         if self._known([tensor]):
             return tensor
         return torch.empty_like(tensor).fill_(1 if _measures(tensor.dtype) else 0)
@@ -210,7 +214,7 @@ class Untouched(TorchDispatchMode):
 
 
 def empty(made: Made) -> torch.Tensor:
-    """A block that is not written to. One that is larger than all of the memory is not promised any."""
+    """Return a block that is not written to. No memory is reserved for one that is larger than all of the memory."""
     try:
         return torch.empty_strided(made.shape, made.strides, dtype=made.dtype)
     except RuntimeError:
@@ -222,19 +226,20 @@ def empty(made: Made) -> torch.Tensor:
 
 @cache
 def _is_as_it_is(func: Any) -> bool:
-    """Whether an op computes nothing: a view, or a change of shape. One that is made of others (`contiguous`, `to`) may copy."""
+    """Tell whether an op computes nothing: a view, or a change of shape. An op made of others (`contiguous`, `to`) may
+    copy."""
     if func._schema.name in _AS_THEY_ARE or torch.Tag.inplace_view in func.tags:
         return True
     return func.is_view and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def _measures(dtype: torch.dtype) -> bool:
-    """Whether numbers of it measure something; others are places and masks."""
+    """Tell whether a dtype's numbers are measures. Others are places and masks."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _few(tensor: torch.Tensor | Made) -> bool:
-    """Whether it may be computed."""
+    """Tell whether a tensor is small enough to be computed."""
     return prod(tensor.shape) <= (MOST_NUMBERS if _measures(tensor.dtype) else MOST_PLACES)
 
 

@@ -1,4 +1,4 @@
-"""The versions that estimates are for, and what is said where others run."""
+"""The versions that estimates are for, and the note for runs with other versions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final, NoReturn
 from memcalc.inputs.options import refuse
 
 ESTIMATED: Final[Mapping[str, str]] = {"torch": "2.13.0", "transformers": "5.23.0"}
-"""Those that every estimate is tested against: the pins of the package's extra `validate`."""
+"""The versions that every estimate is tested against: the pins of the package's extra `validate`."""
 
 
 def others(environment: Mapping[str, str]) -> str:
-    """What ran where that is not what estimates are for, in words; nothing otherwise."""
+    """Return a sentence if a run had other versions than estimates are for; '' otherwise."""
     ran = {name: environment[name].split("+")[0] for name in ESTIMATED if name in environment}
     if all(ran[name] == ESTIMATED[name] for name in ran):
         return ""
@@ -22,7 +22,7 @@ def others(environment: Mapping[str, str]) -> str:
 
 
 def refuse_older(field: str, value: int) -> NoReturn:
-    """InputError: the transformers that is here cannot run what is estimated of a later one."""
+    """Raise InputError: the installed transformers cannot run what is estimated for a later one."""
     import transformers
 
     theirs = ESTIMATED["transformers"]

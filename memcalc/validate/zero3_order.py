@@ -1,5 +1,6 @@
 # pyright: basic
-"""In which order ZeRO-3 goes through its sets of parameters: on each rank that of addresses, here the one that is estimated."""
+"""The order in which ZeRO-3 goes through its sets of parameters: by address on each real rank, here the estimated
+order."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from unittest import mock
 
 
 class InOrder(set[Any]):
-    """A set of which it is known in which order it is gone through. That of a set of parameters is the order of their addresses,
-    and ZeRO-3 waits for the gathers of a module in it. Here it is one where most is alive: one of each gather first."""
+    """A set with a known order. A set of parameters is ordered by their addresses, and ZeRO-3 waits for the gathers of
+    a module in that order. Here the order is one in which most is alive: one parameter of each gather first."""
 
     def __init__(self, things: Iterable[Any] = ()) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class InOrder(set[Any]):
 
 @contextlib.contextmanager
 def sets_in_order() -> Iterator[None]:
-    """ZeRO-3's bookkeeping goes through its sets so."""
+    """Let ZeRO-3's bookkeeping use these sets within a block."""
     from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator
 
     kind = partition_parameters.AllGatherCoalescedHandle

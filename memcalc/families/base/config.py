@@ -321,7 +321,7 @@ class RotaryConfig(FamilyConfig):
             raise ValueError(f"{width} are not an even number, which fails in transformers' forward")
 
     rotation_is_optional: ClassVar[bool] = False
-    """True if a `rope_theta` of null leaves the rotation out."""
+    """True if a `rope_theta` of null turns the rotation off."""
 
     def check_rope(self, rope: Mapping[str, Any]) -> None:
         """Raise ValueError if one set of rotary parameters contradicts itself."""
