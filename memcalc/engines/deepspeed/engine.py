@@ -287,8 +287,7 @@ def _rest(elements: int, dtype: DType) -> list[Row]:
 
 
 def _scaled_loss(model: Model, setup: Setup, count: int) -> Row:
-    """Return the loss over accumulation steps, and this times the loss scale (engine.py, backward;
-    base_optimizer.py)."""
+    """Return the loss over accumulation steps, and times the loss scale (engine.py, backward; base_optimizer.py)."""
     row = _numbers(count, "the loss, scaled", "backward", ENGINE)
     return row._replace(dtype=model.program.loss_in(setup.compute_dtype, fp32))
 
@@ -352,8 +351,9 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
 
 
 def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:
-    """Yield the moments of a step: a partition in fp64 for the norm, a sub-group's gradients joined and in fp32, and
-    the weights that are whole again at the end."""
+    """Yield the moments of a step: a part in fp64 for the norm, joined gradients (also in fp32), weights whole
+    again.
+    """
     dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
     assert in_group is not None
     groups = sub_groups_of(model, setup)

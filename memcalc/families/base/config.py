@@ -89,8 +89,7 @@ _LAYER_TYPES = (
     "hybrid_sliding", "indexed_attention", "linear_attention", "minimax_m3_sparse", "moe",
     "reference_sliding_attention", "sliding_attention", "window_attention",
 )  # fmt: skip
-"""The values that transformers takes in `layer_types` of any type, even one that does not read them
-(configuration_utils.py)."""
+"""The values that transformers takes in `layer_types`, even of types that do not read them (configuration_utils.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +118,7 @@ class FamilyConfig:
     given value as it is (`getattr(config, "head_dim", ...)`)."""
 
     pads_embedding: ClassVar[bool] = True
-    """True if the embedding has a row for padding where `pad_token_id` is a field. `pad_token_id` must be one of its
-    rows."""
+    """True if the embedding has a row for padding, where `pad_token_id` is a field and must be one of its rows."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -133,8 +131,7 @@ class FamilyConfig:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """Return a configuration from a user's fields. Raises ValueError with the field, its value and what is
-        allowed."""
+        """Return a configuration from a user's fields. Raises ValueError: the field, its value, what is allowed."""
         from pydantic import ConfigDict, ValidationError, create_model
 
         hints = get_type_hints(cls, localns={"Mapping": Mapping, "Sequence": Sequence}, include_extras=True)
@@ -187,8 +184,7 @@ def _same(left: object, right: object) -> bool:
 
 
 def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for a field that transformers checks in every configuration, even if its type does not read
-    it."""
+    """Raise ValueError for a field that transformers checks even if the type does not read it."""
     token = config.get("pad_token_id")
     if type(token) not in (int, type(None)):
         raise ValueError(f"field `pad_token_id` is {quoted(token)}; it should be an integer or null")
@@ -285,8 +281,7 @@ class RotaryConfig(FamilyConfig):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """Return the rotary parameters that shapes depend on
-        (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict)."""
+        """Return the rotary parameters of shapes (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict)."""
         rope = {**(self.rope_scaling or self.rope_parameters or {})}
         rope.setdefault("rope_type", rope.get("type", "default"))
         rope.setdefault("partial_rotary_factor", self.default_rotary_factor)
