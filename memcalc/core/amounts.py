@@ -1,5 +1,5 @@
-"""Amounts: live bytes as one integer. It holds the coefficients of a polynomial in (batch - 1) and (seq - 1), and the
-bytes of gradients.
+"""An amount: live bytes as one integer. The integer holds the coefficients of a polynomial in (batch - 1)
+and (seq - 1), and the bytes of gradients.
 
 Adding two amounts is one addition. An amount exceeds another one for every batch and sequence (from 1 up) if it is as
 large in every coefficient: a larger coefficient cannot make up for a smaller one at every size.

@@ -47,8 +47,9 @@ class Row(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A row as reported, for one batch and sequence length. `nbytes` is its size, `at_peak` its part that is alive at
-    the peak."""
+    """A row as reported, for one batch and sequence length. `nbytes` counts in its component's total, `at_peak` in the
+    peak.
+    """
 
     component: Component
     name: str

@@ -34,7 +34,7 @@ class StorageRow(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name, with the module that allocated the storage."""
+        """Return the name, with the module that allocated the storage."""
         if not self.scope or self.name.startswith(self.scope):
             return self.name
         return f"{self.scope}: {self.name}"
@@ -70,7 +70,7 @@ class Work(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name, with the module that makes the products."""
+        """Return the name, with the module that makes the products."""
         if not self.name:
             return self.scope
         return self.name if self.name.startswith(self.scope) else f"{self.scope}: {self.name}"

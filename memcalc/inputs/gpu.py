@@ -136,8 +136,9 @@ def _with_memory(name: str) -> str:
 
 
 def of_capacity(text: str) -> GPU | None:
-    """Return a GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". Return None for other
-    text."""
+    """Return a GPU of which only the memory is known, as a process sees it: "80GB", "24 GiB". Return None for text that
+    is no size. Raises InputError for a size that cannot be read.
+    """
     match = re.fullmatch(rf"({_NUMBER.pattern}) ?([mgt])(i?)b", text.strip().lower(), re.ASCII)
     if match is None and _SIZE.fullmatch(text.strip().lower()):
         allowed = "allowed: digits and a unit (80GB, 24GiB, 1.5TB), or a name of `memcalc gpus`"

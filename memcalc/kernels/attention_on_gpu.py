@@ -107,7 +107,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool =
     kernel = fused.kernel(Operands(q.dtype, q.shape[1].size, k.shape[1].size, head_dim, value_dim, mask is not None))
     if kernel == "math":
         return math_attention(q, k, v, mask, causal)
-    # With a mask, the CPU's flash kernel is played: its bytes are the same but for rows of padding
+    # With a mask, the CPU's flash kernel is used: its bytes are the same but for rows of padding
     # (memcalc.core.ops.attention).
     efficient = takes_efficient(q, v, mask) or (kernel == "efficient" and mask is None)
     return fused_attention(q, k, v, mask, efficient)

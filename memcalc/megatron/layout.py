@@ -26,7 +26,7 @@ class Layout(NamedTuple):
     recompute_layers: int | None = None
     """The number of layers that are recomputed, the first ones, if recomputation is on; None: all."""
     routed: tuple[bool, ...] = ()
-    """Whether each layer has experts; empty if none has."""
+    """True for each layer that has experts; empty if no layer has."""
     first: bool = True
     """True if the stage has the embedding."""
     last: bool = True

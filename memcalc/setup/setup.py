@@ -69,8 +69,9 @@ class Setup(NamedTuple):
     recompute_layers: int | None
     """The number of recomputed layers of each stage, the first ones; None: all."""
     reduce_bucket_size: int | None
-    """A size of DeepSpeed's in elements, like the next five. None with other engines, or if the ZeRO stage does not use
-    it."""
+    """A size of DeepSpeed's in elements, like the next five. None with other engines, in a pipeline, or if the ZeRO
+    stage does not use it.
+    """
     max_live_parameters: int | None
     max_reuse_distance: int | None
     param_persistence_threshold: int | None

@@ -3,8 +3,8 @@
 A profile comes from running the program on paper. It is symbolic in batch and seq: sizes are polynomials in them. It is
 extended in depth: live bytes grow linearly along a stack of equal blocks. The program is run with four periods of
 layers. The blocks of one of the two middle periods count once more for every period that the real stack has in
-addition. That is the middle period that does not touch the running layer: a block of a touching period may be on its
-way to the next layer, and exists once. The moments of the first and of the last period are the two ends of the line
+addition. That is the middle period that is not adjacent to the running layer: a block of an adjacent period may be on
+its way to the next layer, and exists once. The moments of the first and of the last period are the two ends of the line
 that all moments in between lie on. A stack that is not periodic after its first few layers is run at its full depth. An
 engine that acts around layers needs two periods at each end.
 

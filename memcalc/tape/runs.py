@@ -63,12 +63,12 @@ class Trace(NamedTuple):
     """True if the run holds only for sequences of the same remainder (`Program.remainder`)."""
 
     def turns(self) -> dict[int, range]:
-        """Return the middle period that stands for others, by the place in the log from which on it does. It does not
-        touch the running layer.
+        """Return the middle period that stands for others, by the place in the log from which on it does. That period
+        is not adjacent to the running layer.
 
-        In a step of one micro-batch that is the early period, until backward reaches the middle periods. In a step of
-        several micro-batches, and if layers are gathered or reduced one by one, it is the period farther from the
-        running layer.
+        In a step of one micro-batch the early period stands for others, until backward reaches the middle periods. In a
+        step of several micro-batches, and if layers are gathered or reduced one by one, it is the period farther from
+        the running layer.
         """
         early, late, _ = self.middle
         out = {0: early}

@@ -64,8 +64,9 @@ def not_initialized() -> Iterator[None]:
 
 @contextmanager
 def collected_by_hand() -> Iterator[None]:
-    """Turn off the cycle collector within a block: when it runs is no property of a model. A collection by hand only
-    looks at new objects."""
+    """Turn off the cycle collector within a block, as the times of its runs are no property of a model. A collection by
+    hand only looks at new objects.
+    """
     enabled, freezes = gc.isenabled(), gc.get_freeze_count() == 0
     gc.disable()
     if freezes:

@@ -130,7 +130,7 @@ class Running:
         self.places.append(self.modules[-1])
 
     def follow_backward(self) -> None:
-        """Outside all modules, follow the node of backward that runs: a module may have made it."""
+        """Follow the running node of backward outside all modules: one of them may have made the node."""
         if len(self.modules) == 1 and (node := torch._C._current_autograd_node()) is not None:
             self._is_at(self.places[bisect_right(self.first_nodes, node._sequence_nr()) - 1])
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memcalc.layout.collectives import Kind
 
     class Rotater(Protocol):
-        """How a rank comes by what others have."""
+        """An exchange that brings the tensors of other ranks to this rank."""
 
         def exchange(self, current: Tensor) -> None: ...
 

@@ -351,9 +351,7 @@ def _shards(model: Model, setup: Setup, component: Literal["parameters", "gradie
 
 
 def _steps_of_stage_3(model: Model, setup: Setup, kept: list[Row]) -> Iterator[list[Row]]:
-    """Yield the moments of a step: a part in fp64 for the norm, joined gradients (also in fp32), weights whole
-    again.
-    """
+    """Yield the moments of a step: a part in fp64 for the norm, joined gradients (also in fp32), whole weights."""
     dtype, in_group, life = setup.compute_dtype, setup.sub_group_size, "within the step"
     assert in_group is not None
     groups = sub_groups_of(model, setup)

@@ -329,8 +329,8 @@ def can_have_most(model: Model, ranks: int, most: int) -> list[Owned]:
     """Return the partitions of the ranks of which any can have the highest peak in stage 2's backward.
 
     Ranks differ there in one block: the room for all gradients that a rank owns, from the reduction of its first one
-    on. A rank cannot have more than another one whose room is as large and comes as early. The ranks are sorted by the
-    time at which their room comes.
+    on. A rank cannot have more than another one whose room is as large and comes as early. The rank whose room comes
+    first is the first; ranks with zeros for parameters that get no gradient are last.
     """
     order, sizes, places = ready_order(model), sizes_of(model), flat(model, ranks).order
     buckets = buckets_before_exceeding([sizes[i] for i in order], most)

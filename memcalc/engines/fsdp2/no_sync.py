@@ -29,11 +29,11 @@ class NoSync(NamedTuple):
 
     @property
     def alike(self) -> NoSync:
-        """Return the hooks with the sharding that is run on paper (`Sharding.alike`)."""
+        """Return the hooks with the sharding's `alike`. Their run differs only in sizes."""
         return self._replace(sharding=self.sharding.alike)
 
     def resized(self, run: Trace) -> Trace:
-        """Return a run with the sizes of this sharding."""
+        """Return the run of `alike` with the sizes of this sharding."""
         return self.sharding.resized(run)
 
 

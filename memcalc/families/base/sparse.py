@@ -120,7 +120,7 @@ class GroupedSparseLayers(SparseLayers):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        experts_per_token = config.num_experts_per_tok or config.n_routed_experts  # None has no forward (check_step)
+        experts_per_token = config.num_experts_per_tok or config.n_routed_experts  # None cannot run (check_step)
         self.routed = (experts_per_token, config.n_routed_experts)
         per_token, experts = Dim("experts_per_token", self.routed[0]), Dim("experts", self.routed[1])
         expert_ffn = Dim("expert_ffn", config.moe_intermediate_size)
