@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @contextmanager
 def without_collections() -> Generator[None]:
     """Run a block, or as a decorator a function, without the collector. No tensor is in a cycle, so every dead tensor
-    is freed all the same."""
+    is still freed."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -63,7 +63,7 @@ class Work(NamedTuple):
     """"forward", "backward" or "recomputation"."""
     layer: int | None
     factors: Shape
-    """The dims of the result and of what is summed over, each once."""
+    """The dims of the result and the dims that are summed over, each once."""
     dtype: DType
     """The dtype of the operands."""
     products: int

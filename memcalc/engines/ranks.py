@@ -110,7 +110,7 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
 
 
 def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
-    """Return the ranks that run all layers: one, or several of which any can have the highest peak."""
+    """Return the ranks that run all layers: one rank, or several if each of them can have the highest peak."""
     made = [_profile(model, setup, held) for held, _ in _held(model, setup)]
     # holdings again, as a trace has shown which weights get a gradient
     return [_whole_rank(model, setup, *of) for of in zip(_held(model, setup), made, strict=True)]
@@ -279,7 +279,7 @@ class _Held(NamedTuple):
 
 
 def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
-    """Return what one rank holds, or what several ranks hold of which any can have the highest peak."""
+    """Return what one rank holds; what several ranks hold if each of them can have the highest peak."""
     key = (
         "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
         setup.grad_dtype,

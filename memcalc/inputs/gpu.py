@@ -45,7 +45,8 @@ class GPU(NamedTuple):
     memory: Quantity
     nominal_memory: Quantity
     memory_bandwidth: Quantity | None
-    """None for a GPU given only by its memory. Its rates, links and compute capability ('') are not known either."""
+    """The bandwidth of its memory; None for a GPU given only by its memory. The rates, links and compute capability
+    ('') of such a GPU are not known either."""
     dense_flops_per_second: dict[str, Quantity]
     links: dict[str, Quantity]
     nvlink_group: Quantity | None = None

@@ -61,15 +61,16 @@ class ContextParallel(NamedTuple):
         return _tokens(chunk, _CHUNKS, "seq/cp")
 
     def inputs(self, batch: Dim, own: Dim) -> tuple[Input, ...]:
-        """Return the batch of which a rank has `own` tokens of each sequence."""
+        """Return the whole batch, if a rank has `own` tokens of each sequence."""
         return tuple(Input(name, (batch, self.whole(own)), int64) for name in GIVEN)
 
     def whole(self, own: Dim) -> Dim:
-        """Return the sequence length of which a rank has `own` tokens."""
+        """Return the whole sequence length, if a rank has `own` tokens of it."""
         return _tokens(own, self.ring.ranks, "seq")
 
     def positions(self, own: Dim) -> Input:
-        """Return the positions that a pipeline's stages are given. The context leaves a rank `own` of them."""
+        """Return the positions of the whole sequence, which a pipeline's stages are given. The context leaves a rank
+        `own` of them."""
         return Input("position_ids", (ONE_DIM, self.whole(own)), int64)
 
     def cut_positions(self, positions: Tensor, own: Dim) -> Tensor:

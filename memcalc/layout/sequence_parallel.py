@@ -45,7 +45,7 @@ class SequenceParallel(TensorParallel):
     __slots__ = ()
 
     def whole(self, shard: Dim) -> Dim:
-        """Return the sequence length of which a tensor between two layers has `shard`."""
+        """Return the sequence length, given the length `shard` of a tensor between two layers."""
         return whole_of(shard, self.ranks, "/tp")
 
     def between_layers(self, whole: Dim) -> Dim:

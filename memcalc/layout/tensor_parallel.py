@@ -123,7 +123,7 @@ class TensorParallel(NamedTuple):
         return same(partial, Node(partial.memory, _pass, (partial,))) if recording(partial) else partial
 
     def whole(self, shard: Dim) -> Dim:
-        """Return the sequence length of which a tensor between two layers has `shard`: the same length."""
+        """Return the sequence length, given the length `shard` of a tensor between two layers: the same length."""
         return shard
 
     def between_layers(self, whole: Dim) -> Dim:

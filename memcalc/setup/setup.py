@@ -105,7 +105,7 @@ class Setup(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Return the number of parts of a sequence, of which a tensor between two layers has one."""
+        """Return the number of parts that a sequence is cut into. A tensor between two layers has one part."""
         chunks = 2 if self.shares_sequences else 1
         return chunks * self.cp * (self.tp if self.sequence_parallel else 1)
 

@@ -160,7 +160,7 @@ _MASTERS: Final = ("fp32_groups_flat", "single_partition_of_fp32_groups", "fp32_
 
 
 def ranks_to_run(setup: Setup, model: Model) -> list[int]:
-    """Return the ranks of which one is the worst, which is estimated.
+    """Return the ranks to run. One of them is the worst rank, which the estimate is for.
 
     In stages 1 and 2 partitions differ. The candidates are the first and the last rank, the one with most elements, the
     one with most in the step, the one with most while gradients are reduced after backward (stage 1), and those that

@@ -105,7 +105,7 @@ class Untouched(TorchDispatchMode):
         return tree_unflatten([self._new(x) if isinstance(x, Made) else x for x in result.leaves], result.tree)
 
     def _places(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Return a mask as the places where it is true; any other index as it is."""
+        """Return the places where a mask is true; return any other index unchanged."""
         if index is None or index.dtype not in _MASKS:
             return [index]
         if not self._known([index]):

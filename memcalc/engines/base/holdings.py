@@ -91,7 +91,8 @@ class Holdings(NamedTuple):
     over: OverRun | None = None
     """The engine's actions between the events of the run, once that is recorded."""
     order: Order | None = None
-    """None if the order is not known, or differs in what the run leaves out."""
+    """The order in which the engine allocates its rows; None if the order is not known, or if it differs in a part that
+    the run leaves out."""
     buffer_dtype: DType | None = None
     """The dtype of the modules' floating-point buffers, if it is not the weights'."""
     micro_batches: int = 1

@@ -244,7 +244,7 @@ def _stage_3_collectives(model: Model, setup: Setup) -> list[Collective]:
 
 
 def norms_of_stage_3(model: Model, setup: Setup) -> int:
-    """Return the number of sub-groups, each of which has a norm."""
+    """Return the number of norms, which is the number of sub-groups."""
     return len(sub_groups_of(model, setup))
 
 

@@ -298,7 +298,7 @@ class Step:
 
 
 class UntracedStep(Step):
-    """A step without buckets: a later step makes their copies all the same."""
+    """A step without buckets: a later step makes the copies into a bucket even so."""
 
     def _reduce(self, i: int, gradient: object) -> None:
         """Do nothing: the gradient is copied into the bucket."""

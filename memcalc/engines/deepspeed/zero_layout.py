@@ -270,8 +270,7 @@ class Flat(NamedTuple):
 
 
 class AllReduce(NamedTuple):
-    """One all-reduce call: the number of its ranks, and the elements of its slices, each of which belongs to one of
-    them."""
+    """One all-reduce call: the number of its ranks, and the elements of its slices. Each slice belongs to one rank."""
 
     ranks: int
     slices: list[int]
@@ -326,7 +325,7 @@ def over(setup: Setup) -> str:
 
 
 def can_have_most(model: Model, ranks: int, most: int) -> list[Owned]:
-    """Return the partitions of the ranks of which any can have the highest peak in stage 2's backward.
+    """Return the partitions of the ranks that can have the highest peak in stage 2's backward.
 
     Ranks differ there in one block: the room for all gradients that a rank owns, from the reduction of its first one
     on. A rank cannot have more than another one whose room is as large and comes as early. The rank whose room comes

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _IN_STEP: Final = "within the step"
 FP32_COPY: Final = "flat fp32 copy of the weights"
-"""The name of the copy that stages 1 to 3 update if the weights themselves are fp32: they clone their partition all the
-same."""
+"""The name of the copy that stages 1 to 3 update if the weights themselves are fp32: the stages clone their partition
+even then."""
 
 
 def block(component: str, name: str, dims: str, elements: int, dtype: DType, life: str, source: str) -> Row:

@@ -2,7 +2,7 @@
 
 accelerate accumulates like this under FSDP2 (accelerator.py, `no_sync`), and with it HF Trainer, and so does Lightning
 (fabric/strategies/model_parallel.py, `_FSDPNoSync`). Nothing is reduced before the last micro-batch's backward.
-Parameters are resharded after every backward all the same (FSDPParamGroup.post_backward in
+Parameters are still resharded after every backward (FSDPParamGroup.post_backward in
 torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
 """
 

@@ -126,8 +126,8 @@ def _shared(rank: StagedRank) -> ContextParallel | None:
 
 
 def _positions(rank: StagedRank, own: Dim) -> Input | None:
-    """Return the positions of a sequence of which the rank has `own` tokens; None if the caller does not have to give
-    them."""
+    """Return the positions of a sequence, if the rank has `own` tokens of it. Return None if the caller does not have
+    to give them."""
     shared = _shared(rank)
     return rank.program.given_positions(own) if shared is None else shared.positions(own)
 

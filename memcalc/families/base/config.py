@@ -212,8 +212,8 @@ def _check_unread(made: FamilyConfig, config: Mapping[str, Any]) -> None:
 
 
 def _check_head_dim(made: FamilyConfig, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for a wrong `head_dim` where it is no field: rotary frequencies and their validation read it all
-    the same."""
+    """Raise ValueError for a wrong `head_dim` where it is no field: rotary frequencies and their validation read it
+    even there."""
     if "head_dim" not in config:
         return
     given = config["head_dim"]

@@ -22,7 +22,7 @@ LinearOrFull = Literal["linear_attention", "full_attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class LinearOrFullConfig(LayerTypesConfig):
-    """A family some of whose layers have an attention that is linear in the sequence."""
+    """A family that has layers with linear attention: its cost is linear in the sequence length."""
 
     layer_types: list[LinearOrFull] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 

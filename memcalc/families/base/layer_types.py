@@ -41,7 +41,7 @@ class LayerTypesConfig(RotaryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedConfig(LayerTypesConfig):
-    """A family some of whose layers attend to a window."""
+    """A family that has layers with attention to a window."""
 
     masks_both: ClassVar[bool] = True
     """True if the forward makes a mask with a window even if no layer has one. It fails without a window."""

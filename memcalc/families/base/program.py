@@ -146,14 +146,14 @@ class Program:
         return (Input("input_ids (also the labels)", (batch, seq), int64),)
 
     def whole(self, shard: Dim) -> Dim:
-        """Return the sequence of which a tensor between two layers has `shard`. If ranks share sequences, it is a
-        rank's part."""
+        """Return the sequence length, given the length `shard` of a tensor between two layers. If ranks share
+        sequences, it is the length of a rank's part."""
         if self.context_parallel is not None:
             shard = self.context_parallel.own(shard)
         return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
 
     def length(self, shard: Dim) -> int:
-        """Return the tokens of a sequence, over all ranks, of which a tensor between two layers has `shard`."""
+        """Return the tokens of a sequence over all ranks, given the length `shard` of a tensor between two layers."""
         ranks = 1 if self.context_parallel is None else self.context_parallel.ranks
         return ranks * self.whole(shard).size
 

@@ -41,5 +41,5 @@ def _share(width: Dim, times: int, parts: int) -> Dim:
 
 @lru_cache(maxsize=1024)
 def whole_sequence(seq: Dim, ranks: int) -> Dim:
-    """Return the dim of a whole sequence of which a rank has `seq` tokens."""
+    """Return the dim of a whole sequence, if a rank has `seq` tokens of it."""
     return Dim(seq.name.removesuffix("/cp"), ranks * seq.size, tuple(ranks * c for c in seq.poly))  # type: ignore[arg-type]
