@@ -47,7 +47,7 @@ def check_step_and_forward(report: Report, real: Any) -> None:
     check_step(report, real)
     saved, always = report.rank.profiles[0].saved.poly, report.rank.sums.always
     if report.setup.micro_batches == 1:
-        size = report.setup.micro_batch_size, report.setup.rows
+        size = report.setup.micro_batch_size, report.setup.tokens_per_part
         assert evaluate(saved, *size) + evaluate(always, *size) == real.forward_end
 
 

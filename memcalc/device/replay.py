@@ -60,7 +60,7 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
     order = rank.order
     if order is None:
         return None
-    batch, seq = setup.micro_batch_size, setup.rows
+    batch, seq = setup.micro_batch_size, setup.tokens_per_part
     before = _row_sizes(order.before, batch, seq)
     if order.scripts is not None:
         scripts = order.scripts()
@@ -213,7 +213,7 @@ def _actions(rank: Rank, order: Order, setup: Setup, stays: frozenset[str] = fro
 
 def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) -> Log:
     whole = unrolled(run)
-    sizes = [_nbytes(row, setup.micro_batch_size, setup.rows) for row in run.rows]
+    sizes = [_nbytes(row, setup.micro_batch_size, setup.tokens_per_part) for row in run.rows]
     streams = [order.streams.get(row.name, DEFAULT) for row in run.rows]
     of_blocks = [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows]
     kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}

@@ -30,7 +30,7 @@ class Branches(NamedTuple):
 
     of: Callable[[Setup], Hashable]
     """Setups with an equal key have the same polynomials, if no kernel pads queries. If one does, the remainder of
-    `rows` must be equal, too (`Program.remainder`)."""
+    `tokens_per_part` must be equal, too (`Program.remainder`)."""
     steps: Callable[[int], Hashable]
     """Numbers of micro-batches with an equal key differ only in how often a rank sends."""
     unit: int
@@ -91,7 +91,7 @@ def _of_programs(programs: Iterable[Program], kernels: Kernels, setup: Setup) ->
     for program in programs:
         sized: Any = program
         chunks = kernels.chunks(tokens, sized.vocab.size, sized.hidden.size) if kernels.chunks else None
-        branch = program.branch(setup.micro_batch_size, setup.rows)
+        branch = program.branch(setup.micro_batch_size, setup.tokens_per_part)
         own.append((chunks, branch, program.outgrown(setup.seq_len or 0)))
     return tuple(own)
 
@@ -105,8 +105,8 @@ def _of_megatron(of_ranks: Iterable[Stage], held: dict[int | None, Hashable], se
 
     if setup.seq_len not in held:
         held[setup.seq_len] = frozenset(decided_by_length(setup, stage) for stage in of_ranks)
-    branches: set[Hashable] = {(setup.micro_batch_size == 1, setup.rows == 1)}
+    branches: set[Hashable] = {(setup.micro_batch_size == 1, setup.tokens_per_part == 1)}
     for chunk in (chunk for stage in of_ranks for chunk in stage.chunks):
         if setup.attention == "unfused" or not chunk.polynomial:
-            branches.add(chunk.branch(setup.micro_batch_size, setup.rows))
+            branches.add(chunk.branch(setup.micro_batch_size, setup.tokens_per_part))
     return frozenset(branches), held[setup.seq_len]

@@ -165,9 +165,9 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
             continue
         profiles: list[Profile] = []
         for chunk in stage.chunks:
-            key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.rows))
-            make = partial(profile, chunk, choices, setup.micro_batch_size, setup.rows)
-            profiles.append(_made(model, key, setup.rows, make))
+            key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.tokens_per_part))
+            make = partial(profile, chunk, choices, setup.micro_batch_size, setup.tokens_per_part)
+            profiles.append(_made(model, key, setup.tokens_per_part, make))
         held = megatron.holdings_of(setup, stage)
         played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
@@ -200,14 +200,17 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
             policy=per_op if setup.recompute == "op" else None,
         )  # fmt: skip
         own, program = staged.model, staged.program
-        branch = program.stages[0].own.branch(setup.micro_batch_size, setup.rows)
+        branch = program.stages[0].own.branch(setup.micro_batch_size, setup.tokens_per_part)
         alike = choices._replace(hooks=held.hooks.alike) if isinstance(held.hooks, Resizable) else choices
         own_key = engine.key_of(setup, staged)
         base = _made(
-            model, ("run", *alike, own_key, branch), setup.rows, partial(engine.trace_of, setup, staged, alike)
+            model,
+            ("run", *alike, own_key, branch),
+            setup.tokens_per_part,
+            partial(engine.trace_of, setup, staged, alike),
         )
         key = ("profile", *choices, own_key, branch)
-        made = _made(model, key, setup.rows, partial(engine.profile_of, held.hooks, base))
+        made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, held.hooks, base))
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
         sends = partial(collectives_of, rank=staged, made=made)
         rank = Rank(
@@ -237,10 +240,10 @@ def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
         held = engine.holdings_of(setup, stage)
         kept = kept_by_kernels(setup.kernels, setup.attention, own.program, setup.compute_dtype)
         held = held._replace(always=(*held.always, *kept))
-        branch = own.program.branch(setup.micro_batch_size, setup.rows)
+        branch = own.program.branch(setup.micro_batch_size, setup.tokens_per_part)
         program: Any = own.program
         key = ("profile", *choices, program.layout, engine.key_of(setup, stage), branch)
-        made = _made(model, key, setup.rows, partial(engine.profile_of, setup, stage, choices))
+        made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, setup, stage, choices))
         sends = partial(engine.collectives_of, rank=stage, profile=made)
         rank = Rank(
             stage.number, held, _sums(held), (made,), _ONE, own.layers, sends,
@@ -339,19 +342,19 @@ def _profile(model: Model, setup: Setup, holdings: Holdings) -> Profile:
     )  # fmt: skip
     tokens = setup.micro_batch_size * setup.seq_len
     chunks = kernels.chunks(tokens, program.vocab.size, program.hidden.size) if kernels.chunks else None
-    branch = program.branch(setup.micro_batch_size, setup.rows)
-    run = program, choices, setup.micro_batch_size, setup.rows
+    branch = program.branch(setup.micro_batch_size, setup.tokens_per_part)
+    run = program, choices, setup.micro_batch_size, setup.tokens_per_part
     key = ("profile", *choices, chunks, holdings.over, branch)
     hooks = choices.hooks
     if isinstance(hooks, Resizable):
         alike = choices._replace(hooks=hooks.alike)
-        make = partial(shallow_trace, program, alike, setup.micro_batch_size, setup.rows)
-        base = _made(model, ("run", *alike, chunks, branch), setup.rows, make)
-        return _made(model, key, setup.rows, lambda: Profile(hooks.resized(base)))
+        make = partial(shallow_trace, program, alike, setup.micro_batch_size, setup.tokens_per_part)
+        base = _made(model, ("run", *alike, chunks, branch), setup.tokens_per_part, make)
+        return _made(model, key, setup.tokens_per_part, lambda: Profile(hooks.resized(base)))
     if holdings.over is None:
-        return _made(model, key, setup.rows, partial(profile, *run))
-    recorded = _made(model, ("recorded", *choices, chunks, branch), setup.rows, partial(Recorded, *run))
-    return _made(model, key, setup.rows, partial(Played, recorded, holdings.over))
+        return _made(model, key, setup.tokens_per_part, partial(profile, *run))
+    recorded = _made(model, ("recorded", *choices, chunks, branch), setup.tokens_per_part, partial(Recorded, *run))
+    return _made(model, key, setup.tokens_per_part, partial(Played, recorded, holdings.over))
 
 
 class _OfARun(Protocol):

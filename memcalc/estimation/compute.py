@@ -80,7 +80,7 @@ def _of_run(run: Trace) -> Counter[_Alike]:
 
 
 def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
-    each = evaluate(of.size, setup.micro_batch_size, setup.rows)
+    each = evaluate(of.size, setup.micro_batch_size, setup.tokens_per_part)
     words = f"{calls}·2·{of.dims} = {calls}·{2 * each} FLOP"
     layer = _stack(of.name) if of.in_layer else None
     return Computed(of.name, of.phase, layer, of.kind, of.dtype, calls, 2 * calls * each, words, of.basis, of.source)

@@ -96,7 +96,7 @@ class Report(OnDevice):
             from memcalc.inputs.gpu import load_gpu
 
             self.gpu = load_gpu(setup.gpu)
-        self._batch, self._seq = setup.micro_batch_size, setup.rows
+        self._batch, self._seq = setup.micro_batch_size, setup.tokens_per_part
         self._found = [found] if found else self._worst_of_stages(ranks(model, setup))
         self.rank_peaks = {one.rank.number: max(one.phases.values()) for one in self._found}
         self._take(max(self._found, key=lambda one: self.rank_peaks[one.rank.number]))

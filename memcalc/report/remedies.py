@@ -84,7 +84,7 @@ def _lighter_loss(report: Report) -> list[str]:
 def _logits(report: Report) -> int:
     """Bytes of a micro-batch's logits in fp32; 0 for a model without a vocabulary."""
     vocab: Any = getattr(report.model.program, "vocab", None)
-    return 0 if vocab is None else 4 * report.setup.micro_batch_size * report.setup.rows * vocab.size
+    return 0 if vocab is None else 4 * report.setup.micro_batch_size * report.setup.tokens_per_part * vocab.size
 
 
 _BUCKET: Final = 50_000_000

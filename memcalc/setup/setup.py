@@ -104,16 +104,16 @@ class Setup(NamedTuple):
         return self.sync_each_micro_batch is False and self.micro_batches > 1
 
     @property
-    def parts(self) -> int:
+    def sequence_parts(self) -> int:
         """Return the number of parts that a sequence is cut into. A tensor between two layers has one part."""
         chunks = 2 if self.shares_sequences else 1
         return chunks * self.cp * (self.tp if self.sequence_parallel else 1)
 
     @property
-    def rows(self) -> int:
+    def tokens_per_part(self) -> int:
         """Return the tokens of a sequence in a tensor between two layers on one rank. If fsdp2's ranks share sequences,
         that is one of a rank's two chunks."""
-        return (self.seq_len or 1) // self.parts
+        return (self.seq_len or 1) // self.sequence_parts
 
     @property
     def shares_sequences(self) -> bool:

@@ -145,9 +145,9 @@ def predicted_memory(
     if besides and report.gpu is None:  # a GPU that memcalc does not know
         besides = HANDLES * cublas_workspace(environment["compute_capability"])
     sizes = {name: report.total(name) for name in _COMPONENTS}
-    batch, rows = report.setup.micro_batch_size, report.setup.rows
+    batch, seq = report.setup.micro_batch_size, report.setup.tokens_per_part
     in_step = (row for row in report.rows_at("step") if row.component == "gradients")
-    sizes["gradients in step"] = sum(row.bytes_at(batch, rows) for row in in_step)
+    sizes["gradients in step"] = sum(row.bytes_at(batch, seq) for row in in_step)
     sizes["saved_activations by hooks"] = sizes["saved_activations"]
     sizes |= {f"peak in {phase}": size + besides for phase, size in report.phases.items()}
     other = besides - assumed if besides else 0

@@ -83,7 +83,7 @@ def test_written_out_it_is_the_run_at_the_real_depth(name: str, options: dict[st
     report = memcalc.estimate(model, **options)
     (key,) = (key for key in model.profiles if key[0] == "profile")
     choices = Choices(*key[1 : 1 + len(Choices._fields)])
-    whole = trace(model.program, choices, report.setup.micro_batch_size, report.setup.rows, model.layers)
+    whole = trace(model.program, choices, report.setup.micro_batch_size, report.setup.tokens_per_part, model.layers)
     run = report.rank.profiles[0].run
     assert events(run) == events(whole)
     assert unrolled(run).backward == unrolled(whole).backward
@@ -265,7 +265,7 @@ def test_what_is_held_is_allocated_once(name: Any, options: dict[str, Any]) -> N
     assert order is not None
 
     def total(rows: tuple[Row, ...]) -> int:
-        return sum(row.bytes_at(report.setup.micro_batch_size, report.setup.rows) for row in rows)
+        return sum(row.bytes_at(report.setup.micro_batch_size, report.setup.tokens_per_part) for row in rows)
 
     scripted = 0 if order.scripts is None else left_by(order.scripts())
     assert total((*order.flat, *order.before, *order.states)) + scripted == total(held.always)

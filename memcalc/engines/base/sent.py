@@ -72,7 +72,7 @@ def _layers(noted: Iterable[Sent], middle: Middle) -> Counter[Sent]:
 
 
 def _collective(sent: Sent, calls: int, setup: Setup, layers: str, group: Group) -> Collective:
-    one = evaluate(numel(sent.shape)[1], setup.micro_batch_size, setup.rows) * sent.dtype.itemsize
+    one = evaluate(numel(sent.shape)[1], setup.micro_batch_size, setup.tokens_per_part) * sent.dtype.itemsize
     each = f"{formula(sent.shape)}·{sent.dtype.itemsize} B"
     return Collective(
         group.axis, sent.kind, sent.name, sent.phase, sent.dtype.name, group.ranks, calls, calls * one,  # type: ignore[arg-type]

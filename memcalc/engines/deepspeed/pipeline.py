@@ -204,7 +204,7 @@ def _sends(setup: Setup, rank: StageRank) -> list[Collective]:
     ):
         if not sends:
             continue
-        each = evaluate(numel(part)[1], setup.micro_batch_size, setup.rows) * setup.compute_dtype.itemsize
+        each = evaluate(numel(part)[1], setup.micro_batch_size, setup.tokens_per_part) * setup.compute_dtype.itemsize
         unit = f"{part[0].name if len(part) == 1 else 'batch·seq·hidden'}·{setup.compute_dtype.itemsize} B"
         out.append(_send(what, phase, setup, setup.compute_dtype, unit, each))
         if setup.tp > 1:

@@ -150,7 +150,7 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
     """Run a step of this rank on paper, all micro-batches through its schedule."""
     memory = Memory(dict(choices.kernels.replaced))
     assert isinstance(choices.hooks, Sharding) and setup.seq_len is not None
-    size = workload_size(setup.micro_batch_size, setup.rows)
+    size = workload_size(setup.micro_batch_size, setup.tokens_per_part)
     whole = rank.program.whole(size.seq)
     shared, given = _shared(rank), _positions(rank, whole)
     parallel = rank.program.tensor_parallel

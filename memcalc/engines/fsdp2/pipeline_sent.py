@@ -47,7 +47,7 @@ def collectives_of(setup: Setup, rank: StagedRank, made: Profile) -> list[Collec
 def _sends(setup: Setup, rank: StagedRank) -> list[Collective]:
     dtype, stages = setup.compute_dtype, rank.program.stages
     shape = hidden_states(rank)
-    each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.rows) * dtype.itemsize
+    each = evaluate(numel(shape)[1], setup.micro_batch_size, setup.tokens_per_part) * dtype.itemsize
     unit = f"{formula(shape)}·{dtype.itemsize} B"
     out: list[Collective] = []
     ways: tuple[tuple[str, Overlap, str], ...] = (

@@ -99,7 +99,7 @@ def _pipeline(setup: Setup, stage: Stage) -> list[Collective]:
     if setup.pp == 1:
         return []
     dtype, micro = setup.compute_dtype, setup.micro_batches
-    each = setup.micro_batch_size * setup.rows * stage.chunks[0].hidden.size * dtype.itemsize
+    each = setup.micro_batch_size * setup.tokens_per_part * stage.chunks[0].hidden.size * dtype.itemsize
     forwards = sum(not chunk.layout.last for chunk in stage.chunks)
     backwards = sum(not chunk.layout.first for chunk in stage.chunks)
     name = sequence_dims(setup)[2].name

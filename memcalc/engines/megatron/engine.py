@@ -224,7 +224,9 @@ def _buffers(setup: Setup, stage: Stage) -> list[Row]:
             life, source = "until the next micro-batch", "megatron/core/transformer/moe/token_dispatcher.py"
             rows.append(Row("buffers", name, per_token, kind, routed, life, "modelled", source))
     rows += _of_layers(setup, stage)
-    fuses = setup.compute_dtype is not fp32 and stage.chunks[0].fuses_softmax(setup.micro_batch_size, setup.rows)
+    fuses = setup.compute_dtype is not fp32 and stage.chunks[0].fuses_softmax(
+        setup.micro_batch_size, setup.tokens_per_part
+    )
     if setup.attention == "unfused" and stage.layers and not fuses:
         source = "transformer_engine/pytorch/attention/dot_product_attention/softmax.py"
         rows.append(
@@ -301,7 +303,7 @@ def _global_buffer(setup: Setup, stage: Stage, batch: Dim, whole: Dim) -> list[R
         wanted.append(("attention scores buffer", (batch, chunk.heads, whole, whole)))
     if not wanted:
         return []
-    name, shape = max(wanted, key=lambda one: evaluate(numel(one[1])[1], setup.micro_batch_size, setup.rows))
+    name, shape = max(wanted, key=lambda one: evaluate(numel(one[1])[1], setup.micro_batch_size, setup.tokens_per_part))
     return [Row("buffers", name, shape, setup.compute_dtype, 1, "always", "modelled", "megatron/core/utils.py")]
 
 

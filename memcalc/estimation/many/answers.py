@@ -62,7 +62,7 @@ class Alike(NamedTuple):
     def _by(self, keys: Wholes) -> Iterator[Alike]:
         for own in same(keys):
             batch, rows, micro = self.batch[own], self.rows[own], self.micro_batches[own]
-            numbers = {"micro_batch_size": int(batch[0]), "seq_len": int(rows[0]) * self.setup.parts}
+            numbers = {"micro_batch_size": int(batch[0]), "seq_len": int(rows[0]) * self.setup.sequence_parts}
             global_batch = self.setup.dp * int(batch[0]) * int(micro[0])
             setup = self.setup._replace(**numbers, global_batch_size=global_batch)
             yield Alike(setup, self.places[own], batch, rows, micro)
@@ -109,7 +109,7 @@ def _answer(model: Model, alike: Alike, values: Values, gpu: GPU | None, out: Co
 def _with_numbers(setup: Setup, batch: Whole, rows: Whole, micro_batches: Whole) -> Setup:
     """The setup with three numbers, of which any may be unknown."""
     numbers: dict[str, Any] = {"micro_batch_size": batch, "global_batch_size": setup.dp * batch * micro_batches}
-    return setup._replace(seq_len=rows * setup.parts, **numbers)  # type: ignore[arg-type]
+    return setup._replace(seq_len=rows * setup.sequence_parts, **numbers)  # type: ignore[arg-type]
 
 
 def _write(out: Columns, name: str, places: npt.NDArray[np.intp], result: Any) -> None:

@@ -295,7 +295,7 @@ class _Question(NamedTuple):
         setup = self.setup(int(own[0]))
         assert setup is not None
         seq = np.where(self.seq[own] == 0, setup.seq_len or 1, self.seq[own])
-        alike = Alike(setup, self.places[own], self.batch[own], seq // setup.parts, self.micro_batches[own])
+        alike = Alike(setup, self.places[own], self.batch[own], seq // setup.sequence_parts, self.micro_batches[own])
         try:
             answer(self.model, alike, gpu, out)
         except InputError:

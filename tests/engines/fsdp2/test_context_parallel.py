@@ -151,7 +151,7 @@ def check(report: Report, rank: Rank, real: Shared) -> None:
     one = of_rank(report, rank)
     assert phases(one) == [real.forward, real.backward, real.step]
     if report.setup.micro_batches == 1:
-        size = report.setup.micro_batch_size, report.setup.rows
+        size = report.setup.micro_batch_size, report.setup.tokens_per_part
         assert evaluate(rank.profiles[0].saved.poly, *size) + evaluate(rank.sums.always, *size) == real.forward_end
     assert over_axis(one, "cp") == Counter(real.ring)
     assert over_axis(one, "tp") == Counter(real.split)
@@ -349,7 +349,7 @@ def test_a_deep_stack_is_extended_as_it_would_run(options: dict[str, Any]) -> No
         model = next(m for m in report.model.profiles.values() if made in getattr(m, "profiles", {}).values())
         key = next(key for key, one in model.profiles.items() if one is made)
         choices = Choices(*key[1 : 1 + len(Choices._fields)])
-        whole = full_profile(model.program, choices, report.setup.micro_batch_size, report.setup.rows)
+        whole = full_profile(model.program, choices, report.setup.micro_batch_size, report.setup.tokens_per_part)
         for size in ((1, 8), (3, 20), (2, 1000)):
             for ours, theirs in ((made.forward, whole.forward), (made.backward, whole.backward)):
                 most = [max(evaluate(m.poly, *size) + m.gradients for m in moments) for moments in (ours, theirs)]

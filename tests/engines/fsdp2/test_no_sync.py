@@ -99,7 +99,7 @@ def test_a_deep_stack_is_extended_as_it_would_run(config: dict[str, Any], option
     models = [report.model, *(m for m in report.model.profiles.values() if hasattr(m, "profiles"))]
     ((model, key),) = [(m, key) for m in models for key, one in m.profiles.items() if one is made]
     choices = Choices(*key[1 : 1 + len(Choices._fields)])
-    whole = full_profile(model.program, choices, report.setup.micro_batch_size, report.setup.rows)
+    whole = full_profile(model.program, choices, report.setup.micro_batch_size, report.setup.tokens_per_part)
     for size in ((1, 1), (1, 32), (3, 1000)):
         for ours, theirs in ((made.forward, whole.forward), (made.backward, whole.backward)):
             most = [max(evaluate(m.poly, *size) + m.gradients for m in moments) for moments in (ours, theirs)]

@@ -217,7 +217,7 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
     on = memcalc.estimate(model, **setup, sequence_parallel=True)
     assert phases(memcalc.estimate(model, **setup)) == phases(memcalc.estimate(LLAMA, **setup, sequence_parallel=False))
     assert phases(on) == phases(memcalc.estimate(LLAMA, **setup, sequence_parallel=True))
-    assert on.setup.rows == 16
+    assert on.setup.tokens_per_part == 16
     assert memcalc.estimate(model, **setup).setup.sequence_parallel is False
 
 
