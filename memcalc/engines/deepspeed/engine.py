@@ -50,7 +50,7 @@ from memcalc.engines.deepspeed.zero_layout import (
     flat_elements,
     groups_of,
     inside_of,
-    left_by,
+    gradient_elements_of,
     over,
     own_elements,
     partitions,
@@ -193,7 +193,7 @@ def _stages_1_2(model: Model, setup: Setup) -> Holdings:
         return _unvisited_2(model, setup, always, bucket, step)
     held = Holdings(
         always=tuple(always),
-        forward=tuple(_accumulated_2(setup, max(partitions(model, ranks), key=left_by))),
+        forward=tuple(_accumulated_2(setup, max(partitions(model, ranks), key=gradient_elements_of))),
         step=tuple(step),
         keeps_gradients=False,
     )

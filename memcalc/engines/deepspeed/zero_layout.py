@@ -176,7 +176,7 @@ def unreached_of(owned: Owned) -> int:
     return sum(part.unreached for part in owned)
 
 
-def left_by(owned: Owned) -> int:
+def gradient_elements_of(owned: Owned) -> int:
     """Return the elements of the gradients that backward leaves for a rank's partitions."""
     return whole_of(owned) + unreached_of(owned)
 
