@@ -154,7 +154,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.engines.megatron import engine as megatron
     from memcalc.engines.megatron.collectives import collectives_of
     from memcalc.engines.megatron.order import order_of
-    from memcalc.megatron.schedules import few_turns, states
+    from memcalc.megatron.schedules import turns_to_play, states
 
     assert setup.attention is not None
     kernels = Kernels((), megatron.SOURCE, "modelled")
@@ -169,7 +169,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
             make = partial(profile, chunk, choices, setup.micro_batch_size, setup.tokens_per_part)
             profiles.append(_made(model, key, setup.tokens_per_part, make))
         held = megatron.holdings_of(setup, stage)
-        played = few_turns(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
+        played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sends = partial(collectives_of, stage=stage, profiles=profiles)
         rank = Rank(

@@ -91,7 +91,7 @@ def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int 
     return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
 
 
-def few_turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
+def turns_to_play(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
     """Return the turns of a step with so many micro-batches that more would not raise the number in flight. Return ()
     if these are too many to be played."""
     if schedule == "gpipe" and micro_batches > MOST_AT_ONCE:
