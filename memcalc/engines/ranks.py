@@ -14,7 +14,7 @@ from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, Order,
 from memcalc.families.base.program import Program
 from memcalc.inputs.model import Model
 from memcalc.kernels import Kernels, choose
-from memcalc.kernels import held as kept_by_kernels
+from memcalc.kernels import kept_by_kernels
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.layout.collectives import Collective
 from memcalc.megatron.schedules import State, Turn

@@ -111,7 +111,7 @@ def choose(model_type: str, kernels: str, cross_entropy: str, *, selective: bool
     return Kernels(tuple(replaced.items()), "; ".join(dict.fromkeys(sources)), "modelled", chunks)
 
 
-def held(kernels: str, attention: str | None, program: Any, dtype: DType) -> tuple[Row, ...]:
+def kept_by_kernels(kernels: str, attention: str | None, program: Any, dtype: DType) -> tuple[Row, ...]:
     """Return rows of buffers that kernels keep from step to step: one buffer of scores for Megatron's eager
     attention."""
     if kernels != "megatron" or attention != "eager":
