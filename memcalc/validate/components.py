@@ -27,7 +27,7 @@ class Components(NamedTuple):
 def components(setup: Setup, job: Job, meter: Meter, gradients: int | None, device: str) -> Components:
     """Return the components of a step that has run. `gradients` are those that the optimizer got. States on other
     devices than `device` do not count."""
-    flat = deepspeed.held(job) if setup.engine == "deepspeed" else None
+    flat = deepspeed.kept_tensors(job) if setup.engine == "deepspeed" else None
     if flat is not None and flat.gradients is not None:
         gradients = nbytes(flat.gradients)
     flattened = flat is not None and setup.zero in (1, 2)  # flattened into one buffer, whose padding does not count

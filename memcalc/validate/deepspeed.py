@@ -131,7 +131,7 @@ def _gradients_of_backward(engine: Any, module: Any) -> Callable[[], int]:
     return lambda: found[0]
 
 
-class Held(NamedTuple):
+class KeptTensors(NamedTuple):
     """The tensors of DeepSpeed's buffers, by component."""
 
     parameters: list[torch.Tensor]
@@ -141,7 +141,7 @@ class Held(NamedTuple):
     """The optimizer's states, fp32 copies of weights included."""
 
 
-def held(job: Job) -> Held:
+def kept_tensors(job: Job) -> KeptTensors:
     """Return the tensors alive between two steps (runtime/zero/stage3.py, stage_1_and_2.py,
     runtime/fp16/fused_optimizer.py)."""
     own = job.optimizer
@@ -150,7 +150,7 @@ def held(job: Job) -> Held:
     masters = [t for name in _MASTERS for t in getattr(own, name, ())]
     buffer = getattr(own, "grad_partitions_flat_buffer", None)
     kept = [t for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return Held(
+    return KeptTensors(
         partitions or [p.data for p in job.parameters()], None if buffer is None else [buffer], [*kept, *masters]
     )
 
