@@ -56,7 +56,7 @@ class ContextParallel(NamedTuple):
     def ranks(self) -> int:
         return self.ring.ranks
 
-    def own(self, chunk: Dim) -> Dim:
+    def length_on_rank(self, chunk: Dim) -> Dim:
         """Return a rank's tokens of a sequence."""
         return _tokens(chunk, _CHUNKS, "seq/cp")
 

@@ -41,7 +41,7 @@ class Ulysses(NamedTuple):
 
     ranks: int
 
-    def own(self, shard: Dim) -> Dim:
+    def length_on_rank(self, shard: Dim) -> Dim:
         """Return the dim of this rank's tokens of a sequence; `shard` is their number."""
         return _part(shard)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class SharedSequences(Protocol):
     """The sharing of sequences: how a rank is given its tokens, and how it computes its loss."""
 
-    def own(self, shard: Dim) -> Dim:
+    def length_on_rank(self, shard: Dim) -> Dim:
         """Return the rank's tokens of a sequence, if a run's sizes are polynomials in `shard`."""
         ...
 
@@ -149,7 +149,7 @@ class Program:
         """Return the sequence length, given the length `shard` of a tensor between two layers. If ranks share
         sequences, it is the length of a rank's part."""
         if self.context_parallel is not None:
-            shard = self.context_parallel.own(shard)
+            shard = self.context_parallel.length_on_rank(shard)
         return shard if self.tensor_parallel is None else self.tensor_parallel.whole(shard)
 
     def length(self, shard: Dim) -> int:
