@@ -82,7 +82,11 @@ def _programs(model: Model, setup: Setup) -> list[Program]:
         return [stage.model.program for stage in stage_ranks(model, setup)]
     from memcalc.engines.fsdp2.pipeline import staged_ranks
 
-    return [part.program.stages[0].own for one in parts_of(model, setup).values() for part in staged_ranks(one, setup)]
+    return [
+        part.program.stages[0].stage_model
+        for one in parts_of(model, setup).values()
+        for part in staged_ranks(one, setup)
+    ]
 
 
 def _of_programs(programs: Iterable[Program], kernels: Kernels, setup: Setup) -> Hashable:

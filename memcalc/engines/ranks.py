@@ -200,7 +200,7 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
             policy=per_op if setup.recompute == "op" else None,
         )  # fmt: skip
         own, program = staged.model, staged.program
-        branch = program.stages[0].own.branch(setup.micro_batch_size, setup.tokens_per_part)
+        branch = program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
         alike = choices._replace(hooks=held.hooks.alike) if isinstance(held.hooks, Resizable) else choices
         own_key = engine.key_of(setup, staged)
         base = _made(

@@ -72,7 +72,7 @@ class Stage(Program):
             own.embed = _as_it_is
         if not span.last:
             own.after_layers = _as_it_is
-        self.own: Llama = own
+        self.stage_model: Llama = own
         self.whole_model = whole
         self.span = span
         self.layers = own.layers
@@ -82,30 +82,30 @@ class Stage(Program):
         return Stage(self.whole_model, self.span, left_out)
 
     def variant(self, i: int) -> Hashable:
-        return self.own.variant(i), self.own.layer_kind(i)
+        return self.stage_model.variant(i), self.stage_model.layer_kind(i)
 
     def kinds_of_layers(self) -> list[tuple[list[Weight], int]]:
         """Return the weights of each kind of layer, with the number of such layers."""
         counts = Counter(self.variant(i) for i in range(self.layers))
         first = {self.variant(i): i for i in reversed(range(self.layers))}
-        return [(list(self.own.layer_weights(first[variant])), n) for variant, n in counts.items()]
+        return [(list(self.stage_model.layer_weights(first[variant])), n) for variant, n in counts.items()]
 
     def weights(self) -> Iterator[Weight]:
-        for weight in self.own.weights():
+        for weight in self.stage_model.weights():
             if weight.layer is not None or (self.span.first if weight.component == "embedding" else self.span.last):
                 yield weight
 
     def buffers(self) -> Iterator[Buffer]:
-        for buffer in self.own.buffers():
-            if self.span.first or not buffer.name.startswith(f"{self.own.embedding}."):
+        for buffer in self.stage_model.buffers():
+            if self.span.first or not buffer.name.startswith(f"{self.stage_model.embedding}."):
                 yield buffer
 
     def outputs(self, run: Run, given: Tensor) -> Tensor:
         """Return the hidden states for `given` tokens or hidden states; the last stage returns the logits."""
         root = Module(run, "")
-        hidden_states = self.own.model(root / "model", given)
+        hidden_states = self.stage_model.model(root / "model", given)
         run.memory.enter(run.memory.phase, None)
-        return self.own.head(root, hidden_states) if self.span.last else hidden_states
+        return self.stage_model.head(root, hidden_states) if self.span.last else hidden_states
 
 
 _OF_A_LAYER: Final = ("variant", "layer_kind", "sparse", "layer_weights", "layer_buffers")
