@@ -216,7 +216,7 @@ class _Layout:
     """One rank's parts of the flat buffers."""
 
     def __init__(self, model: Model, setup: Setup, own: Owned, rank: int) -> None:
-        self.model, self.setup, self.own, self.rank = model, setup, own, rank
+        self.model, self.setup, self.partitions, self.rank = model, setup, own, rank
         self.dtype = setup.compute_dtype
         self.groups = groups_of(model, setup.shards)
         self.sizes = sizes_of(model)
@@ -226,7 +226,7 @@ class _Layout:
         CPU."""
         script, itemsize = Script(), self.dtype.itemsize
         weights_are_moved(script, self.model, self.dtype)
-        for g, (group, part) in enumerate(zip(self.groups, self.own, strict=True)):
+        for g, (group, part) in enumerate(zip(self.groups, self.partitions, strict=True)):
             elements = group.partition * group.ranks
             padding = elements - group.starts[-1]
             script.empties_cache()
@@ -248,9 +248,9 @@ class _Layout:
                 script.comes("partition, cloned", part.size * itemsize)
                 script.comes(("master", g), part.size * fp32.itemsize)
                 script.goes("partition, cloned")
-        for g, part in enumerate(self.own):
+        for g, part in enumerate(self.partitions):
             script.comes(("zeros", g), part.size * fp32.itemsize)
-        script.goes(*(("zeros", g) for g in range(len(self.own))))
+        script.goes(*(("zeros", g) for g in range(len(self.partitions))))
         return script.events
 
     def closing_2(self) -> list[Event]:
@@ -274,9 +274,9 @@ class _Layout:
             numbers = [layout.order[i] for i in places]
             for call in layout.all_reduces(numbers, most):
                 _copies(script, call.slices, self.dtype, sent_dtype(self.setup))
-            if any(part.touches(numbers) for part in self.own):
+            if any(part.touches(numbers) for part in self.partitions):
                 if not there:
-                    script.comes(OWNED, whole_of(self.own) * self.dtype.itemsize)
+                    script.comes(OWNED, whole_of(self.partitions) * self.dtype.itemsize)
                 there = True
                 large = [i for i, k in zip(places, numbers, strict=True) if i not in moved and self._touches(k)]
                 script.goes(*(("gradient", i) for i in large))
@@ -286,23 +286,23 @@ class _Layout:
         return script.events
 
     def _touches(self, number: int) -> bool:
-        return any(part.first <= number < part.end for part in self.own)
+        return any(part.first <= number < part.end for part in self.partitions)
 
     def _paddings_come(self, script: Script) -> None:
         """Allocate the padding of partitions (get_flat_partition)."""
-        for g, part in enumerate(self.own):
+        for g, part in enumerate(self.partitions):
             if part.padding:
                 script.comes(("padding", g), part.padding * self.dtype.itemsize)
 
     def step(self, *, first: bool) -> list[Event]:
         """Return the events of the step: the norm, slice by slice in fp64, then the update, group by group."""
         script = Script()
-        for g, (group, part) in enumerate(zip(self.groups, self.own, strict=True)):
+        for g, (group, part) in enumerate(zip(self.groups, self.partitions, strict=True)):
             self._norm(script, g, _slices(group, part, self.rank // group.alike))
-        owns = whole_of(self.own) > 0
-        for g, part in enumerate(self.own):
-            self._update(script, g, part, owns=owns and g + 1 == len(self.own), first=first)
-        script.goes(*(("norm of a group", g) for g in range(len(self.own))))
+        owns = whole_of(self.partitions) > 0
+        for g, part in enumerate(self.partitions):
+            self._update(script, g, part, owns=owns and g + 1 == len(self.partitions), first=first)
+        script.goes(*(("norm of a group", g) for g in range(len(self.partitions))))
         return script.events
 
     def _norm(self, script: Script, g: int, slices: list[int]) -> None:

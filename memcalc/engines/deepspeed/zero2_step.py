@@ -39,7 +39,7 @@ class ZeRO2(NamedTuple):
     dtype: DType
     bucket: int
     flat: Flat
-    own: Owned
+    partitions: Owned
     """The rank's partitions."""
     sent: DType
     """The dtype in which gradients are all-reduced."""
@@ -111,15 +111,15 @@ class Reduction:
 
     def backward_is_over(self) -> None:
         self._flush()
-        elements, name = unreached_of(self.how.own), "zeros for what gets no gradient"
+        elements, name = unreached_of(self.how.partitions), "zeros for what gets no gradient"
         _zeros = self.out.block(name, "parameters", elements, self.how.dtype) if elements else None
         self.owned = self.bucket = None  # the step's rows have these
 
     def _flush(self) -> None:
         self._copy(copied(self.how.flat.all_reduces(self.waiting, self.how.bucket), self.how.dtype, self.how.sent))
-        if self.owned is None and any(part.touches(sorted(self.waiting)) for part in self.how.own):
+        if self.owned is None and any(part.touches(sorted(self.waiting)) for part in self.how.partitions):
             name = "gradients of the partition, and of what straddles it"
-            self.owned = self.out.block(name, "whole gradients", whole_of(self.how.own), self.how.dtype)
+            self.owned = self.out.block(name, "whole gradients", whole_of(self.how.partitions), self.how.dtype)
         self.large = None
         self.waiting.clear()
         self.filled = 0
