@@ -58,7 +58,7 @@ class DispatchedExperts(RankExperts):
             tokens, expert_ids, weights, order, own_weights = self.dispatch_tokens(
                 hidden_states, top_k_index, top_k_weights, m.run.tensor_parallel
             )
-            expert_output = self.own.forward(m, tokens, expert_ids, weights)
+            expert_output = self.local_experts.forward(m, tokens, expert_ids, weights)
             output = self.combine_tokens(expert_output, own_weights, order)
             if m.run.tensor_parallel is not None:
                 output = slices_gathered(m.run.tensor_parallel, output, hidden_states.shape[0])
@@ -102,7 +102,7 @@ class DispatchedExperts(RankExperts):
     def local_ids(self, recv_tokens: Tensor, recv_counts: Tensor) -> Tensor:
         """Compute `torch.arange(local experts).repeat(ranks).repeat_interleave(recv_counts)`."""
         memory = recv_tokens.memory
-        _arange = new_tensor(memory, (self.own.count,), int64, "arange")
+        _arange = new_tensor(memory, (self.local_experts.count,), int64, "arange")
         _repeated = like(recv_counts, "experts of each rank")
         del _arange
         _indices = new_tensor(memory, recv_tokens.shape[:1], int64, "place of a row")
@@ -119,7 +119,7 @@ class DispatchedExperts(RankExperts):
 
     def received(self, copies: Dim) -> Dim:
         """Return the number of rows that come to the rank's experts, when every rank sends `copies` rows."""
-        return copies if self.imbalance == 1 else _busiest(copies, self.own.count.size, self.imbalance)
+        return copies if self.imbalance == 1 else _busiest(copies, self.local_experts.count.size, self.imbalance)
 
     def all_to_all(self, x: Tensor, name: str, rows: Dim) -> Tensor:
         """Run all_to_all_single_autograd: send the rows of `x`, receive `rows` rows."""

@@ -27,5 +27,5 @@ class SplitExperts(RankExperts):
         hidden_states = group.gradient_summed(hidden_states, f"tokens of {name}")
         top_k_weights = group.gradient_summed(top_k_weights, f"weights of {name}")
         with self.with_local_parameters(m):
-            output = self.own.forward(m, hidden_states, top_k_index, top_k_weights)
+            output = self.local_experts.forward(m, hidden_states, top_k_index, top_k_weights)
         return group.of_experts(output, name)

@@ -174,10 +174,10 @@ class PlainExperts(Experts):
 
 @dataclass(frozen=True)
 class RankExperts:
-    """A layer's experts. The rank has `own`: some of them, or a part of each."""
+    """A layer's experts. The rank has `local_experts`: some of them, or a part of each."""
 
     whole: Experts
-    own: Experts
+    local_experts: Experts
 
     @property
     def count(self) -> Dim:
@@ -191,7 +191,7 @@ class RankExperts:
 
     def weights(self, path: str) -> Iterator[Weight]:
         """Yield the weights that the rank has."""
-        return self.own.weights(path)
+        return self.local_experts.weights(path)
 
     @contextmanager
     def with_local_parameters(self, m: Module) -> Generator[None]:
