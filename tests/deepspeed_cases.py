@@ -20,7 +20,7 @@ def rank_played(report: memcalc.Report) -> int:
     """The rank whose parts of the flat buffers were replayed."""
     if report.setup.zero not in (1, 2):
         return 0
-    order = report.rank.held.order
+    order = report.rank.holdings.order
     assert order is not None and order.scripts is not None
     model, _, own = order.scripts.args  # type: ignore[attr-defined]
     return partitions(model, report.setup.shards).index(own)

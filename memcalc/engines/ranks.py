@@ -38,7 +38,7 @@ class Rank(NamedTuple):
     """One pipeline rank; without pipelining the only one."""
 
     number: int
-    held: Holdings
+    holdings: Holdings
     sums: Sums
     profiles: tuple[Profile, ...]
     """The profile of each model chunk on the rank; empty for a bare number of parameters."""
@@ -69,12 +69,12 @@ class Rank(NamedTuple):
     cp: int | None = None
     """The number of the context-parallel rank, if these ranks differ."""
     in_order: Callable[[], Order] | None = None
-    """Returns the order of the rank's allocations, if `held` does not have it."""
+    """Returns the order of the rank's allocations, if `holdings` does not have it."""
 
     @property
     def order(self) -> Order | None:
         """Return the order in which the rank allocates what it holds; None if it is not known."""
-        return self.held.order if self.in_order is None else self.in_order()
+        return self.holdings.order if self.in_order is None else self.in_order()
 
 
 _WHOLE: Final = (Turn("forward", 0), Turn("backward", 0))
@@ -85,8 +85,8 @@ _ONE: Final = (State("forward", 0, (0,)), State("backward", 0, (0,)))
 def ranks(model: Any, setup: Setup) -> list[Rank]:
     """Return the rank that was asked for, or all."""
     if not isinstance(model, Model):
-        held, sums = _held(model, setup)[0]
-        return [Rank(0, held, sums, (), (), 0, _nothing, list[Collective])]
+        holdings, sums = _holdings(model, setup)[0]
+        return [Rank(0, holdings, sums, (), (), 0, _nothing, list[Collective])]
     if setup.engine == "megatron":
         return _pipeline_ranks(model, setup)
     if setup.pp > 1 and setup.engine == "deepspeed":
@@ -111,29 +111,29 @@ def parts_of(model: Model, setup: Setup) -> dict[int | None, Model]:
 
 def _whole_ranks(model: Model, setup: Setup) -> list[Rank]:
     """Return the ranks that run all layers: one rank, or several if each of them can have the highest peak."""
-    made = [_profile(model, setup, held) for held, _ in _held(model, setup)]
+    made = [_profile(model, setup, holdings) for holdings, _ in _holdings(model, setup)]
     # holdings again, as a trace has shown which weights get a gradient
-    return [_whole_rank(model, setup, *of) for of in zip(_held(model, setup), made, strict=True)]
+    return [_whole_rank(model, setup, *of) for of in zip(_holdings(model, setup), made, strict=True)]
 
 
-def _whole_rank(model: Model, setup: Setup, own: _Held, made: Profile) -> Rank:
-    held, sums = own
+def _whole_rank(model: Model, setup: Setup, own: _HoldingsAndSums, made: Profile) -> Rank:
+    holdings, sums = own
     engine = load_engine(setup.engine)
     sends = partial(_sent, engine=engine, model=model, made=made)
     textbook = partial(engine.textbook, model, setup)
-    if held.micro_batches > 1:
-        rank = Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
-        return rank._replace(on_paper=held.micro_batches)
-    first = partial(_profile, model, setup, _of_the_first(held)) if setup.micro_batches > 1 else None
-    over = None if held.order is None else held.order.untraced
-    untraced = None if over is None else partial(_profile, model, setup, held._replace(over=over))
-    return Rank(0, held, sums, (made,), _ONE, model.layers, sends, textbook, first=first, untraced=untraced)
+    if holdings.micro_batches > 1:
+        rank = Rank(0, holdings, sums, (made,), _ONE, model.layers, sends, textbook, _WHOLE)
+        return rank._replace(on_paper=holdings.micro_batches)
+    first = partial(_profile, model, setup, _of_the_first(holdings)) if setup.micro_batches > 1 else None
+    over = None if holdings.order is None else holdings.order.untraced
+    untraced = None if over is None else partial(_profile, model, setup, holdings._replace(over=over))
+    return Rank(0, holdings, sums, (made,), _ONE, model.layers, sends, textbook, first=first, untraced=untraced)
 
 
-def _of_the_first(held: Holdings) -> Holdings:
+def _of_the_first(holdings: Holdings) -> Holdings:
     """Return the holdings for the first micro-batch's run: it has no gradients to add to."""
-    hooks = held.hooks if held.order is None or held.order.first is None else held.order.first
-    return held._replace(accumulates=False, hooks=hooks)
+    hooks = holdings.hooks if holdings.order is None or holdings.order.first is None else holdings.order.first
+    return holdings._replace(accumulates=False, hooks=hooks)
 
 
 def _sent(setup: Setup, engine: Engine, model: Model, made: Profile) -> list[Collective]:
@@ -168,15 +168,15 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
             key = ("profile", *choices, chunk.layout, chunk.branch(setup.micro_batch_size, setup.tokens_per_part))
             make = partial(profile, chunk, choices, setup.micro_batch_size, setup.tokens_per_part)
             profiles.append(_made(model, key, setup.tokens_per_part, make))
-        held = megatron.holdings_of(setup, stage)
+        holdings = megatron.holdings_of(setup, stage)
         played = turns_to_play(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         order = states(setup.schedule, stage.rank, setup.pp, setup.micro_batches, len(stage.chunks))
         sends = partial(collectives_of, stage=stage, profiles=profiles)
         rank = Rank(
-            stage.rank, held, _sums(held), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
+            stage.rank, holdings, _sums(holdings), tuple(profiles), tuple(order), stage.layers, sends, list[Collective],
             played,
             between=megatron.between_stages(setup, stage) if setup.pp > 1 else None,
-            in_order=partial(order_of, setup, stage, held) if played else None,
+            in_order=partial(order_of, setup, stage, holdings) if played else None,
         )  # fmt: skip
         out.append(rank)
     return out
@@ -194,14 +194,14 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
     for staged in engine.staged_ranks(model, setup):
         if setup.pp_rank not in (None, staged.number):
             continue
-        held = engine.holdings_of(setup, staged)
+        holdings = engine.holdings_of(setup, staged)
         choices = Choices(
-            setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=held.hooks,
+            setup.compute_dtype, setup.attention, setup.recompute != "none", False, kernels=kernels, hooks=holdings.hooks,
             policy=per_op if setup.recompute == "op" else None,
         )  # fmt: skip
         own, program = staged.model, staged.program
         branch = program.stages[0].stage_model.branch(setup.micro_batch_size, setup.tokens_per_part)
-        alike = choices._replace(hooks=held.hooks.alike) if isinstance(held.hooks, Resizable) else choices
+        alike = choices._replace(hooks=holdings.hooks.alike) if isinstance(holdings.hooks, Resizable) else choices
         own_key = engine.key_of(setup, staged)
         base = _made(
             model,
@@ -210,11 +210,11 @@ def _staged_ranks(model: Model, setup: Setup) -> list[Rank]:
             partial(engine.trace_of, setup, staged, alike),
         )
         key = ("profile", *choices, own_key, branch)
-        made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, held.hooks, base))
+        made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, holdings.hooks, base))
         actions = order(setup.schedule, staged.number, setup.pp, setup.micro_batches, setup.virtual_stages)
         sends = partial(collectives_of, rank=staged, made=made)
         rank = Rank(
-            staged.number, held, _sums(held), (made,), _ONE, own.layers, sends,
+            staged.number, holdings, _sums(holdings), (made,), _ONE, own.layers, sends,
             list[Collective], _WHOLE, in_flight=most_in_flight(actions),
             on_paper=engine.paper_micro_batches(setup, staged.number),
         )  # fmt: skip
@@ -237,16 +237,16 @@ def _deepspeed_stages(model: Model, setup: Setup) -> list[Rank]:
         if setup.pp_rank not in (None, stage.number):
             continue
         own = stage.model
-        held = engine.holdings_of(setup, stage)
+        holdings = engine.holdings_of(setup, stage)
         kept = kept_by_kernels(setup.kernels, setup.attention, own.program, setup.compute_dtype)
-        held = held._replace(always=(*held.always, *kept))
+        holdings = holdings._replace(always=(*holdings.always, *kept))
         branch = own.program.branch(setup.micro_batch_size, setup.tokens_per_part)
         program: Any = own.program
         key = ("profile", *choices, program.layout, engine.key_of(setup, stage), branch)
         made = _made(model, key, setup.tokens_per_part, partial(engine.profile_of, setup, stage, choices))
         sends = partial(engine.collectives_of, rank=stage, profile=made)
         rank = Rank(
-            stage.number, held, _sums(held), (made,), _ONE, own.layers, sends,
+            stage.number, holdings, _sums(holdings), (made,), _ONE, own.layers, sends,
             list[Collective], in_flight=in_flight(stage.number, setup.pp, setup.micro_batches),
             on_paper=enough_micro_batches(stage.number, setup.pp, setup.micro_batches),
         )  # fmt: skip
@@ -274,14 +274,14 @@ def _sums(holdings: Holdings) -> Sums:
     )
 
 
-class _Held(NamedTuple):
+class _HoldingsAndSums(NamedTuple):
     """Holdings and their sums."""
 
-    held: Holdings
+    holdings: Holdings
     sums: Sums
 
 
-def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
+def _holdings(model: Any, setup: Setup) -> tuple[_HoldingsAndSums, ...]:
     """Return what one rank holds; what several ranks hold if each of them can have the highest peak."""
     key = (
         "held", setup.engine, setup.tp, setup.pp, setup.zero, setup.shards, setup.replicas, setup.precision,
@@ -298,7 +298,7 @@ def _held(model: Any, setup: Setup) -> tuple[_Held, ...]:
             found = [_with_masks(one, model, setup) for one in (holdings, *holdings.others)]
         else:
             found = [model.holdings(setup)]
-        model.profiles[key] = tuple(_Held(one, _sums(one)) for one in found)
+        model.profiles[key] = tuple(_HoldingsAndSums(one, _sums(one)) for one in found)
     return model.profiles[key]
 
 

@@ -122,7 +122,7 @@ class Report(OnDevice):
 
     def _find_peaks(self, rank: Rank) -> tuple[dict[str, int], dict[str, _At], tuple[Row, ...]]:
         """The peak of each phase and where it is; what is alive in backward's after its last moment."""
-        batch, seq, sums, held = self._batch, self._seq, rank.sums, rank.held
+        batch, seq, sums, held = self._batch, self._seq, rank.sums, rank.holdings
         always = evaluate(sums.always, batch, seq)
         left = sum(row.bytes_at(batch, seq) for row in left_by(rank))
         flush = evaluate(sums.flush, batch, seq)
@@ -218,7 +218,7 @@ class Report(OnDevice):
 
     def rows_at(self, phase: str) -> list[Row]:
         """Every row that is alive at the peak of a phase."""
-        held = self.rank.held
+        held = self.rank.holdings
         state, moment, flushed = self._at[phase]
         rows = list(held.always)
         if phase == "backward" and moment is None and self._last:
@@ -239,7 +239,7 @@ class Report(OnDevice):
         at_peak = self._by_key(self.rows_at(self.peak_phase))
         by_phase = [self._by_key(self.rows_at(phase)) for phase in PHASES]
         by_phase += [
-            self._by_key([*self.rank.held.always, *rows, *self._left]) for rows in self.rank.held.after_backward
+            self._by_key([*self.rank.holdings.always, *rows, *self._left]) for rows in self.rank.holdings.after_backward
         ]
         parts: dict[_Key, _Sized] = {}
         for component in COMPONENTS[:-1]:

@@ -261,7 +261,7 @@ def test_a_replay_has_the_peak_of_the_estimate(name: Any, options: dict[str, Any
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_what_is_held_is_allocated_once(name: Any, options: dict[str, Any]) -> None:
     report = memcalc.estimate(name, **options)
-    held, order = report.rank.held, report.rank.order
+    held, order = report.rank.holdings, report.rank.order
     assert order is not None
 
     def total(rows: tuple[Row, ...]) -> int:

@@ -107,7 +107,7 @@ class Heights(NamedTuple):
 
 def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
     """Return the peak of each phase, as `Report` has it for one setup. `left`: rows after backward that no engine knows of."""
-    sums, held = rank.sums, rank.held
+    sums, held = rank.sums, rank.holdings
     moments: dict[str, set[int]] = {"forward": set(), "backward": set()}
     for state in rank.states:
         waiting = [_times(rank.profiles[i].saved.poly, count) for i, count in enumerate(state.in_flight)]

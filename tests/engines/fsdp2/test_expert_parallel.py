@@ -245,7 +245,7 @@ def test_an_imbalance_gives_the_rank_more_rows() -> None:
 def test_fewer_experts_than_ranks_that_have_them_are_padded() -> None:
     """FSDP2 cuts the first dim: each of eight ranks has one of the four experts, or an empty one as large."""
     report = memcalc.estimate(MIXTRAL, gpus=16, ep=2, zero=3, seq_len=32)
-    shapes = {w.name: row.shape[0].size for row in report.rank.held.always for w in report.model.weight_classes
+    shapes = {w.name: row.shape[0].size for row in report.rank.holdings.always for w in report.model.weight_classes
               if row.component == "parameters" and row.name == w.name and w.component == "experts"}  # fmt: skip
     assert set(shapes.values()) == {1}
     (gathered,) = [c for c in report.collectives if c.name == "parameters, experts"]

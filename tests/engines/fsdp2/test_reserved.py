@@ -55,7 +55,7 @@ def test_what_is_allocated_on_which_stream() -> None:
     """Of one step, in the order of each stream; all else is on the default one."""
     report = estimate(LLAMA, {"shard_group": 4, "grad_dtype": "bf16"})
     run, batch, seq = report.rank.profiles[0].run, report.setup.micro_batch_size, report.setup.tokens_per_part
-    order = report.rank.held.order
+    order = report.rank.holdings.order
     assert order is not None and set(order.streams.values()) == set(STREAMS) - {"all-gather"}
     events = recorded(report, 1)
     for name in sorted(set(order.streams.values())):
