@@ -51,5 +51,5 @@ def passes(
         backward(loss, None if hooks is None else hooks.after_backward)
         if hooks is not None:
             hooks.backward_is_over()
-        run.held.clear()
+        run.frame_tensors.clear()
     return tuple(ends), loss

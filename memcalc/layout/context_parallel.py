@@ -90,7 +90,7 @@ class ContextParallel(NamedTuple):
         """Return the rank's ids, which also stand for its labels. The run gets its positions."""
         cut = {one.name: _resized(run.add_input(one), (run.batch, run.seq)) for one in self.inputs(run.batch, run.seq)}
         run.positions = cut["position_ids"]
-        run.held += [_shard(run) for _ in (*cut, "copy of the last")]  # variables of context_parallel's frame
+        run.frame_tensors += [_shard(run) for _ in (*cut, "copy of the last")]  # variables of context_parallel's frame
         return cut["input_ids"]
 
     def loss(self, run: Run, loss: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ class Run:
     micro-batch."""
     noted: Noted | None = None
     """The events that recording hooks have noted."""
-    held: list[Tensor] = field(default_factory=list[Tensor])
+    frame_tensors: list[Tensor] = field(default_factory=list[Tensor])
     """The tensors that the caller's frame holds besides the batch, from before forward until backward is over."""
     attention_mask: Tensor | None = None
     """The collator's mask of a padded batch, int64 of (batch, seq); None if no sequence is padded."""
