@@ -38,7 +38,7 @@ class Node:
         "backward",
         "context",
         "edges",
-        "held",
+        "gathered",
         "layer",
         "memory",
         "metadata",
@@ -71,7 +71,7 @@ class Node:
         self.metadata: list[tuple[Shape, DType]] = [(t.shape, t.dtype) for t in inputs]
         frame = memory.checkpoint
         self.saved: list[Saved] = list(saved) if frame is None else [frame.pack(tensor) for tensor in saved]
-        self.held = _gathered(memory, saved) if frame is None and memory.visitor is not None else ()
+        self.gathered = _gathered(memory, saved) if frame is None and memory.visitor is not None else ()
         """The blocks that an engine has gathered weights into, where the node saved views of these weights. A view
         keeps its block alive, whatever the engine frees."""
 
@@ -264,7 +264,7 @@ def _call(node: Node, inbox: dict[Node, list[Tensor | None]], *, retains: bool) 
     outs = node.run(grads)  # type: ignore[arg-type]
     grads.clear()
     if not retains:
-        node.saved, node.held = [], ()
+        node.saved, node.gathered = [], ()
     return outs
 
 

@@ -115,7 +115,7 @@ class Step:
     def __init__(self, how: ZeRO3, noted: Noted, order: Order, out: Out) -> None:
         self.how, self.noted, self.out = how, noted, out
         self.whole: dict[int, object] = {}
-        self.held: dict[int, object] = {}
+        self.held_by_graph: dict[int, object] = {}
         """The blocks that the graph also refers to, by the number of the reference."""
         self.now: Begins | Ends | Ready | None = None
         self.sent = 0
@@ -147,10 +147,10 @@ class Step:
 
     def holds(self, event: Holds) -> None:
         if event.parameter in self.whole:
-            self.held[event.number] = self.whole[event.parameter]
+            self.held_by_graph[event.number] = self.whole[event.parameter]
 
     def lets_go(self, event: LetsGo) -> None:
-        self.held.pop(event.number, None)
+        self.held_by_graph.pop(event.number, None)
 
     def _launch(self, gathered: Gathered) -> Handle | None:
         """Begin an all-gather of the parameters of each group of ranks (all_gather_coalesced)."""
