@@ -133,8 +133,8 @@ class _Scripted(NamedTuple):
         scripts = self.scripts
         process = ScriptedProcess(allocator, workspaces, scripts)
         process.hold(self.before)
-        roomy = allocator.limit is None or _most_bytes(scripts.made) <= allocator.limit
-        process.follow(scripts.made if roomy else scripts.made_outside)
+        roomy = allocator.limit is None or _most_bytes(scripts.before_first_step) <= allocator.limit
+        process.follow(scripts.before_first_step if roomy else scripts.before_first_step_through_cpu)
         allocator.most_allocated = allocator.allocated
         steps = _Steps(allocator)
         while steps.go_on():

@@ -274,7 +274,7 @@ def test_what_is_held_is_allocated_once(name: Any, options: dict[str, Any]) -> N
 def left_by(scripts: Scripts) -> int:
     """Bytes that are there between two steps; small weights that ZeRO-3 keeps whole are no part of what is there always."""
     there: dict[Any, int] = {}
-    for block, nbytes, _ in (*scripts.made, *scripts.closing, *scripts.first_step):
+    for block, nbytes, _ in (*scripts.before_first_step, *scripts.closing, *scripts.first_step):
         if nbytes is None:
             there.pop(block, None)
         else:

@@ -42,10 +42,10 @@ class Script:
 class Scripts(NamedTuple):
     """The scripts of a whole process. Blocks are identified by names; a name refers to one block at a time."""
 
-    made: list[Event]
+    before_first_step: list[Event]
     """Events before the first step."""
-    made_outside: list[Event]
-    """Events before the first step if the device has no room for those of `made`."""
+    before_first_step_through_cpu: list[Event]
+    """Events before the first step if the device has no room for those of `before_first_step`."""
     backward: list[Event]
     """Events when a backward begins. Blocks allocated here are freed when it ends."""
     closing: list[Event]

@@ -101,8 +101,8 @@ def scripts_of_stages_1_2(model: Model, setup: Setup, own: Owned) -> Scripts:
     rank = partitions(model, ranks).index(own)
     layout = _Layout(model, setup, own, rank)
     return Scripts(
-        layout.made(roomy=True),
-        layout.made(roomy=False),
+        layout.before_first_step(roomy=True),
+        layout.before_first_step(roomy=False),
         scaled_loss(model, setup, 2),
         layout.closing_1() if setup.zero == 1 else layout.closing_2(),
         layout.step(first=False),
@@ -221,7 +221,7 @@ class _Layout:
         self.groups = groups_of(model, setup.shards)
         self.sizes = sizes_of(model)
 
-    def made(self, *, roomy: bool) -> list[Event]:
+    def before_first_step(self, *, roomy: bool) -> list[Event]:
         """Return the events of __init__. `roomy`: the flat buffer is made beside the weights; else of copies on the
         CPU."""
         script, itemsize = Script(), self.dtype.itemsize
