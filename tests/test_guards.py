@@ -47,6 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.validate",),
     ("memcalc",),
     ("memcalc.report",),
+    ("memcalc.explanation",),
     ("memcalc.cli", "memcalc.__main__"),
 )
 """Every module by the longest prefix of its name, low to high. A module imports from its own layer and from below."""
@@ -60,7 +61,7 @@ UPWARD = {
 ONLY: dict[str, tuple[str, ...]] = {
     "typer": ("memcalc.cli",),
     "click": (),
-    "rich": ("memcalc.cli", "memcalc.report"),
+    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation"),
     "huggingface_hub": ("memcalc.inputs.hub",),
     "torch": ("memcalc.tracing", "memcalc.validate"),
     "transformers": ("memcalc.tracing", "memcalc.validate"),
