@@ -45,6 +45,15 @@ def show_bytes(nbytes: int) -> str:
     return f"{sign}{size} B"
 
 
+def show_gb(nbytes: int | float) -> str:
+    """A size in decimal units, three digits of it: "112 GB", "1.88 GB"."""
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if abs(nbytes) >= 0.9995 * factor:
+            value = nbytes / factor
+            return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:.0f} {unit}"
+    return f"{round(nbytes)} B"
+
+
 def show_seconds(seconds: float) -> str:
     """Return a time for people with three digits: "1.23 s", "24.4 ms", "8.4 µs"."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):

@@ -1,0 +1,105 @@
+"""Sections of the components of memory: each row is in one step, and the steps add up to the component's total."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.explanation.folding import Group, Term, steps_of, term_of
+from memcalc.explanation.places import place_of
+from memcalc.explanation.reasons import reason
+from memcalc.explanation.step import Section
+from memcalc.explanation.words import Words
+from memcalc.units import show_bytes
+
+if TYPE_CHECKING:
+    from memcalc.core.rows import Item
+    from memcalc.estimation.report import Report
+
+TITLES: Final = {
+    "parameters": Words("Weights", "权重"),
+    "gradients": Words("Gradients", "梯度"),
+    "optimizer_states": Words("Optimizer states", "优化器状态"),
+    "saved_activations": Words("Activations at the end of forward", "前向结束时的激活值"),
+    "buffers": Words("Buffers", "缓冲区"),
+    "temporaries": Words("Temporaries at the peak", "峰值时刻的临时张量"),
+}
+REST: Final = Words("{rows} smaller rows", "其余 {rows} 行（较小）")
+TOTAL: Final = Words("Total: {nbytes:,} B = {shown}.", "合计：{nbytes:,} B = {shown}。")
+_NAMES: Final = Words("{place}: {names}", "{place}：{names}")
+_MOST_NAMES: Final = 6
+
+
+class _Key(NamedTuple):
+    """This is what makes rows one step."""
+
+    what: str
+    dtype: str
+
+
+def component_section(report: Report, component: str, language: str) -> Section:
+    """Return the steps of what most exists of a component in a step; of the temporaries, of those at the peak."""
+    items = [item for item in report.items if item.component == component and item.nbytes]
+    steps = steps_of(
+        _groups(report, items, language), "bytes", lambda rows: REST.said(language, rows=rows)
+    )
+    total = sum(step.result for step in steps)
+    text = (TOTAL.said(language, nbytes=total, shown=show_bytes(int(total))),) if len(steps) > 1 else ()
+    return Section(TITLES[component].said(language), steps, text)
+
+
+def _groups(report: Report, items: Iterable[Item], language: str) -> Iterable[Group]:
+    found: dict[_Key, list[Item]] = defaultdict(list)
+    for item in items:
+        found[_Key(_HEADINGS[item.component](item, language), item.dtype)].append(item)
+    for key, rows in found.items():
+        terms = tuple(_term(report, item) for item in rows)
+        why = reason(report, rows[0], language)
+        yield Group(_what(key, rows, language), why, terms, tuple(item.source for item in rows))
+
+
+def _term(report: Report, item: Item) -> Term:
+    return term_of(item, item.nbytes, report.model.layers)
+
+
+def _what(key: _Key, rows: list[Item], language: str) -> str:
+    """Return the place and what is in it, or a row's own name."""
+    if len(rows) == 1:
+        return rows[0].name
+    names = list(dict.fromkeys(_short(item.name) for item in rows if item.nbytes))
+    if not names or key.what in names:
+        return key.what
+    more = len(names) - _MOST_NAMES
+    shown = names[:_MOST_NAMES] + ([f"… +{more}"] if more > 0 else [])
+    return _NAMES.said(language, place=key.what, names=", ".join(shown))
+
+
+def _short(name: str) -> str:
+    """Return a row's name without the path to its layer."""
+    inner = name.split("*.", 1)[-1].split(" (")[0]
+    return inner.removesuffix(".weight")
+
+
+def _by_place(item: Item, language: str) -> str:
+    return place_of(item.name).called.said(language)
+
+
+def _by_state(item: Item, _language: str) -> str:
+    """Return the state that a row is of: "exp_avg" of "lm_head.weight: exp_avg"."""
+    return item.name.rsplit(": ", 1)[-1]
+
+
+def _by_name(item: Item, _language: str) -> str:
+    """Return what a row is, without the size or the tensor that it is of."""
+    return item.name.split(" (")[0].rsplit(": ", 1)[-1]
+
+
+_HEADINGS: Final[dict[str, Callable[[Item, str], str]]] = {
+    "parameters": _by_place,
+    "gradients": _by_place,
+    "optimizer_states": _by_state,
+    "saved_activations": _by_place,
+    "buffers": _by_name,
+    "temporaries": _by_name,
+}
