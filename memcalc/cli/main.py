@@ -22,7 +22,7 @@ def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
 
 COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
-    ("estimate", "validate", "models", "gpus"),
+    ("estimate", "explain", "validate", "models", "gpus"),
     _command_of,
     helpers=("completion", "group", "help", "main", "options", "output", "setup_options", "streams", "waiting"),
 )

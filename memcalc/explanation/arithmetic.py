@@ -14,13 +14,15 @@ _OPERATORS: Final[dict[type, Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: Fraction.__truediv__,
 }
 
 
 def evaluated(formula: str, numbers: Mapping[str, int | float] | None = None) -> Fraction:
     """Return the exact value of a formula of + - · / and ², with numbers for its names. KeyError for a name without one."""
-    return _value(ast.parse(with_numbers(formula, numbers or {}).replace("·", "*").replace("²", "**2"), mode="eval").body)
+    return _value(
+        ast.parse(with_numbers(formula, numbers or {}).replace("·", "*").replace("²", "**2"), mode="eval").body
+    )
 
 
 def with_numbers(formula: str, numbers: Mapping[str, int | float]) -> str:

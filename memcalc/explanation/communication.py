@@ -29,7 +29,9 @@ TEXTBOOK_SAYS: Final = Words(
     "On the wire the textbook has {textbook}; the engine sends {engine} over the same axis.",
     "按论文计算，发送 {textbook}；该引擎在同一轴上实际发送 {engine}。",
 )
-PER_LAYER: Final = Words("A layer, on average: payload {payload}, wire {wire}.", "平均每层：payload {payload}，wire {wire}。")
+PER_LAYER: Final = Words(
+    "A layer, on average: payload {payload}, wire {wire}.", "平均每层：payload {payload}，wire {wire}。"
+)
 WHAT: Final = Words("{collective}, {phase}: {name}", "{collective}，{phase}：{name}")
 REST: Final = Words("{rows} smaller collectives", "其余 {rows} 种较小的集合通信")
 CALLS: Final = Words("{calls} calls over {ranks} GPUs.", "{calls} 次调用，{ranks} 张 GPU。")
@@ -94,15 +96,15 @@ def _payloads(own: Sequence[Collective], language: str) -> Iterable[Step]:
     for c in own:
         if c not in small:
             formula, _, numbers = c.formula.partition(" = ")
-            what = WHAT.said(
-                language, collective=c.collective, phase=PHASES[c.phase].said(language), name=c.name
-            )
+            what = WHAT.said(language, collective=c.collective, phase=PHASES[c.phase].said(language), name=c.name)
             why = CALLS.said(language, calls=c.calls, ranks=c.group_size)
             yield Step(what, formula, numbers, c.payload, "bytes", why, c.source)
     if small:
         numbers = " + ".join(str(c.payload) for c in small)
         sources = sources_of(c.source for c in small)
-        yield Step(REST.said(language, rows=len(small)), "", numbers, sum(c.payload for c in small), "bytes", "", sources)
+        yield Step(
+            REST.said(language, rows=len(small)), "", numbers, sum(c.payload for c in small), "bytes", "", sources
+        )
 
 
 def _wire(report: Report, language: str) -> Section:

@@ -73,7 +73,8 @@ def summed(terms: Sequence[Term]) -> Sum:
 
 def _factored(front: Sizes, inner: list[tuple[Sizes, int]]) -> Sum:
     """Return the dims in front of the sum of what they multiply."""
-    formulas, numbers = [], []
+    formulas: list[str] = []
+    numbers: list[str] = []
     for sizes, count in inner:
         times = [str(count)] if count > 1 else []
         formulas.append("·".join([*times, *(name for name, _ in sizes)]) or "1")

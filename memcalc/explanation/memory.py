@@ -41,9 +41,7 @@ class _Key(NamedTuple):
 def component_section(report: Report, component: str, language: str) -> Section:
     """Return the steps of what most exists of a component in a step; of the temporaries, of those at the peak."""
     items = [item for item in report.items if item.component == component and item.nbytes]
-    steps = steps_of(
-        _groups(report, items, language), "bytes", lambda rows: REST.said(language, rows=rows)
-    )
+    steps = steps_of(_groups(report, items, language), "bytes", lambda rows: REST.said(language, rows=rows))
     total = sum(step.result for step in steps)
     text = (TOTAL.said(language, nbytes=total, shown=show_bytes(int(total))),) if len(steps) > 1 else ()
     return Section(TITLES[component].said(language), steps, text)

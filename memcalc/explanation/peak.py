@@ -33,7 +33,9 @@ PART_OF_IT: Final = Words(
 )
 LARGEST: Final = Words("The largest: {names}.", "最大的几项：{names}。")
 
-DEVICE: Final = Words("From tensors to the GPU: allocated, reserved, device", "从张量到显存：allocated、reserved、device")
+DEVICE: Final = Words(
+    "From tensors to the GPU: allocated, reserved, device", "从张量到显存：allocated、reserved、device"
+)
 TENSORS: Final = Words("tensors at the peak", "峰值时刻的张量")
 FROM_ABOVE: Final = Words("The peak of the section above.", "即上一节的峰值。")
 ALLOCATED: Final = Words(
@@ -50,7 +52,9 @@ _OVERHEADS: Final = {
         "Held by the allocator for later blocks, and free at the peak: part of reserved.",
         "分配器为后续分配保留、峰值时空闲的显存：计入 reserved。",
     ),
-    "device": Words("Outside torch's allocator: only nvidia-smi shows it.", "不在 torch 分配器之内：只有 nvidia-smi 能看到。"),
+    "device": Words(
+        "Outside torch's allocator: only nvidia-smi shows it.", "不在 torch 分配器之内：只有 nvidia-smi 能看到。"
+    ),
 }
 _FEW: Final = 3
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from memcalc.explanation.words import Words
 from memcalc.report.consoles import console_for
 from memcalc.report.folding import with_breaks
-from memcalc.units import show_bytes, show_count, show_flops, show_gb, show_seconds
+from memcalc.units import KIB, show_bytes, show_count, show_flops, show_gb, show_seconds, to_bytes
 
 if TYPE_CHECKING:
     from memcalc.explanation.step import Section, Step
@@ -67,8 +67,9 @@ def shown(step: Step, language: str = "en") -> str:
     """Return a result with its unit: bytes exactly, in binary and in decimal units."""
     if step.unit == "bytes":
         nbytes = round(step.result)
-        larger = f" = {show_bytes(nbytes)} = {show_gb(nbytes)}"
-        return f"{nbytes:,} B{larger if abs(nbytes) >= 2**20 else ''}"
+        binary = f" = {show_bytes(nbytes)}" if abs(nbytes) >= KIB else ""
+        decimal = f" = {show_gb(nbytes)}" if abs(nbytes) >= to_bytes(1, "GB") else ""
+        return f"{nbytes:,} B{binary}{decimal}"
     if step.unit == "flop":
         return f"{round(step.result):,} FLOP = {show_flops(round(step.result))}"
     if step.unit == "seconds":

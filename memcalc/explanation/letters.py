@@ -1,0 +1,92 @@
+"""The letters of the formulas that people quote: what each stands for, and its value in a setup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.explanation.words import Words
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+    from memcalc.families.base.architecture import Architecture
+
+_NAME: Final = re.compile(r"[A-Za-zΦ]")
+
+
+class Letter(NamedTuple):
+    """What a letter stands for, and how it is read off a report."""
+
+    words: Words
+    value: Callable[[Report], int]
+
+
+def architecture_of(report: Report) -> Architecture:
+    """Return the dims of a model of equal layers with attention and an MLP. InputError where it has none."""
+    if report.states_only:
+        raise InputError("--params: a bare number of parameters has no layers; allowed: --model")
+    support = report.model.support
+    if support is None or support.architecture is None:
+        kind = f"{report.model.name} ({report.model.model_type})"
+        raise InputError(f"--model {kind}: the rule is about decoder-only transformers; allowed: llama-7b, gpt2-xl, …")
+    return support.architecture(report.model.program.config)
+
+
+def _of_model(name: str) -> Callable[[Report], int]:
+    return lambda report: getattr(report.model, name)
+
+
+def _of_setup(name: str) -> Callable[[Report], int]:
+    return lambda report: getattr(report.setup, name) or 0
+
+
+def _of_architecture(name: str) -> Callable[[Report], int]:
+    return lambda report: getattr(architecture_of(report), name)
+
+
+def _experts_per_token(report: Report) -> int:
+    experts = architecture_of(report).experts
+    if experts is None:
+        raise InputError(f"--model {report.model.name}: has no experts; allowed: a mixture of experts, as mixtral-8x7b")
+    return experts.per_token
+
+
+LETTERS: Final[dict[str, Letter]] = {
+    "Φ": Letter(Words("parameters", "参数量"), _of_model("num_parameters")),
+    "A": Letter(Words("parameters that a token uses", "每个 token 激活的参数量"), _of_model("active_parameters")),
+    "n": Letter(Words("data-parallel GPUs", "数据并行的 GPU 数"), _of_setup("shards")),
+    "N": Letter(Words("GPUs", "GPU 总数"), _of_setup("gpus")),
+    "b": Letter(Words("sequences of a micro-batch", "微批次的序列数"), _of_setup("micro_batch_size")),
+    "s": Letter(Words("tokens of a sequence", "序列长度"), _of_setup("seq_len")),
+    "m": Letter(Words("micro-batches", "微批次数"), _of_setup("micro_batches")),
+    "t": Letter(Words("tensor-parallel GPUs", "张量并行度"), _of_setup("tp")),
+    "p": Letter(Words("pipeline stages", "流水线阶段数"), _of_setup("pp")),
+    "v": Letter(Words("model chunks of a stage", "每个阶段的模型块数"), _of_setup("virtual_stages")),
+    "c": Letter(Words("context-parallel GPUs", "上下文并行度"), _of_setup("cp")),
+    "e": Letter(Words("expert-parallel GPUs", "专家并行度"), _of_setup("ep")),
+    "L": Letter(Words("layers", "层数"), _of_architecture("layers")),
+    "h": Letter(Words("hidden size", "隐藏维度"), _of_architecture("hidden")),
+    "a": Letter(Words("attention heads", "注意力头数"), _of_architecture("heads")),
+    "k": Letter(Words("key-value heads", "KV 头数"), _of_architecture("kv_heads")),
+    "d": Letter(Words("size of a head", "每个头的维度"), _of_architecture("head_dim")),
+    "f": Letter(Words("width of the MLP", "MLP 宽度"), _of_architecture("ffn")),
+    "V": Letter(Words("vocabulary", "词表大小"), _of_architecture("vocab")),
+    "K": Letter(Words("experts of a token", "每个 token 的专家数"), _experts_per_token),
+}
+
+
+def letters_in(formula: str) -> tuple[str, ...]:
+    """Return the letters of a formula in their order, each once."""
+    return tuple(dict.fromkeys(_NAME.findall(formula)))
+
+
+def values(formula: str, report: Report) -> dict[str, int]:
+    """Return the value of each letter of a formula in a setup. InputError where the model has no such dim."""
+    return {letter: LETTERS[letter].value(report) for letter in letters_in(formula)}
+
+
+def meanings(letters: Iterable[str], language: str) -> str:
+    """Return what letters stand for: "Φ parameters, n data-parallel GPUs"."""
+    return ("，" if language == "zh" else ", ").join(f"{each} {LETTERS[each].words.said(language)}" for each in letters)

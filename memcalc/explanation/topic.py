@@ -1,0 +1,160 @@
+"""A topic: what it is, the rules of thumb that people quote about it, and the exact number beside each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
+from memcalc.explanation.arithmetic import evaluated, with_numbers
+from memcalc.explanation.letters import letters_in, meanings, values
+from memcalc.explanation.step import Section, Step, Unit
+from memcalc.explanation.words import Words
+from memcalc.inputs.options import option_name
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+
+Number = int | float
+
+
+class Quoted(NamedTuple):
+    """A rule's numbers where it is published, its value there, and how far rounding takes that from the formula's."""
+
+    numbers: Mapping[str, Number]
+    value: Number
+    within: Number
+    source: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A formula that people quote, in the letters of `memcalc.explanation.letters`."""
+
+    title: Words
+    formula: str
+    unit: Unit
+    counts: Words
+    leaves_out: Words
+    quoted: Quoted
+
+    def value(self, numbers: Mapping[str, Number]) -> Number:
+        """Return what the formula gives for these numbers: an integer where it counts something."""
+        exact = evaluated(self.formula, numbers)
+        return float(exact) if self.unit in ("ratio", "seconds") else round(exact)
+
+    def step(self, what: str, numbers: Mapping[str, Number], source: str = "") -> Step:
+        """Return the formula with these numbers put in."""
+        return Step(what, self.formula, with_numbers(self.formula, numbers), self.value(numbers), self.unit, "", source)
+
+
+class Asked(NamedTuple):
+    """A setup that a rule is compared in, and the way to others that differ from it."""
+
+    report: Report
+    again: Callable[..., Report]
+    """Makes the report of the setup with other options."""
+    language: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule beside the exact number, in the reader's setup with these options."""
+
+    rule: Rule
+    exact: Callable[[Asked], Step]
+    differs: Words
+    """Why the exact number is another one."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A page of explanation. `model` and `options` are what it takes where the reader gives none."""
+
+    name: str
+    title: Words
+    summary: Words
+    text: tuple[Words, ...]
+    cases: tuple[Case, ...]
+    model: str | Mapping[str, Any] = "llama-7b"
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+QUOTED: Final = Words("as quoted", "常见引用")
+HERE: Final = Words("the rule for {setup}", "代入 {setup}")
+WHERE: Final = Words("Letters: {letters}.", "符号：{letters}。")
+COUNTS: Final = Words("It counts: {words}", "计入：{words}")
+LEAVES_OUT: Final = Words("It leaves out: {words}", "未计入：{words}")
+DIFFERS: Final = Words("Why they differ: {words}", "差异原因：{words}")
+NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没有精确值：{error}")
+
+
+def sections_of(
+    topic: Topic, model: Any, params: Any, options: Mapping[str, Any], language: str
+) -> tuple[Section, ...]:
+    """Return a topic's text, and a section for each rule. InputError where none of its rules is about the given setup."""
+    text = tuple(words.said(language) for words in topic.text)
+    sections = [Section(topic.title.said(language), (), text)]
+    errors: list[InputError] = []
+    for case in topic.cases:
+        try:
+            sections.append(_compared(topic, case, model, params, options, language))
+        except InputError as error:
+            errors.append(error)
+            sections.append(_quoted_alone(case.rule, NOT_HERE.said(language, error=error), language))
+    if topic.cases and len(errors) == len(topic.cases):
+        raise InputError(f"explain {topic.name}: {errors[0]}{_added(topic, options)}")
+    return tuple(sections)
+
+
+def _added(topic: Topic, options: Mapping[str, Any]) -> str:
+    """Return which options the topic has added to those that were given, for an error's end."""
+    own = [f"{option_name(name)} {value}" for name, value in topic.options.items() if name not in options]
+    return f" (the topic's own: {', '.join(own)})" if own and options else ""
+
+
+def _compared(topic: Topic, case: Case, model: Any, params: Any, options: Mapping[str, Any], language: str) -> Section:
+    chosen = {} if params is not None else {"model": topic.model if model is None else model}
+
+    def again(**changes: Any) -> Report:
+        return estimate(**chosen, params=params, **{**topic.options, **options, **case.options, **changes})
+
+    report = again()
+    rule = case.rule
+    setup = HERE.said(language, setup=_named(report))
+    steps = (
+        _quoted(rule, language),
+        rule.step(setup, values(rule.formula, report)),
+        case.exact(Asked(report, again, language)),
+    )
+    differs = DIFFERS.said(language, words=case.differs.said(language))
+    return Section(rule.title.said(language), steps, (*_words(rule, language), differs))
+
+
+def _named(report: Report) -> str:
+    """Return a model and the options that decide its layout."""
+    setup = report.setup
+    degrees = [f"{name} {getattr(setup, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(setup, name) > 1]
+    zero = [f"ZeRO {setup.zero}"] if setup.zero or setup.engine == "deepspeed" else []
+    engine = [] if setup.engine == "none" else [setup.engine]
+    gpus = [f"{setup.gpus} GPUs"] if setup.gpus > 1 else []
+    name = report.model.name or f"{report.model.num_parameters} parameters"
+    return ", ".join([name, *gpus, *engine, *zero, *degrees, setup.precision])
+
+
+def _quoted_alone(rule: Rule, words: str, language: str) -> Section:
+    return Section(rule.title.said(language), (_quoted(rule, language),), (*_words(rule, language), words))
+
+
+def _quoted(rule: Rule, language: str) -> Step:
+    return rule.step(QUOTED.said(language), rule.quoted.numbers, rule.quoted.source)
+
+
+def _words(rule: Rule, language: str) -> tuple[str, ...]:
+    letters = letters_in(rule.formula)
+    where = (WHERE.said(language, letters=meanings(letters, language)),) if letters else ()
+    counts = COUNTS.said(language, words=rule.counts.said(language))
+    return (*where, counts, LEAVES_OUT.said(language, words=rule.leaves_out.said(language)))

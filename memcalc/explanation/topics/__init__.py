@@ -1,0 +1,38 @@
+"""The topics of `memcalc explain`: one file for each, found by its name."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from memcalc.explanation.topic import Topic
+from memcalc.registry import Registry, constant
+
+TOPICS: Final[Registry[Topic]] = Registry(
+    "memcalc.explanation.topics",
+    (
+        "adam",
+        "mixed-precision",
+        "optimizers",
+        "ddp",
+        "zero",
+        "fsdp",
+        "activations",
+        "recompute",
+        "batch-and-sequence",
+        "tensor-parallel",
+        "sequence-parallel",
+        "context-parallel",
+        "pipeline",
+        "bubble",
+        "encoder-decoder-stages",
+        "moe",
+        "ring-allreduce",
+        "data-parallel",
+        "parameter-server",
+        "trillion",
+        "mfu",
+        "cuda-context",
+    ),
+    partial(constant, "TOPIC", "name"),
+)
