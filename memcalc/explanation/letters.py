@@ -42,6 +42,12 @@ def _of_setup(name: str) -> Callable[[Report], int]:
     return lambda report: getattr(report.setup, name) or 0
 
 
+def _data_parallel(report: Report) -> int:
+    """Return the GPUs that share the states' shards, or with whole states those that have a replica each."""
+    setup = report.setup
+    return setup.shards if setup.zero else setup.dp * setup.cp
+
+
 def _of_architecture(name: str) -> Callable[[Report], int]:
     return lambda report: getattr(architecture_of(report), name)
 
@@ -56,7 +62,7 @@ def _experts_per_token(report: Report) -> int:
 LETTERS: Final[dict[str, Letter]] = {
     "Φ": Letter(Words("parameters", "参数量"), _of_model("num_parameters")),
     "A": Letter(Words("parameters that a token uses", "每个 token 激活的参数量"), _of_model("active_parameters")),
-    "n": Letter(Words("data-parallel GPUs", "数据并行的 GPU 数"), _of_setup("shards")),
+    "n": Letter(Words("data-parallel GPUs", "数据并行的 GPU 数"), _data_parallel),
     "N": Letter(Words("GPUs", "GPU 总数"), _of_setup("gpus")),
     "b": Letter(Words("sequences of a micro-batch", "微批次的序列数"), _of_setup("micro_batch_size")),
     "s": Letter(Words("tokens of a sequence", "序列长度"), _of_setup("seq_len")),

@@ -59,12 +59,16 @@ class Asked(NamedTuple):
     language: str
 
 
+Exact = Callable[[Asked], Step]
+"""Reads the exact number off a report."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A rule beside the exact number, in the reader's setup with these options."""
 
     rule: Rule
-    exact: Callable[[Asked], Step]
+    exact: Exact
     differs: Words
     """Why the exact number is another one."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -88,7 +92,11 @@ HERE: Final = Words("the rule for {setup}", "代入 {setup}")
 WHERE: Final = Words("Letters: {letters}.", "符号：{letters}。")
 COUNTS: Final = Words("It counts: {words}", "计入：{words}")
 LEAVES_OUT: Final = Words("It leaves out: {words}", "未计入：{words}")
-DIFFERS: Final = Words("Why they differ: {words}", "差异原因：{words}")
+DIFFERS: Final = Words(
+    "The exact number is {times:.4f} times the rule's. {words}", "精确值是经验法则的 {times:.4f} 倍。{words}"
+)
+AGREES: Final = Words("The rule and the exact number agree.", "经验法则与精确值一致。")
+_AGREE: Final = 1e-4
 NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没有精确值：{error}")
 
 
@@ -124,14 +132,19 @@ def _compared(topic: Topic, case: Case, model: Any, params: Any, options: Mappin
 
     report = again()
     rule = case.rule
-    setup = HERE.said(language, setup=_named(report))
-    steps = (
-        _quoted(rule, language),
-        rule.step(setup, values(rule.formula, report)),
-        case.exact(Asked(report, again, language)),
-    )
-    differs = DIFFERS.said(language, words=case.differs.said(language))
-    return Section(rule.title.said(language), steps, (*_words(rule, language), differs))
+    here = rule.step(HERE.said(language, setup=_named(report)), values(rule.formula, report))
+    exact = case.exact(Asked(report, again, language))
+    compared = _beside(here.result, exact.result, case.differs, language)
+    steps = (_quoted(rule, language), here, exact)
+    return Section(rule.title.said(language), steps, (*_words(rule, language), compared))
+
+
+def _beside(rule: Number, exact: Number, differs: Words, language: str) -> str:
+    """Return whether two numbers agree, to a part in ten thousand, or how and why they do not."""
+    if abs(exact - rule) <= _AGREE * abs(exact):
+        return AGREES.said(language)
+    times = exact / rule if rule else float("inf")
+    return DIFFERS.said(language, times=times, words=differs.said(language))
 
 
 def _named(report: Report) -> str:
