@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.errors import InputError
+from memcalc.explanation.folding import ITEMSIZES
 from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Exact
 from memcalc.explanation.words import Words
-from memcalc.setup.setup import DTYPES
 
 if TYPE_CHECKING:
     from memcalc.core.rows import Item
@@ -22,7 +22,9 @@ _OF_STATES: Final = Words("weights, gradients and optimizer states", "权重、�
 _WITH_BUCKETS: Final = Words("the same and DDP's buckets", "同上，再加 DDP 的桶")
 _SENT: Final = Words("sent by a GPU over {axis}", "一张 GPU 在 {axis} 轴上发送")
 _SAVED: Final = Words("saved activations of the layers", "各层保存的激活值")
-_LAYER: Final = Words("sent by a GPU for one layer and micro-batch over {axis}", "一张 GPU 每层每个微批次在 {axis} 轴上发送")
+_LAYER: Final = Words(
+    "sent by a GPU for one layer and micro-batch over {axis}", "一张 GPU 每层每个微批次在 {axis} 轴上发送"
+)
 _WEIGHTS: Final = Words("parameters of one layer", "一层的参数")
 _BETWEEN: Final = Words("sent over one boundary for a micro-batch, both ways", "一个微批次在一个边界上双向发送")
 
@@ -103,7 +105,7 @@ def elements_of_a_layer(axis: str) -> Exact:
         parts: dict[str, int] = {}
         for share in own:
             name = f"{share.collective.phase} {share.collective.collective}"
-            parts[name] = parts.get(name, 0) + share.wire // DTYPES[share.collective.dtype].itemsize
+            parts[name] = parts.get(name, 0) + share.wire // ITEMSIZES[share.collective.dtype]
         return exact_step(asked, _LAYER, parts, "elements", axis=axis)
 
     return sent
@@ -131,7 +133,5 @@ def elements_between_stages(asked: Asked) -> Step:
     boundaries = report.setup.micro_batches * (report.setup.pp * report.setup.virtual_stages - 1)
     parts: dict[str, int] = {}
     for c in sends:
-        parts[c.phase] = parts.get(c.phase, 0) + c.payload // DTYPES[c.dtype].itemsize
+        parts[c.phase] = parts.get(c.phase, 0) + c.payload // ITEMSIZES[c.dtype]
     return exact_step(asked, _BETWEEN, {phase: n // boundaries for phase, n in parts.items()}, "elements")
-
-

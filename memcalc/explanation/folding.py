@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from memcalc.core.rows import Item
 
 Sizes = tuple[tuple[str, int], ...]
-_ITEMSIZES: Final = {each.name: each.itemsize for each in vars(dtypes).values() if isinstance(each, dtypes.DType)}
+ITEMSIZES: Final = {each.name: each.itemsize for each in vars(dtypes).values() if isinstance(each, dtypes.DType)}
+"""Bytes of an element, by the name of its dtype."""
 _MOST_TERMS: Final = 8
 """A sum of more terms is shown by its largest ones and one number for the others."""
 
@@ -39,7 +40,7 @@ class Sum(NamedTuple):
 
 def term_of(item: Item, value: int, layers: int | None) -> Term:
     """Return so many bytes of a row as copies of its block: those that exist in a step, or those at the peak."""
-    itemsize = _ITEMSIZES.get(item.dtype, 1)
+    itemsize = ITEMSIZES.get(item.dtype, 1)
     block = item.shape
     while block and block[0][0] in ("layers", "copies"):
         block = block[1:]

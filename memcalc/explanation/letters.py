@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.errors import InputError
@@ -48,6 +48,11 @@ def _data_parallel(report: Report) -> int:
     return setup.shards if setup.zero else setup.dp * setup.cp
 
 
+def _tokens(report: Report) -> int:
+    setup = report.setup
+    return setup.micro_batches * setup.micro_batch_size * (setup.seq_len or 0)
+
+
 def _of_architecture(name: str) -> Callable[[Report], int]:
     return lambda report: getattr(architecture_of(report), name)
 
@@ -67,6 +72,7 @@ LETTERS: Final[dict[str, Letter]] = {
     "b": Letter(Words("sequences of a micro-batch", "微批次的序列数"), _of_setup("micro_batch_size")),
     "s": Letter(Words("tokens of a sequence", "序列长度"), _of_setup("seq_len")),
     "m": Letter(Words("micro-batches", "微批次数"), _of_setup("micro_batches")),
+    "T": Letter(Words("tokens of a GPU in a step", "每张 GPU 每步的 token 数"), _tokens),
     "t": Letter(Words("tensor-parallel GPUs", "张量并行度"), _of_setup("tp")),
     "p": Letter(Words("pipeline stages", "流水线阶段数"), _of_setup("pp")),
     "v": Letter(Words("model chunks of a stage", "每个阶段的模型块数"), _of_setup("virtual_stages")),
@@ -93,6 +99,7 @@ def values(formula: str, report: Report) -> dict[str, int]:
     return {letter: LETTERS[letter].value(report) for letter in letters_in(formula)}
 
 
-def meanings(letters: Iterable[str], language: str) -> str:
-    """Return what letters stand for: "Φ parameters, n data-parallel GPUs"."""
-    return ("，" if language == "zh" else ", ").join(f"{each} {LETTERS[each].words.said(language)}" for each in letters)
+def meanings(letters: Iterable[str], language: str, more: Mapping[str, Words]) -> str:
+    """Return what letters stand for, those of this module and `more`: "Φ parameters, n data-parallel GPUs"."""
+    known = {letter: found.words for letter, found in LETTERS.items()} | {**more}
+    return ("，" if language == "zh" else ", ").join(f"{each} {known[each].said(language)}" for each in letters)

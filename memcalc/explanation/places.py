@@ -52,7 +52,8 @@ HEAD: Final = Place(Words("output head", "输出层 (LM head)"), _ANY)
 LOSS: Final = Place(
     Words("loss", "损失函数"),
     Words(
-        "The loss keeps what its backward makes the gradient of the logits from: a row of the vocabulary's size for each token.",
+        "The loss keeps what its backward makes the gradient of the logits from: a row of the vocabulary's size for each "
+        "token.",
         "损失函数保留用于计算 logits 梯度的张量：每个 token 一行，长度为词表大小。",
     ),
 )

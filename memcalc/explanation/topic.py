@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.explanation.arithmetic import evaluated, with_numbers
-from memcalc.explanation.letters import letters_in, meanings, values
+from memcalc.explanation.letters import LETTERS, letters_in, meanings, values
 from memcalc.explanation.step import Section, Step, Unit
 from memcalc.explanation.words import Words
 from memcalc.inputs.options import option_name
+from memcalc.units import show_count
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -68,9 +69,10 @@ class Case:
     """A rule beside the exact number, in the reader's setup with these options."""
 
     rule: Rule
-    exact: Exact
+    exact: Exact | None
+    """None where memcalc has no such engine, or the rule has what only a measurement tells."""
     differs: Words
-    """Why the exact number is another one."""
+    """Why the exact number is another one, or why there is none."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -87,7 +89,7 @@ class Topic:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-QUOTED: Final = Words("as quoted", "常见引用")
+EXAMPLE: Final = Words("for example", "举例")
 HERE: Final = Words("the rule for {setup}", "代入 {setup}")
 WHERE: Final = Words("Letters: {letters}.", "符号：{letters}。")
 COUNTS: Final = Words("It counts: {words}", "计入：{words}")
@@ -96,6 +98,11 @@ DIFFERS: Final = Words(
     "The exact number is {times:.4f} times the rule's. {words}", "精确值是经验法则的 {times:.4f} 倍。{words}"
 )
 AGREES: Final = Words("The rule and the exact number agree.", "经验法则与精确值一致。")
+_MEASURED: Final = {
+    "F": Words("FLOP that a GPU does in a second", "一张 GPU 每秒完成的 FLOP"),
+    "P": Words("FLOP that it could do", "该 GPU 的峰值 FLOP/s"),
+}
+"""Letters that no setup tells."""
 _AGREE: Final = 1e-4
 NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没有精确值：{error}")
 
@@ -130,13 +137,17 @@ def _compared(topic: Topic, case: Case, model: Any, params: Any, options: Mappin
     def again(**changes: Any) -> Report:
         return estimate(**chosen, params=params, **{**topic.options, **options, **case.options, **changes})
 
-    report = again()
     rule = case.rule
+    if not all(letter in LETTERS for letter in letters_in(rule.formula)):
+        return _quoted_alone(rule, case.differs.said(language), language)
+    report = again()
     here = rule.step(HERE.said(language, setup=_named(report)), values(rule.formula, report))
+    steps = (_quoted(rule, language), *([here] if letters_in(rule.formula) else []))
+    if case.exact is None:
+        return Section(rule.title.said(language), steps, (*_words(rule, language), case.differs.said(language)))
     exact = case.exact(Asked(report, again, language))
     compared = _beside(here.result, exact.result, case.differs, language)
-    steps = (_quoted(rule, language), here, exact)
-    return Section(rule.title.said(language), steps, (*_words(rule, language), compared))
+    return Section(rule.title.said(language), (*steps, exact), (*_words(rule, language), compared))
 
 
 def _beside(rule: Number, exact: Number, differs: Words, language: str) -> str:
@@ -154,7 +165,8 @@ def _named(report: Report) -> str:
     zero = [f"ZeRO {setup.zero}"] if setup.zero or setup.engine == "deepspeed" else []
     engine = [] if setup.engine == "none" else [setup.engine]
     gpus = [f"{setup.gpus} GPUs"] if setup.gpus > 1 else []
-    name = report.model.name or f"{report.model.num_parameters} parameters"
+    count = f"{show_count(report.model.num_parameters)} parameters"
+    name = f"{report.model.name} ({count})" if report.model.name else count
     return ", ".join([name, *gpus, *engine, *zero, *degrees, setup.precision])
 
 
@@ -163,11 +175,11 @@ def _quoted_alone(rule: Rule, words: str, language: str) -> Section:
 
 
 def _quoted(rule: Rule, language: str) -> Step:
-    return rule.step(QUOTED.said(language), rule.quoted.numbers, rule.quoted.source)
+    return rule.step(EXAMPLE.said(language), rule.quoted.numbers, rule.quoted.source)
 
 
 def _words(rule: Rule, language: str) -> tuple[str, ...]:
     letters = letters_in(rule.formula)
-    where = (WHERE.said(language, letters=meanings(letters, language)),) if letters else ()
+    where = (WHERE.said(language, letters=meanings(letters, language, _MEASURED)),) if letters else ()
     counts = COUNTS.said(language, words=rule.counts.said(language))
     return (*where, counts, LEAVES_OUT.said(language, words=rule.leaves_out.said(language)))

@@ -96,7 +96,8 @@ TOPIC: Final = Topic(
             LARGEST,
             gathered,
             Words(
-                "The root unit stays gathered in backward, a unit's weights arrive in a flat buffer before they are copied out, "
+                "The root unit stays gathered in backward, a unit's weights arrive in a flat buffer before they are copied "
+                "out, "
                 "and its gradients leave from an fp32 copy.",
                 "反向期间根单元保持收集状态；单元的权重先到达扁平缓冲区再拷出；梯度从一份 fp32 副本发出。",
             ),

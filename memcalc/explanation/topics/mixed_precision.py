@@ -53,17 +53,22 @@ MEGATRON: Final = Rule(
     quoted=Quoted({"Φ": 7e9}, 126e9, 0, "Megatron-LM, docs of the distributed optimizer"),
 )
 _OTHER: Final = Words(
-    "A layout that shards or pads the weights holds another share of them.", "切分或填充权重的并行方式会使每卡持有的比例不同。"
+    "A layout that shards or pads the weights holds another share of them.",
+    "切分或填充权重的并行方式会使每卡持有的比例不同。",
 )
 
 TOPIC: Final = Topic(
     name="mixed-precision",
     title=Words("Mixed precision", "混合精度"),
-    summary=Words("which copies of a parameter exist, and why Adam needs fp32 masters", "参数有哪些副本，以及 Adam 为什么需要 fp32 主权重"),
+    summary=Words(
+        "which copies of a parameter exist, and why Adam needs fp32 masters",
+        "参数有哪些副本，以及 Adam 为什么需要 fp32 主权重",
+    ),
     text=(
         Words(
             "Matrix products run in 16 bits, several times as fast as in fp32. The optimizer still adds small updates to large "
-            "weights: lr·m/√v is often less than a thousandth of the weight, and bf16 resolves 1/128 to 1/256 of it. Without an fp32 "
+            "weights: lr·m/√v is often less than a thousandth of the weight, and bf16 resolves 1/128 to 1/256 of it. Without "
+            "an fp32 "
             "master such updates round to nothing.",
             "矩阵乘法以 16 位运行，速度是 fp32 的数倍。但优化器是把很小的更新加到较大的权重上：lr·m/√v 常常不到权重的千分之一，"
             "而 bf16 的分辨率只有 1/128 到 1/256。没有 fp32 主权重，这样的更新会被舍入为零。",

@@ -11,7 +11,8 @@ from memcalc.explanation.words import Words
 
 _SAME: Final = Words("activations, temporaries and buffers.", "激活值、临时张量和缓冲区。")
 _OTHER: Final = Words(
-    "A layout that shards or pads the weights holds another share of them.", "切分或填充权重的并行方式会使每卡持有的比例不同。"
+    "A layout that shards or pads the weights holds another share of them.",
+    "切分或填充权重的并行方式会使每卡持有的比例不同。",
 )
 
 SGD: Final = Rule(

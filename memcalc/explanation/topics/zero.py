@@ -82,7 +82,8 @@ TOPIC: Final = Topic(
         Words(
             "Data parallelism keeps n equal copies of the model states. ZeRO keeps one, in n parts: stage 1 the optimizer "
             "states, stage 2 the gradients as well, stage 3 the weights as well.",
-            "数据并行把模型状态存了 n 份。ZeRO 只存一份并切成 n 块：第 1 阶段切优化器状态，第 2 阶段再切梯度，第 3 阶段再切权重。",
+            "数据并行把模型状态存了 n 份。ZeRO 只存一份并切成 n 块：第 1 阶段切优化器状态，第 2 阶段再切梯度，第 3 "
+            "阶段再切权重。",
         ),
         Words(
             "Activations are not sharded: each GPU has those of its own sequences. A GPU that is full of activations is not "

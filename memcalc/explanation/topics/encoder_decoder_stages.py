@@ -1,0 +1,116 @@
+"""Encoder and decoder as stages: halves that are not equal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.errors import InputError
+from memcalc.explanation.exact import ratio_step
+from memcalc.explanation.step import Step
+from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
+from memcalc.explanation.words import Words
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+
+_LAYERS: Final = "4h² of attention and 8h² of an MLP; a decoder layer has 4h² of cross-attention more"
+
+WEIGHTS: Final = Rule(
+    title=Words("A decoder layer has a third more weights", "解码器层的权重多三分之一"),
+    formula="(4 + 4 + 8)/(4 + 8)",
+    unit="ratio",
+    counts=Words(
+        "in units of h²: self-attention 4, cross-attention 4, an MLP of width 4h 8.",
+        "以 h² 为单位：自注意力 4、交叉注意力 4、宽度 4h 的 MLP 8。",
+    ),
+    leaves_out=Words(
+        "the embedding and the output head, which are in the first and the last stage; gated MLPs; heads wider than h/a.",
+        "首末阶段的词嵌入和输出层；门控 MLP；比 h/a 更宽的头。",
+    ),
+    quoted=Quoted({}, 4 / 3, 0, _LAYERS),
+)
+ACTIVATIONS: Final = Rule(
+    title=Words("And it saves two fifths more activations", "保存的激活值约多四成"),
+    formula="(11 + 11 + 19 + 6)/(11 + 19 + 4)",
+    unit="ratio",
+    counts=Words(
+        "in units of sbh, Korthikanti's: attention 11, MLP 19, a norm 2; the decoder has one attention and one norm more.",
+        "以 sbh 为单位（Korthikanti）：注意力 11、MLP 19、每个归一化 2；解码器多一个注意力和一个归一化。",
+    ),
+    leaves_out=Words(
+        "that encoder and decoder mostly have sequences of other lengths, which decides more than the layers do; relative "
+        "positions, and the encoder's output, which every decoder layer reads.",
+        "编码器与解码器的序列长度通常不同，这比层本身影响更大；相对位置编码；以及每个解码器层都要读取的编码器输出。",
+    ),
+    quoted=Quoted({}, 47 / 34, 0, "Korthikanti et al., arXiv 2205.05198, equation 1"),
+)
+_WEIGHTS: Final = Words("weights of the decoder's layers over the encoder's", "解码器层与编码器层的权重之比")
+_SAVED: Final = Words("saved by the decoder's layers over the encoder's", "解码器层与编码器层保存的激活值之比")
+
+
+def weights(asked: Asked) -> Step:
+    """Return the weights of the decoder's layers over the encoder's."""
+    return _ratio(asked, _WEIGHTS, "parameters")
+
+
+def saved(asked: Asked) -> Step:
+    """Return what the decoder's layers save over the encoder's."""
+    return _ratio(asked, _SAVED, "saved_activations")
+
+
+def _ratio(asked: Asked, words: Words, component: str) -> Step:
+    decoder, encoder = (_of_stack(asked.report, stack, component) for stack in ("decoder", "encoder"))
+    if not decoder or not encoder:
+        name = asked.report.model.name
+        raise InputError(f"--model {name}: has no encoder beside a decoder; allowed: t5-large, bart-large, …")
+    return ratio_step(asked, words, "decoder/encoder", decoder, encoder)
+
+
+def _of_stack(report: Report, stack: str, component: str) -> int:
+    """Return the bytes of a component's rows of the equal layers of a stack."""
+    own = (item for item in report.items if item.component == component and "*" in item.name)
+    return sum(item.nbytes for item in own if stack in item.name.split("*")[0].split("."))
+
+
+TOPIC: Final = Topic(
+    name="encoder-decoder-stages",
+    title=Words("An encoder and a decoder as pipeline stages", "把编码器和解码器作为流水线阶段"),
+    summary=Words("why T5's two halves are unequal stages", "为什么 T5 的两半不是均等的阶段"),
+    text=(
+        Words(
+            "A pipeline is as fast as its slowest stage and as large as its largest. Cutting an encoder-decoder between its "
+            "two stacks gives unequal halves: decoder layers have cross-attention on top, and the decoder's stage has the "
+            "output head and the loss. Equal stages need fewer decoder layers than encoder layers on a GPU.",
+            "流水线的速度取决于最慢的阶段，显存取决于最大的阶段。在编码器和解码器之间切开会得到不均等的两半："
+            "解码器层多了交叉注意力，"
+            "而且解码器阶段还有输出层和损失。要让各阶段均衡，每张 GPU 上的解码器层应少于编码器层。",
+        ),
+        Words(
+            "Every decoder layer reads the encoder's output, so a stage of the decoder receives it too. memcalc refuses --pp "
+            "for these models; the numbers here are of one GPU that has both stacks.",
+            "每个解码器层都要读取编码器输出，因此解码器阶段也要接收它。memcalc 对这类模型拒绝 --pp；"
+            "这里的数字来自同时含两个堆栈的单卡。",
+        ),
+    ),
+    cases=(
+        Case(
+            WEIGHTS,
+            weights,
+            Words(
+                "The MLP's width and the heads' are the model's own, and norms count.",
+                "MLP 宽度和头的宽度因模型而异，归一化也计入。",
+            ),
+        ),
+        Case(
+            ACTIVATIONS,
+            saved,
+            Words(
+                "T5 saves its relative positions as s² tensors in self-attention alone, which both stacks have, and "
+                "transformers computes its norms in fp32.",
+                "T5 只在自注意力中保存 s² 大小的相对位置张量，两个堆栈都有；transformers 以 fp32 计算其归一化。",
+            ),
+        ),
+    ),
+    model="t5-large",
+    options={"seq_len": 512},
+)
