@@ -15,7 +15,7 @@ memcalc explain --model llama-7b --zero 3 --gpus 8
 
 memcalc explain zero
 
-memcalc explain zero --model qwen3-8b --gpus 64
+memcalc explain zero qwen3-8b --gpus 64
 
 memcalc explain --list --lang zh
 """
@@ -27,6 +27,7 @@ def explain(
         str | None,
         typer.Argument(metavar="TOPIC", help="A topic of --list, or a model to derive.", show_default=False),
     ] = None,
+    name: o.Name = None,
     model: o.Model = None,
     params: o.Params = None,
     list_topics: Annotated[
@@ -49,6 +50,7 @@ def explain(
 
     language = _language(lang)
     given = o.setup_of(setup)
+    model = o.model_of(name, model)
     asked = topic is not None or model is not None or params is not None
     if list_topics and (asked or given):
         raise InputError("--list: lists all topics; give it without a topic and a setup")
@@ -104,7 +106,7 @@ def _unknown(name: str) -> str:
 
     topics, models = nearest(name, TOPICS, most=3), nearest(name, model_names(), most=2, cutoff=0.7)
     close = [*topics, *(f"--model {each}" for each in models)]
-    hint = f"did you mean {', '.join(close)}?" if close else f"allowed: {', '.join(TOPICS)}"
+    hint = f"did you mean {', '.join(close)}?" if close else "allowed: a topic of `memcalc explain --list`, or a model"
     return f"explain {one_line(name)}: no such topic or model; {hint}"
 
 

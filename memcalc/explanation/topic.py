@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.explanation.arithmetic import evaluated, with_numbers
+from memcalc.explanation.defaults import completed
 from memcalc.explanation.letters import LETTERS, letters_in, meanings, values
 from memcalc.explanation.step import Section, Step, Unit
 from memcalc.explanation.words import Words
-from memcalc.inputs.options import option_name
+from memcalc.inputs.model import load_model
+from memcalc.inputs.options import check_options, option_name
 from memcalc.units import show_count
 
 if TYPE_CHECKING:
@@ -87,6 +89,11 @@ class Topic:
     cases: tuple[Case, ...]
     model: str | Mapping[str, Any] = "llama-7b"
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    micro_batches: int = 1
+
+    def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the reader's options, and the topic's for those that are not among them."""
+        return completed(self.options, given, self.micro_batches)
 
 
 EXAMPLE: Final = Words("for example", "举例")
@@ -110,7 +117,11 @@ NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没
 def sections_of(
     topic: Topic, model: Any, params: Any, options: Mapping[str, Any], language: str
 ) -> tuple[Section, ...]:
-    """Return a topic's text, and a section for each rule. InputError where none of its rules is about the given setup."""
+    """Return a topic's text, and a section for each rule. InputError where an option or the model is wrong by itself, or none
+    of the rules is about the given setup."""
+    check_options(dict(options))
+    if model is not None:
+        model = load_model(model)
     text = tuple(words.said(language) for words in topic.text)
     sections = [Section(topic.title.said(language), (), text)]
     errors: list[InputError] = []
@@ -121,21 +132,24 @@ def sections_of(
             errors.append(error)
             sections.append(_quoted_alone(case.rule, NOT_HERE.said(language, error=error), language))
     if topic.cases and len(errors) == len(topic.cases):
-        raise InputError(f"explain {topic.name}: {errors[0]}{_added(topic, options)}")
+        raise InputError(f"explain {topic.name}: {_why_none(topic, params, options, errors[0])}")
     return tuple(sections)
 
 
-def _added(topic: Topic, options: Mapping[str, Any]) -> str:
-    """Return which options the topic has added to those that were given, for an error's end."""
-    own = [f"{option_name(name)} {value}" for name, value in topic.options.items() if name not in options]
-    return f" (the topic's own: {', '.join(own)})" if own and options else ""
+def _why_none(topic: Topic, params: Any, options: Mapping[str, Any], error: InputError) -> str:
+    """Return why no rule is about the given setup, with the options that the topic has added to it."""
+    if params is not None:
+        return f"--params {params}: has model states alone, and the topic is about more; allowed: --model"
+    chosen = topic.completed(options)
+    own = [f"{option_name(name)} {value}" for name, value in chosen.items() if name not in options]
+    return f"{error} (the topic's own: {', '.join(own)})" if own and options else str(error)
 
 
 def _compared(topic: Topic, case: Case, model: Any, params: Any, options: Mapping[str, Any], language: str) -> Section:
     chosen = {} if params is not None else {"model": topic.model if model is None else model}
 
     def again(**changes: Any) -> Report:
-        return estimate(**chosen, params=params, **{**topic.options, **options, **case.options, **changes})
+        return estimate(**chosen, params=params, **{**topic.completed(options), **case.options, **changes})
 
     rule = case.rule
     if not all(letter in LETTERS for letter in letters_in(rule.formula)):

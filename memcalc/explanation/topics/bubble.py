@@ -101,5 +101,6 @@ TOPIC: Final = Topic(
         Case(OF_THE_STEP, of_the_step, _SCHEDULE),
         Case(INTERLEAVED, idle, _SCHEDULE, {"schedule": "interleaved", "virtual_stages": 2}),
     ),
-    options={"gpus": 4, "pp": 4, "global_batch_size": 32},
+    options={"gpus": 4, "pp": 4},
+    micro_batches=32,
 )

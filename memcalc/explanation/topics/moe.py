@@ -51,6 +51,8 @@ ALL_TO_ALL: Final = Rule(
     ),
 )
 
+_ONE_GPU: Final = {"gpus": 1, "ep": 1, "tp": 1, "pp": 1, "cp": 1, "zero": 0, "engine": "none"}
+
 TOPIC: Final = Topic(
     name="moe",
     title=Words("Mixture of experts", "混合专家 (MoE)"),
@@ -71,7 +73,7 @@ TOPIC: Final = Topic(
                 "A layout that shards or pads the weights holds another share.",
                 "切分或填充权重的并行方式会使每卡比例不同。",
             ),
-            {"ep": 1, "engine": "none", "gpus": 1},
+            _ONE_GPU,
         ),
         Case(
             ACTIVE,
@@ -80,7 +82,7 @@ TOPIC: Final = Topic(
                 "Attention's products come on top, and the embedding's parameters multiply nothing.",
                 "注意力的乘法要另加；词嵌入的参数不参与乘法。",
             ),
-            {"ep": 1, "engine": "none", "gpus": 1},
+            _ONE_GPU,
         ),
         Case(
             ALL_TO_ALL,

@@ -110,5 +110,6 @@ TOPIC: Final = Topic(
             {"schedule": "gpipe", "engine": "fsdp2", "zero": 3, "pp_rank": 0},
         ),
     ),
-    options={"gpus": 4, "pp": 4, "global_batch_size": 8},
+    options={"gpus": 4, "pp": 4},
+    micro_batches=8,
 )

@@ -98,5 +98,6 @@ TOPIC: Final = Topic(
         ),
     ),
     model=GPT_1T,
-    options={"gpus": 3072, "tp": 8, "pp": 64, "global_batch_size": 3072, "recompute": "full"},
+    options={"gpus": 3072, "tp": 8, "pp": 64, "recompute": "full"},
+    micro_batches=512,
 )
