@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import IO, Any, Final
 
-from rich.table import Table
+from rich.cells import cell_len
+from rich.text import Text
 
-from memcalc.explanation.printed import WIDTH
+from memcalc.explanation.printed import WIDTH, print_line
 from memcalc.explanation.topics import TOPICS
 from memcalc.explanation.words import Words
 from memcalc.report.consoles import console_for
@@ -20,16 +21,18 @@ HOW: Final = Words(
 
 
 def print_topics(language: str, file: IO[str]) -> None:
-    """Write a line for each topic, and how to ask for one."""
+    """Write a line for each topic, two where the width is not enough, and how to ask for one."""
     console = console_for(file, WIDTH)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
+    names = max(map(len, TOPICS)) + 2
     for name in TOPICS:
-        table.add_row(name, TOPICS[name].summary.said(language))
-    console.print(table)
+        summary = TOPICS[name].summary.said(language)
+        if names + cell_len(summary) <= console.width:
+            print_line(console, Text(name.ljust(names), style="bold").append(summary, style="not bold"), 0)
+        else:
+            print_line(console, Text(name, style="bold"), 0)
+            print_line(console, Text(summary), 2)
     console.print()
-    console.print(HOW.said(language))
+    print_line(console, Text(HOW.said(language)), 0)
 
 
 def list_document(language: str) -> dict[str, Any]:

@@ -28,17 +28,17 @@ _UNITS: Final = {
 def print_sections(title: str, sections: Iterable[Section], language: str, file: IO[str]) -> None:
     """Write a title and the sections with their steps, each formula in names and then in numbers."""
     console = console_for(file, WIDTH)
-    _print(console, Text(title, style="bold"), 0)
+    print_line(console, Text(title, style="bold"), 0)
     for section in sections:
         console.print()
-        _print(console, Text(section.title, style="bold underline"), 0)
+        print_line(console, Text(section.title, style="bold underline"), 0)
         said: set[str] = set()
         for step in section.steps:
             for line, indent in _lines(step, language, said):
-                _print(console, line, indent)
+                print_line(console, line, indent)
             said.update((step.why, step.source))
         for sentence in section.text:
-            _print(console, Text(sentence), 2)
+            print_line(console, Text(sentence), 2)
 
 
 def _lines(step: Step, language: str, said: set[str]) -> Iterator[tuple[Text, int]]:
@@ -56,11 +56,13 @@ def _lines(step: Step, language: str, said: set[str]) -> Iterator[tuple[Text, in
         yield Text(SOURCE.said(language, source=step.source), style="dim"), 4
 
 
-def _print(console: Console, line: Text, indent: int) -> None:
+def print_line(console: Console, line: Text, indent: int) -> None:
+    """Write a line, folded to the width behind an indent."""
     width = max(console.width - indent, 1)
     for part in with_breaks(line, width).wrap(console, width):
         part.rstrip()
-        console.print(Text(" " * indent).append_text(part), soft_wrap=True)
+        if part:
+            console.print(Text(" " * indent).append_text(part), soft_wrap=True)
 
 
 def shown(step: Step, language: str = "en") -> str:
