@@ -22,6 +22,28 @@ AXES: Final = {
     "cp": Words("context parallelism", "上下文并行"),
     "ep": Words("expert parallelism", "专家并行"),
 }
+WHY: Final = {
+    "dp": Words(
+        "Each rank has other sequences, so their gradients are added up; sharded weights are gathered where they are used.",
+        "各 rank 处理不同的序列，因此要把梯度相加；被切分的权重在使用处收集。",
+    ),
+    "tp": Words(
+        "A product that is split along the dim that it sums over leaves a partial sum on each rank; these are added up.",
+        "沿求和维切分的矩阵乘法在每个 rank 上只得到部分和，需要相加。",
+    ),
+    "pp": Words(
+        "A stage needs the hidden states of the one before it, and in backward the gradient of the one after it.",
+        "每个阶段前向需要上一阶段的隐藏状态，反向需要下一阶段的梯度。",
+    ),
+    "cp": Words(
+        "A token attends to tokens that other ranks have, so keys and values travel.",
+        "token 要关注其他 rank 上的 token，因此 K、V 需要传递。",
+    ),
+    "ep": Words(
+        "A token's experts are on other ranks, so its row goes there and the result comes back.",
+        "token 的专家在其他 rank 上，因此该行要发过去，结果再传回来。",
+    ),
+}
 TITLE: Final = Words("Communication of {axis}: payload per step", "{axis}的通信：每步的有效数据量 (payload)")
 ON_THE_WIRE: Final = Words("What this GPU sends for it (wire)", "本 GPU 实际发送的字节 (wire)")
 TEXTBOOK: Final = Words("The same step as the papers count it (payload)", "论文中的算法 (payload)")
@@ -34,7 +56,7 @@ PER_LAYER: Final = Words(
 )
 WHAT: Final = Words("{collective}, {phase}: {name}", "{collective}，{phase}：{name}")
 REST: Final = Words("{rows} smaller collectives", "其余 {rows} 种较小的集合通信")
-CALLS: Final = Words("{calls} calls over {ranks} GPUs.", "{calls} 次调用，{ranks} 张 GPU。")
+CALLS: Final = Words("Calls: {calls}; GPUs of the group: {ranks}.", "调用次数：{calls}；通信组 GPU 数：{ranks}。")
 PHASES: Final = {
     "forward": Words("forward", "前向"),
     "backward": Words("backward", "反向"),
@@ -62,6 +84,17 @@ _LEAST: Final = 0.001
 """Collectives below this part of an axis are one step together."""
 
 
+class _Alike(NamedTuple):
+    """Collectives of which one is like the other but for its name."""
+
+    phase: str
+    collective: str
+    group_size: int
+    formula: str
+    payload: int
+    source: str
+
+
 class _Sent(NamedTuple):
     """Collectives of one kind and group, for the wire."""
 
@@ -86,19 +119,25 @@ def communication_sections(report: Report, language: str) -> tuple[Section, ...]
 
 def _payload(axis: str, own: Sequence[Collective], language: str) -> Section:
     title = TITLE.said(language, axis=f"{AXES[axis].said(language)} ({axis})")
-    return Section(title, tuple(_payloads(own, language)))
+    return Section(title, tuple(_payloads(own, language)), (WHY[axis].said(language),))
 
 
 def _payloads(own: Sequence[Collective], language: str) -> Iterable[Step]:
     whole = sum(c.payload for c in own)
     small = [c for c in own if c.payload < _LEAST * whole]
     small = small if len(small) > 1 else []
+    alike: dict[_Alike, list[Collective]] = defaultdict(list)
     for c in own:
         if c not in small:
-            formula, _, numbers = c.formula.partition(" = ")
-            what = WHAT.said(language, collective=c.collective, phase=PHASES[c.phase].said(language), name=c.name)
-            why = CALLS.said(language, calls=c.calls, ranks=c.group_size)
-            yield Step(what, formula, numbers, c.payload, "bytes", why, c.source)
+            alike[_Alike(c.phase, c.collective, c.group_size, c.formula, c.payload, c.source)].append(c)
+    for of, equal in alike.items():
+        formula, _, numbers = of.formula.partition(" = ")
+        if len(equal) > 1:
+            formula, numbers = (f"{len(equal)}·({words})" if words else "" for words in (formula, numbers))
+        names = "; ".join(c.name for c in equal)
+        what = WHAT.said(language, collective=of.collective, phase=PHASES[of.phase].said(language), name=names)
+        why = CALLS.said(language, calls=sum(c.calls for c in equal), ranks=of.group_size)
+        yield Step(what, formula, numbers, sum(c.payload for c in equal), "bytes", why, of.source)
     if small:
         numbers = " + ".join(str(c.payload) for c in small)
         sources = sources_of(c.source for c in small)

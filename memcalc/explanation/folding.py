@@ -20,6 +20,8 @@ ITEMSIZES: Final = {each.name: each.itemsize for each in vars(dtypes).values() i
 _MOST_TERMS: Final = 8
 """A sum of more terms is shown by its largest ones and one number for the others."""
 
+_MOST_STEPS: Final = 10
+
 
 class Term(NamedTuple):
     """A row as a product of named dims with a unit: bytes of an element, or FLOP."""
@@ -109,14 +111,14 @@ class Group(NamedTuple):
 
 
 def steps_of(groups: Iterable[Group], unit: Unit, rest: Callable[[int], str], least: float = 0.002) -> tuple[Step, ...]:
-    """Return a step for each group, the largest first. Groups below `least` of the sum are one step, which `rest` names by
-    the number of its rows."""
+    """Return a step for each group, the largest first. Groups below `least` of the sum, and those after the tenth, are one
+    step, which `rest` names by the number of its rows."""
     ordered = sorted(groups, key=lambda group: -group.value)
     whole = sum(group.value for group in ordered)
-    small = [group for group in ordered if group.value < least * whole]
-    if len(small) < 2:
-        small = []
-    steps = [_step(group, unit) for group in ordered if group not in small]
+    shown = sum(group.value >= least * whole for group in ordered)
+    shown = len(ordered) if len(ordered) - shown < 2 else shown
+    shown = min(shown, _MOST_STEPS) if len(ordered) > _MOST_STEPS + 1 else shown
+    steps, small = [_step(group, unit) for group in ordered[:shown]], ordered[shown:]
     if small:
         numbers = " + ".join(str(group.value) for group in small) if len(small) <= _MOST_TERMS else ""
         rows = sum(len(group.terms) for group in small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -29,6 +30,7 @@ REST: Final = Words("{rows} smaller rows", "其余 {rows} 行（较小）")
 TOTAL: Final = Words("Total: {nbytes:,} B = {shown}.", "合计：{nbytes:,} B = {shown}。")
 _NAMES: Final = Words("{place}: {names}", "{place}：{names}")
 _MOST_NAMES: Final = 6
+_NUMBER: Final = re.compile(r"\.\d+\.")
 
 
 class _Key(NamedTuple):
@@ -89,8 +91,8 @@ def _by_state(item: Item, _language: str) -> str:
 
 
 def _by_name(item: Item, _language: str) -> str:
-    """Return what a row is, without the size or the tensor that it is of."""
-    return item.name.split(" (")[0].rsplit(": ", 1)[-1]
+    """Return what a row is, without its size, the tensor that it is of, and the number of its layer."""
+    return _NUMBER.sub(".*.", item.name.split(" (")[0].rsplit(": ", 1)[-1])
 
 
 _HEADINGS: Final[dict[str, Callable[[Item, str], str]]] = {
