@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from memcalc.cli import options as o
+from memcalc.cli.completion import values_of
 from memcalc.cli.setup_options import takes_setup
 
 EPILOG = """Examples:
@@ -21,11 +22,23 @@ memcalc explain --list --lang zh
 """
 
 
+def _topics_and_models(incomplete: str) -> list[str]:
+    """Return what a shell offers in the place of a topic."""
+    from memcalc.explanation.topics import TOPICS
+
+    return [name for name in [*TOPICS, *values_of("--model")("")] if name.startswith(incomplete)]
+
+
 @takes_setup
 def explain(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="TOPIC", help="A topic of --list, or a model to derive.", show_default=False),
+        typer.Argument(
+            metavar="TOPIC",
+            help="A topic of --list, or a model to derive.",
+            show_default=False,
+            autocompletion=_topics_and_models,
+        ),
     ] = None,
     name: o.Name = None,
     model: o.Model = None,
@@ -124,6 +137,7 @@ def _list(language: str, json: bool) -> None:
 def _explain_topic(
     name: str, model: str | None, params: str | None, given: dict[str, Any], language: str, json: bool
 ) -> None:
+    from memcalc.cli.waiting import waiting
     from memcalc.errors import InputError
     from memcalc.explanation.topic import sections_of
     from memcalc.explanation.topics import TOPICS
@@ -131,16 +145,21 @@ def _explain_topic(
     if model is not None and params is not None:
         raise InputError("--model or --params: give one of them")
     topic = TOPICS[name]
-    _show(f"{name}: {topic.summary.said(language)}", sections_of(topic, model, params, given, language), language, json)
+    with waiting("the rules and the step, on paper"):
+        sections = sections_of(topic, model, params, given, language)
+    _show(f"{name}: {topic.summary.said(language)}", sections, language, json)
 
 
 def _derive(model: str | None, params: str | None, given: dict[str, Any], language: str, json: bool) -> None:
+    from memcalc.cli.waiting import waiting
     from memcalc.estimation.estimate import estimate
     from memcalc.explanation.derivation import derive
-    from memcalc.report.table import setup_line
+    from memcalc.report.title import setup_line
 
-    report = estimate(model, params=params, **given)
-    _show(setup_line(report), derive(report, language), language, json)
+    with waiting("the step, on paper"):
+        report = estimate(model, params=params, **given)
+        sections = derive(report, language)
+    _show(setup_line(report), sections, language, json)
 
 
 def _show(title: str, sections: tuple[Any, ...], language: str, json: bool) -> None:

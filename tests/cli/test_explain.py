@@ -130,6 +130,15 @@ def test_bad_input_is_one_line(
     check_refused(here(capsys, "explain", *arguments), *words)
 
 
+def test_a_shell_is_offered_topics_and_models() -> None:
+    offered = (
+        program("", _MEMCALC_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="memcalc explain ze").stdout
+        + program("", _MEMCALC_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="memcalc explain llama-7").stdout
+    )
+    assert "zero" in offered
+    assert "llama-7b" in offered
+
+
 def test_as_a_program_it_needs_no_torch() -> None:
     ran = program("explain", "zero", LANG="zh_CN.UTF-8")
     assert (ran.status, ran.stderr) == (0, "")
