@@ -157,7 +157,7 @@ def test_a_command(folder: Path) -> None:
             "adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon, new-sgd",
         ),
         (["estimate", "gpt2", "--engine", "x"], "none, ddp, fsdp2, deepspeed, megatron, new-engine"),
-        (["zzz"], "estimate, validate, models, gpus, new-command"),
+        (["zzz"], "estimate, explain, validate, models, gpus, new-command"),
     ],
 )
 def test_new_names_are_listed_behind_the_others(folder: Path, arguments: list[str], listed: str) -> None:
@@ -165,7 +165,7 @@ def test_new_names_are_listed_behind_the_others(folder: Path, arguments: list[st
 
 
 def test_new_names_are_in_the_help(folder: Path) -> None:
-    shown = " ".join(run(folder, "estimate", "--help").stdout.replace("│", " ").split())
+    shown = " ".join(run(folder, "estimate", "--help-all").stdout.replace("│", " ").split())
     assert "new-sgd. (default: adamw)" in shown
     assert "new-engine. (default: by gpus and zero)" in shown
 

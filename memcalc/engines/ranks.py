@@ -13,8 +13,7 @@ from memcalc.engines import Engine, load_engine
 from memcalc.engines.base.holdings import ENOUGH_MICRO_BATCHES, Holdings, Order, padding_row
 from memcalc.families.base.program import Program
 from memcalc.inputs.model import Model
-from memcalc.kernels import Kernels, choose
-from memcalc.kernels import kept_by_kernels
+from memcalc.kernels import Kernels, choose, kept_by_kernels
 from memcalc.kernels.attention_on_gpu import fused_kernels, on_gpu
 from memcalc.layout.collectives import Collective
 from memcalc.megatron.schedules import State, Turn
@@ -154,7 +153,7 @@ def _pipeline_ranks(model: Model, setup: Setup) -> list[Rank]:
     from memcalc.engines.megatron import engine as megatron
     from memcalc.engines.megatron.collectives import collectives_of
     from memcalc.engines.megatron.order import order_of
-    from memcalc.megatron.schedules import turns_to_play, states
+    from memcalc.megatron.schedules import states, turns_to_play
 
     assert setup.attention is not None
     kernels = Kernels((), megatron.SOURCE, "modelled")

@@ -66,7 +66,7 @@ def _per_token(report: Report, language: str) -> tuple[str, ...]:
     setup = report.setup
     if setup.gpus != setup.dp or not report.model.program.has_sequence:
         return ()
-    tokens = setup.micro_batches * setup.micro_batch_size * setup.rows
+    tokens = setup.micro_batches * setup.micro_batch_size * setup.tokens_per_part
     return (PER_TOKEN.said(language, each=report.flops["total"] / (report.model.num_parameters * tokens)),)
 
 
