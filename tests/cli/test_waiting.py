@@ -30,6 +30,7 @@ def on_a_terminal(seconds: float, *, interrupt: bool = False, term: str = "xterm
     """Run the program on a terminal; return its status and all that it wrote. Ctrl-C comes when the bar is there."""
     process, terminal = pty.fork()
     if not process:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it, and what they start
         code = SLOW.format(seconds=seconds)
         os.execve(sys.executable, [sys.executable, "-c", code], environment(TERM=term))
     written = b""
