@@ -1,4 +1,4 @@
-"""docs/accuracy.md: every family with how it compares to transformers' own code, case by case.
+"""docs/accuracy.md: what others have measured, and every family with how it compares to transformers' own code.
 
 The numbers are those that the tests enforce: names and shapes of parameters in tests/families/test_weights.py, bytes in
 tests/families/test_oracle_equality.py, both from tests/families/cases. So the page needs no run, and cannot be better than
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import evidence
 import measured
 
 import memcalc
@@ -21,13 +22,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from cases import AUTO_CLASSES, Case, parameter_cases, step_cases
 from published_runs import OLDER_RUNS, PUBLISHED_RUNS, RESERVED_RUNS, TORCHTITANS_OWN
 
-HEAD = """# Accuracy
+TITLE = """# Accuracy
 
-Written by `docs/generate.py`; the tests hold every line of it against transformers {transformers} and torch {torch}.
+Written by `docs/generate.py`. The first sections compare estimates with runs that others have measured on GPUs. The last one
+compares every family with transformers' own code. [How each number is checked](checked.md) says what is compared in the tests.
 
-## What is compared
+## Measured on GPUs by others, in short
 
-Every family's program against transformers' own module of the same configuration:
+"""
+
+HEAD = """## Compared with transformers' own code
+
+The tests hold every line of this section against transformers {transformers} and torch {torch}. They compare every family's
+program with transformers' own module of the same configuration:
 
 - **parameters**: names, order and shapes of `named_parameters()` and `named_buffers()` on the meta device, for the default
   configuration and for the odd ones in `tests/families/cases`;
@@ -38,7 +45,7 @@ Every family's program against transformers' own module of the same configuratio
 Each case runs with every attention that transformers offers for the family, without and with recomputation. A 0 is a
 difference of zero bytes in all runs of that case.
 
-## {count} families
+### {count} families
 
 Of the {mapped} model types of transformers' causal language models, {analytic} have a program here ({others} more are
 encoders, encoder-decoders or others). {broken} types cannot be built by transformers from their own default configuration.
@@ -74,6 +81,13 @@ def page() -> str:
     mapped = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     causal = set(FAMILIES) - set(AUTO_CLASSES)
     lines = [
+        *TITLE.splitlines(),
+        *evidence.table().splitlines(),
+        "",
+        *evidence.trainer_section(),
+        *published(),
+        "",
+        *measured.section(),
         HEAD.format(
             **ESTIMATED,
             count=len(FAMILIES),
@@ -87,13 +101,13 @@ def page() -> str:
     ]
     for family in FAMILIES:
         lines += [line(case, i == 0) for i, case in enumerate(step_cases(family))]
-    return "\n".join([*lines, "", *measured.section(), *published()]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def published() -> list[str]:
     """Runs that others have measured, and what is estimated for them."""
     lines = [
-        "## Runs measured elsewhere",
+        "## Megatron and FSDP2: published peaks",
         "",
         "Peak of the allocated memory in GiB, of the rank with most. None of them was measured for memcalc; what their sources",
         "leave open is said in tests/published_runs.py. Megatron-LM's runs on A100s were made with larger cuBLAS workspaces",
@@ -116,7 +130,7 @@ RESERVED = """
 
 What a framework logs as its memory is often what the caching allocator has reserved, of which the allocated bytes are a lower
 bound. An estimate plays all allocations and frees of the first steps, in their order and on their streams, through the
-allocator's default rules (docs/architecture.md, "The allocator"). In GiB, of the rank with most; "without" is the error of
+allocator's default rules ([the allocator](allocator.md)). In GiB, of the rank with most; "without" is the error of
 the allocated bytes alone:
 
 | run | published, reserved | memcalc | error | without |
@@ -202,6 +216,8 @@ def published_volumes() -> list[str]:
     report = memcalc.estimate("llama-7b", gpus=8, zero=3, **options)
     source = "AICB's workload of Llama-7B under ZeRO-3, which keeps nothing and gathers nothing ahead"
     return [
+        "## Published collectives",
+        "",
         "Bytes of the full tensors that one step's collectives are called on.",
         "",
         "| collective | published | memcalc | source |",

@@ -1,5 +1,7 @@
-"""Writes what the documents take from the code: the README's output and counts, docs/options.md and docs/accuracy.md; and
-memcalc/hardware/figures.json from the records in tests/measured.
+"""Writes what the documents take from the code, and memcalc/hardware/figures.json from the records in tests/measured.
+
+docs/options.md, docs/accuracy.md, docs/number.md, docs/formulas.md, docs/json.md and docs/references.md are written whole; in
+the other pages the places that filled.py names.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    exits with 1 if one of them is stale
@@ -7,44 +9,26 @@ python docs/generate.py --check    exits with 1 if one of them is stale
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import accuracy
+import filled
+import formulas
 import measured
+import number
+import references
+import schema
 
-from memcalc.cli.main import COMMANDS, build, main
-from memcalc.families import FAMILIES
+import memcalc
+from memcalc.cli.main import COMMANDS, build
 from memcalc.hardware.figures import FILE, document_of, parsed, using
-from memcalc.inputs.model import model_names
 from memcalc.validate.figures import figures_of
 from memcalc.validate.recording import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def readme() -> str:
-    """README.md with fresh output and counts."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = re.sub(r"(<!-- models -->)\d+(<!-- /models -->)", rf"\g<1>{len(model_names())}\g<2>", text)
-    text = re.sub(r"(<!-- families -->)\d+(<!-- /families -->)", rf"\g<1>{len(FAMILIES)}\g<2>", text)
-    return re.sub(
-        r"(<!-- output of: memcalc (.+?) -->\n```text\n).*?(```\n<!-- end of output -->)",
-        lambda match: match[1] + _output(match[2].split()) + match[3],
-        text,
-        flags=re.DOTALL,
-    )
-
-
-def _output(arguments: list[str]) -> str:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        assert main(arguments) == 0
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
+DOCS = ROOT / "docs"
 
 
 def options() -> str:
@@ -70,18 +54,32 @@ def figures() -> str:
     return json.dumps(document_of(figures_of(cases)), indent=1) + "\n"
 
 
+def whole() -> dict[Path, str]:
+    """The pages that are written whole."""
+    return {
+        DOCS / "options.md": options(),
+        DOCS / "accuracy.md": accuracy.page(),
+        DOCS / "number.md": number.page(),
+        DOCS / "formulas.md": formulas.page(),
+        DOCS / "json.md": schema.page(memcalc.estimate("llama-7b").to_dict()["setup"]),
+        DOCS / "references.md": references.page(),
+    }
+
+
+def documents() -> dict[Path, str]:
+    """Every document with its fresh text."""
+    made = figures()
+    with using(parsed(json.loads(made))):  # the tables of the others are estimates
+        pages = whole()
+        for path in filled.pages(set(pages)):
+            pages[path] = filled.filled(path.read_text(encoding="utf-8"))
+    return {FILE: made, **pages}
+
+
 def run(check: bool) -> int:
     """Write the documents, or say which are stale."""
     stale = 0
-    made = figures()
-    with using(parsed(json.loads(made))):  # the tables of the others are estimates
-        documents = (
-            (FILE, made),
-            (ROOT / "README.md", readme()),
-            (ROOT / "docs" / "options.md", options()),
-            (ROOT / "docs" / "accuracy.md", accuracy.page()),
-        )
-    for path, fresh in documents:
+    for path, fresh in documents().items():
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         if old == fresh:
             continue

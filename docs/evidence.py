@@ -1,0 +1,165 @@
+"""What others have measured on GPUs and published, beside today's estimates: rows for docs/accuracy.md and the READMEs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import memcalc
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path.insert(0, str(TESTS))
+from published_runs import PUBLISHED_RUNS, RESERVED_RUNS, SIMUMAX_RUNS
+
+TRAINER = TESTS / "published_measurements.json"
+
+
+class Compared(NamedTuple):
+    """A run of HF's SFTTrainer that fms-acceleration has published, and its estimate."""
+
+    case: dict[str, Any]
+    report: memcalc.Report
+
+    @property
+    def measured(self) -> bool:
+        return "allocated" in self.case["expect"]
+
+    @property
+    def right(self) -> bool:
+        """Whether the verdict is what happened."""
+        return self.report.fits == self.case["expect"]["fits"]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the run fits without segments that the allocator has to give back."""
+        return self.report.verdict is not None and self.report.verdict.answer == "fits"
+
+    def error(self, name: str) -> float:
+        """The estimate's error against a measured number, as a share of it."""
+        return getattr(self.report, name) / self.case["expect"][name] - 1
+
+
+@cache
+def trainer_runs() -> tuple[Compared, ...]:
+    """Every published run of the Trainer with its estimate."""
+    cases = json.loads(TRAINER.read_text(encoding="utf-8"))
+    return tuple(
+        Compared(case, memcalc.estimate(case["setup"]["model"], **{k: v for k, v in case["setup"].items() if k != "model"}))
+        for case in cases
+    )
+
+
+class Evidence(NamedTuple):
+    """A line of the READMEs: who measured how many runs of what, and how far the estimates are off."""
+
+    who: str
+    where: str
+    number: str
+    errors: tuple[float, ...]
+
+
+@cache
+def evidence() -> tuple[Evidence, ...]:
+    """The lines, without verdicts."""
+    runs = [run for run in trainer_runs() if run.measured]
+    room = [run for run in runs if run.has_room]
+    megatron = [run for run in PUBLISHED_RUNS if run not in SIMUMAX_RUNS]
+    allocated = "`max_memory_allocated`"
+    return (
+        Evidence("fms-acceleration (IBM)", "HF SFTTrainer, 1–2 A100", allocated, _errors(runs, "allocated")),
+        Evidence("fms-acceleration (IBM)", "HF SFTTrainer, 1–2 A100", "nvidia-smi", _errors(room, "device")),
+        Evidence("SimuMax (Moore Threads)", "Megatron, 8 B200", allocated, _published(SIMUMAX_RUNS, "allocated")),
+        Evidence("SimuMax (Moore Threads)", "Megatron, 8 B200", "`max_memory_reserved`", _published(SIMUMAX_RUNS, "reserved")),
+        Evidence("Megatron-LM (NVIDIA)", "Megatron, 8 H100 or A100", allocated, _published(megatron, "allocated")),
+        Evidence("torchtitan (PyTorch)", "FSDP2, 8 and 128 H100", "`max_memory_reserved`", _published(RESERVED_RUNS, "reserved")),
+    )
+
+
+def _errors(runs: Iterable[Compared], name: str) -> tuple[float, ...]:
+    return tuple(run.error(name) for run in runs)
+
+
+def _published(runs: Sequence[Any], name: str) -> tuple[float, ...]:
+    """The errors of runs whose numbers are printed in GiB."""
+    return tuple(getattr(run.estimate(), name) / 2**30 / getattr(run, name) - 1 for run in runs)
+
+
+def largest(errors: Iterable[float]) -> str:
+    """The error that is farthest from zero, in percent."""
+    return f"{100 * max(errors, key=abs):+.2f} %"
+
+
+def median(errors: Iterable[float]) -> str:
+    """The median of the errors' sizes, in percent."""
+    return f"{100 * statistics.median(map(abs, errors)):.2f} %"
+
+
+ENGLISH = {
+    "head": "| measured by | what ran | number | runs | median error | largest error |",
+    "verdicts": "Of the {runs} published runs of the Trainer, {full} ran out of memory. `fits` is right for {right} of {runs}.",
+    "room": "The errors of nvidia-smi are those of the {room} runs that had room; a full GPU gives cached memory back.",
+}
+CHINESE = {
+    "head": "| 测量者 | 运行内容 | 数值 | 次数 | 误差中位数 | 最大误差 |",
+    "verdicts": "Trainer 的 {runs} 次公开运行中有 {full} 次显存不足；`fits` 的结论在 {runs} 次中有 {right} 次正确。",
+    "room": "nvidia-smi 一行只统计显存有余量的 {room} 次运行；显存占满时，分配器会把缓存的段还给驱动。",
+}
+
+
+def table(words: dict[str, str] = ENGLISH) -> str:
+    """The table of evidence with the two sentences under it."""
+    runs = trainer_runs()
+    counts = {
+        "runs": len(runs),
+        "full": sum(not run.case["expect"]["fits"] for run in runs),
+        "right": sum(run.right for run in runs),
+        "room": sum(run.measured and run.has_room for run in runs),
+    }
+    lines = [words["head"], "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {e.who} | {e.where} | {e.number} | {len(e.errors)} | {median(e.errors)} | {largest(e.errors)} |" for e in evidence()
+    ]
+    return "\n".join([*lines, "", words["verdicts"].format(**counts), words["room"].format(**counts)])
+
+
+TRAINER_HEAD = """## HF Trainer on A100s
+
+The project fms-acceleration (foundation-model-stack, by IBM) has published a benchmark of HF's SFTTrainer on one and two A100 80GB:
+packed sequences of 4096 tokens, flash-attn 2, gradient checkpointing, AdamW. Two GPUs are FSDP1 there and are estimated as FSDP2.
+`allocated` is torch.cuda.max_memory_allocated, in bytes; `device` is what nvidia-smi showed. Where the verdict is *tight* the
+GPU was full: the estimate of `device` is what the run would take with room, and the allocator gave cached segments back.
+
+| run | GPUs | batch | precision | allocated, measured | memcalc | error | device, measured | error | verdict |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def trainer_section() -> list[str]:
+    """The runs of HF's Trainer for docs/accuracy.md."""
+    lines = TRAINER_HEAD.splitlines()
+    for run in trainer_runs():
+        if not run.measured:
+            continue
+        setup, expect, verdict = run.case["setup"], run.case["expect"], run.report.verdict
+        numbers = (
+            f"{expect['allocated']:,} | {run.report.allocated:,} | {100 * run.error('allocated'):+.3f} % | "
+            f"{expect['device']:,} | {100 * run.error('device'):+.1f} %"
+        )
+        name = run.case["id"].split("/")[1] + (", amp" if run.case["id"].endswith("/amp") else "")
+        head = f"{name} | {setup['gpus']} | {setup['micro_batch_size']} | {setup['precision']}"
+        lines.append(f"| {head} | {numbers} | {verdict.answer if verdict else ''} |")
+    out = [run for run in trainer_runs() if not run.measured]
+    names = sorted({run.case["id"].split("/")[1] for run in out})
+    refused = sum(run.report.fits is False for run in out)
+    return [
+        *lines,
+        "",
+        f"{len(out)} more runs of the same benchmark, of {' and '.join(names)}, ran out of memory. `fits` is false for {refused}",
+        f"of these {len(out)}. The source of each run is in tests/published_measurements.json.",
+        "",
+    ]

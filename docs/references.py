@@ -1,0 +1,210 @@
+"""docs/references.md: every source that the package and the documents cite, with the version that was read.
+
+Papers are found by their arXiv ids, files of other projects by their suffixes. A file belongs to the project whose pattern it
+matches, or to that of the folder in which it is cited. PAPERS and PROJECTS are written by hand; what cites them is found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})", re.IGNORECASE)
+FILE = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|cu|cuh|cc|h|yaml|toml|md))(?![\w/])")
+GENERATED = {"references.md"}
+
+PAPERS: dict[str, str] = {
+    "1910.02054": "Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+    "2005.14165": "Brown et al., Language Models are Few-Shot Learners (GPT-3)",
+    "2104.04473": "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    "2203.13474": "Nijkamp et al., CodeGen",
+    "2205.01068": "Zhang et al., OPT: Open Pre-trained Transformer Language Models",
+    "2205.05198": "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models",
+    "2302.13971": "Touvron et al., LLaMA: Open and Efficient Foundation Language Models",
+    "2305.13048": "Peng et al., RWKV: Reinventing RNNs for the Transformer Era",
+    "2308.12950": "Rozière et al., Code Llama: Open Foundation Models for Code",
+    "2309.14509": "Jacobs et al., DeepSpeed Ulysses",
+    "2401.02385": "Zhang et al., TinyLlama: An Open-Source Small Language Model",
+    "2401.10241": "Qi et al., Zero Bubble Pipeline Parallelism",
+    "2403.08295": "Gemma Team, Gemma: Open Models Based on Gemini Research and Technology",
+    "2404.14219": "Abdin et al., Phi-3 Technical Report",
+    "2407.21783": "Llama Team, The Llama 3 Herd of Models",
+    "2408.00118": "Gemma Team, Gemma 2: Improving Open Language Models at a Practical Size",
+    "2502.02737": "Allal et al., SmolLM2",
+    "2503.19786": "Gemma Team, Gemma 3 Technical Report",
+    "2508.06471": "GLM-4.5 Team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models",
+    "2508.10925": "OpenAI, gpt-oss-120b & gpt-oss-20b Model Card",
+}
+
+
+class Project(NamedTuple):
+    """A project whose files are cited; `package` names it in pyproject.toml, where the version is pinned."""
+
+    name: str
+    url: str
+    files: str
+    """A regular expression of the paths that are its."""
+    folders: tuple[str, ...] = ()
+    """Where a short name is a file of this project."""
+    package: str = ""
+    version: str = ""
+
+
+PROJECTS = (
+    Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel", r"(src/liger|ops/(rms|swiglu|geglu|rope|fused_lin)|transformers/monkey)",
+            ("memcalc/kernels/liger",), version="0.8.5"),
+    Project("apex", "github.com/NVIDIA/apex", r"csrc/megatron/"),
+    Project("Transformer Engine", "github.com/NVIDIA/TransformerEngine", r"(transformer_engine/|pytorch/|dot_product_attention/(b|u|c))",
+            ("memcalc/megatron/context_parallel", "memcalc/kernels/unfused_attention.py"), "transformer-engine"),
+    Project("DeepSpeed", "github.com/deepspeedai/DeepSpeed",
+            r"(deepspeed/|runtime/|zero/(stage|part|config)|\.\./comm|moe/(utils|ep_)|ops/(adam|triton)|fp16/|stage3|stage_1|"
+            r"partition(ed)?_|parameter_off|parallel_state_sp|utils/z3|module_inject|accelerator/|swiglu_triton|base_optim)",
+            ("memcalc/engines/deepspeed", "memcalc/layout/auto_ep"), "deepspeed"),
+    Project("Megatron-DeepSpeed", "github.com/deepspeedai/Megatron-DeepSpeed", r"(megatron/model/|pretrain_gpt)"),
+    Project("Megatron-LM and Megatron-Core", "github.com/NVIDIA/Megatron-LM",
+            r"(megatron/|core/|tests/functional_tests|tensor_parallel/(map|cross|layers)|mappings|moe_utils|finalize|gpt_model|fused_bias)",
+            ("memcalc/megatron", "memcalc/engines/megatron", "memcalc/setup", "memcalc/kernels/megatron"), "megatron-core"),
+    Project("torchtitan", "github.com/pytorch/torchtitan", r"(torchtitan/|train_configs|train\.py|distributed/(pipeline|activation))",
+            version="0.2.2"),
+    Project("accelerate", "github.com/huggingface/accelerate", r"(big_modeling|accelerator\.py)"),
+    Project("Lightning", "github.com/Lightning-AI/pytorch-lightning", r"(model_parallel|fabric/)"),
+    Project("transformers", "github.com/huggingface/transformers",
+            r"(models/|modeling_|integrations/|transformers/(dist|integr)|masking|loss/|utils/output|trainer|configuration_|activations|"
+            r"quantizers|distributed/(tensor_p|mixin|config|expert|fsdp|utils)|expert_parallel|fsdp\.py)",
+            ("memcalc/families", "memcalc/inputs", "memcalc/validate/experts"), "transformers"),
+    Project("NCCL", "github.com/NVIDIA/nccl", r"(src/graph|tuning\.cc)", version="2.26"),
+    Project("nccl-tests", "github.com/NVIDIA/nccl-tests", r"doc/PERF"),
+    Project("bitsandbytes", "github.com/bitsandbytes-foundation/bitsandbytes", r"bitsandbytes/", package="bitsandbytes"),
+    Project("lion-pytorch", "github.com/lucidrains/lion-pytorch", r"lion_pytorch/", package="lion-pytorch"),
+    Project("PyTorch", "github.com/pytorch/pytorch",
+            r"(torch/|distributed/tensor/|tools/|aten/|native/|c10|csrc/|nn/|functions/|autocast|derivatives|Functions|CUDACaching|Cublas|sdp_utils|Loss|"
+            r"Grouped|input_buffer|_fsdp|_attention|schedules|stage\.py|distributed\.py|distributed/parallel|transformer\.h|tensor\.cpp)",
+            ("memcalc/core", "memcalc/engines/fsdp2", "memcalc/engines/ddp.py", "memcalc/pipelining", "memcalc/device",
+             "memcalc/optimizers", "memcalc/validate", "memcalc/layout"), "torch"),
+)  # fmt: skip
+
+
+class Cited(NamedTuple):
+    """A file of another project, as it is cited, and where."""
+
+    path: str
+    place: Path
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every source file of the package, every document, by its path from the root."""
+    found = [*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    for path in sorted(found):
+        if path.name not in GENERATED:
+            yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
+
+
+@cache
+def own() -> frozenset[str]:
+    """The names of this repository's files, with every part of their folders: `b.py`, `a/b.py`, `memcalc/a/b.py`."""
+    names: set[str] = set()
+    for folder in ("memcalc", "tests", "docs", "benchmarks"):
+        for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.md"), *ROOT.glob("*.md")]:
+            parts = path.relative_to(ROOT).parts
+            names.update("/".join(parts[i:]) for i in range(len(parts)))
+    return frozenset(names)
+
+
+@cache
+def arxiv_ids() -> tuple[str, ...]:
+    """The arXiv ids that the package, its models' files and the documents cite."""
+    specs = (path.read_text(encoding="utf-8") for path in (ROOT / "model_specs").glob("*.json"))
+    found = {name for text in (*(text for _, text in texts()), *specs) for name in ARXIV.findall(text)}
+    return tuple(sorted(found))
+
+
+@cache
+def cited_files() -> tuple[Cited, ...]:
+    """Every citation of a file that is not this repository's."""
+    found = {Cited(name, place) for place, text in texts() for name in FILE.findall(text) if name not in own()}
+    return tuple(sorted(found))
+
+
+def project_of(cited: Cited) -> Project | None:
+    """The project that a file belongs to; None for one that no pattern knows."""
+    for project in PROJECTS:
+        if re.match(project.files, cited.path):
+            return project
+    place = cited.place.as_posix()
+    return next((project for project in PROJECTS if place.startswith(project.folders or ("-",))), None)
+
+
+def version_of(project: Project) -> str:
+    """The version that was read: pinned in pyproject.toml, or as written here; '' where none is said."""
+    if not project.package:
+        return project.version
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    pins = dict(entry.split("==") for extra in extras.values() for entry in extra if "==" in entry)
+    return pins[project.package]
+
+
+def files_of(project: Project) -> list[str]:
+    """The project's files that are cited, by their longest names."""
+    names = {cited.path for cited in cited_files() if project_of(cited) is project}
+    return sorted(name for name in names if not any(other.endswith("/" + name) for other in names))
+
+
+HEAD = """# Sources
+
+Written by `docs/generate.py`. Every paper, file, model card and data sheet that memcalc, its models and its documents cite. A row
+of a report names its source in the same words (`memcalc estimate … --rows`, `source` in JSON).
+
+## Papers
+
+| arXiv | paper |
+|---|---|
+"""
+
+
+def page() -> str:
+    """The text of docs/references.md."""
+    lines = [*HEAD.splitlines(), *(f"| [{name}](https://arxiv.org/abs/{name}) | {PAPERS[name]} |" for name in arxiv_ids())]
+    lines += ["", "## Files of other projects", "", "Files are named as in the sources that cite them, by the end of their paths.", ""]
+    for project in PROJECTS:
+        version = version_of(project)
+        lines += [f"### {project.name}{' ' + version if version else ''}", "", f"<https://{project.url}>", ""]
+        lines += [*_folded(files_of(project)), ""]
+    lines += ["## Parameter counts of the bundled models", "", "| model | source |", "|---|---|", *_models(), ""]
+    lines += ["## GPUs", "", "`memcalc gpus NAME` prints each number with its source.", "", "| GPU | sources |", "|---|---|", *_gpus()]
+    return "\n".join(lines) + "\n"
+
+
+def _folded(files: list[str]) -> Iterator[str]:
+    """A line for each folder: transformers has two files of every model."""
+    folders: dict[str, list[str]] = {}
+    for name in files:
+        folder, _, file = name.rpartition("/")
+        folders.setdefault(folder, []).append(file)
+    yield from (f"- {f'`{folder}/`: ' if folder else ''}{', '.join(f'`{name}`' for name in names)}" for folder, names in folders.items())
+
+
+def _models() -> Iterator[str]:
+    for path in sorted((ROOT / "model_specs").glob("*.json")):
+        source = json.loads(path.read_text(encoding="utf-8")).get("published", {}).get("source")
+        if source:
+            yield f"| {path.stem} | {source} |"
+
+
+def _gpus() -> Iterator[str]:
+    for path in sorted((ROOT / "memcalc" / "hardware" / "gpus").glob("*.json")):
+        yield f"| {path.stem} | {'; '.join(dict.fromkeys(_sources(json.loads(path.read_text(encoding='utf-8')))))} |"
+
+
+def _sources(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if key == "source":
+                yield str(part)
+            else:
+                yield from _sources(part)

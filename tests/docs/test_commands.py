@@ -1,0 +1,74 @@
+"""Every command that the READMEs and the documents show runs, without a network, a GPU or files of the reader's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from command import LLAMA, here
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FENCE = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+NOT_RUN = {
+    ("validate",): "runs torch for ten seconds to minutes: tests/validate has its own cases",
+}
+"""How the arguments of a command begin that is shown and not run, and why."""
+
+
+def pages() -> list[Path]:
+    return [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands(text: str) -> list[str]:
+    """The lines of fenced sh blocks that start with memcalc."""
+    lines = [line.strip() for block in FENCE.findall(text) for line in block.splitlines()]
+    return [line for line in lines if re.match(r"memcalc\s", line)]
+
+
+def arguments(command: str) -> tuple[str, ...]:
+    """The words after memcalc, without a comment."""
+    return tuple(shlex.split(command, comments=True)[1:])
+
+
+def is_run(words: tuple[str, ...]) -> bool:
+    return not any(words[: len(start)] == start for start in NOT_RUN)
+
+
+BY_PAGE = {path.relative_to(ROOT).as_posix(): commands(path.read_text(encoding="utf-8")) for path in pages()}
+
+
+def test_a_command_is_found_with_its_arguments() -> None:
+    text = "memcalc no\n```sh\npip install . && memcalc x\nmemcalc estimate -m 'a b'  # why\n```\n```text\nmemcalc no\n```\n"
+    assert [arguments(line) for line in commands(text)] == [("estimate", "-m", "a b")]
+
+
+@pytest.mark.parametrize("page", [page for page, found in BY_PAGE.items() if found])
+def test_every_command_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that has what the commands read: a config.json."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    for words in dict.fromkeys(arguments(line) for line in BY_PAGE[page]):
+        if is_run(words):
+            ran = here(capsys, *words)
+            fails = ran.status == 1 and "--check" in words
+            assert ran.status == 0 or fails, f"{page}: memcalc {shlex.join(words)}: {ran.stderr}"
+            assert ran.stderr == "", f"{page}: memcalc {shlex.join(words)}: {ran.stderr}"
+
+
+def test_what_is_not_run_is_shown_somewhere() -> None:
+    shown = {arguments(line)[0] for found in BY_PAGE.values() for line in found}
+    assert {start[0] for start in NOT_RUN} <= shown
+
+
+def test_the_readme_shows_the_five_tasks() -> None:
+    readme = BY_PAGE["README.md"]
+    assert len(readme) >= 5
+    with contextlib.suppress(KeyError):
+        assert [arguments(line) for line in BY_PAGE["README.zh.md"]] == [arguments(line) for line in readme]
