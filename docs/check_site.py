@@ -1,4 +1,4 @@
-"""python docs/check_site.py SITE: exits with 1 if a page of the built site loads anything from another host when it is opened."""
+"""python docs/check_site.py SITE: exits with 1 if a page of the built site loads anything from another host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Loads(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note a tag whose target is another host."""
         given = dict(attrs)
-        target = given.get(LOADS.get(tag, ""), None) or ""
+        target = given.get(LOADS.get(tag, "")) or ""
         if target.startswith(("http:", "https:", "//")) and given.get("rel") not in HARMLESS:
             self.outside.append(target)
 

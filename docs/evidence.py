@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import memcalc
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from published_runs import PUBLISHED_RUNS, RESERVED_RUNS, SIMUMAX_RUNS
 
-TRAINER = TESTS / "published_measurements.json"
+TRAINER = Path(__file__).resolve().parent.parent / "tests" / "published_measurements.json"
 
 
 class Compared(NamedTuple):
@@ -49,7 +48,9 @@ def trainer_runs() -> tuple[Compared, ...]:
     """Every published run of the Trainer with its estimate."""
     cases = json.loads(TRAINER.read_text(encoding="utf-8"))
     return tuple(
-        Compared(case, memcalc.estimate(case["setup"]["model"], **{k: v for k, v in case["setup"].items() if k != "model"}))
+        Compared(
+            case, memcalc.estimate(case["setup"]["model"], **{k: v for k, v in case["setup"].items() if k != "model"})
+        )
         for case in cases
     )
 
@@ -74,9 +75,16 @@ def evidence() -> tuple[Evidence, ...]:
         Evidence("fms-acceleration (IBM)", "HF SFTTrainer, 1–2 A100", allocated, _errors(runs, "allocated")),
         Evidence("fms-acceleration (IBM)", "HF SFTTrainer, 1–2 A100", "nvidia-smi", _errors(room, "device")),
         Evidence("SimuMax (Moore Threads)", "Megatron, 8 B200", allocated, _published(SIMUMAX_RUNS, "allocated")),
-        Evidence("SimuMax (Moore Threads)", "Megatron, 8 B200", "`max_memory_reserved`", _published(SIMUMAX_RUNS, "reserved")),
+        Evidence(
+            "SimuMax (Moore Threads)", "Megatron, 8 B200", "`max_memory_reserved`", _published(SIMUMAX_RUNS, "reserved")
+        ),
         Evidence("Megatron-LM (NVIDIA)", "Megatron, 8 H100 or A100", allocated, _published(megatron, "allocated")),
-        Evidence("torchtitan (PyTorch)", "FSDP2, 8 and 128 H100", "`max_memory_reserved`", _published(RESERVED_RUNS, "reserved")),
+        Evidence(
+            "torchtitan (PyTorch)",
+            "FSDP2, 8 and 128 H100",
+            "`max_memory_reserved`",
+            _published(RESERVED_RUNS, "reserved"),
+        ),
     )
 
 
@@ -122,15 +130,17 @@ def table(words: dict[str, str] = ENGLISH) -> str:
     }
     lines = [words["head"], "|---|---|---|---|---|---|"]
     lines += [
-        f"| {e.who} | {e.where} | {e.number} | {len(e.errors)} | {median(e.errors)} | {largest(e.errors)} |" for e in evidence()
+        f"| {e.who} | {e.where} | {e.number} | {len(e.errors)} | {median(e.errors)} | {largest(e.errors)} |"
+        for e in evidence()
     ]
     return "\n".join([*lines, "", words["verdicts"].format(**counts), words["room"].format(**counts)])
 
 
 TRAINER_HEAD = """## HF Trainer on A100s
 
-The project fms-acceleration (foundation-model-stack, by IBM) has published a benchmark of HF's SFTTrainer on one and two A100 80GB:
-packed sequences of 4096 tokens, flash-attn 2, gradient checkpointing, AdamW. Two GPUs are FSDP1 there and are estimated as FSDP2.
+The project fms-acceleration (foundation-model-stack, by IBM) has published a benchmark of HF's SFTTrainer on one and two A100
+80GB: packed sequences of 4096 tokens, flash-attn 2, gradient checkpointing, AdamW. Two GPUs are FSDP1 there and are estimated as
+FSDP2.
 `allocated` is torch.cuda.max_memory_allocated, in bytes; `device` is what nvidia-smi showed. Where the verdict is *tight* the
 GPU was full: the estimate of `device` is what the run would take with room, and the allocator gave cached segments back.
 
@@ -159,7 +169,7 @@ def trainer_section() -> list[str]:
     return [
         *lines,
         "",
-        f"{len(out)} more runs of the same benchmark, of {' and '.join(names)}, ran out of memory. `fits` is false for {refused}",
-        f"of these {len(out)}. The source of each run is in tests/published_measurements.json.",
+        f"{len(out)} more runs of the same benchmark, of {' and '.join(names)}, ran out of memory.",
+        f"`fits` is false for {refused} of these {len(out)}. The source of each run is in tests/published_measurements.json.",
         "",
     ]

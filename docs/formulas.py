@@ -66,15 +66,15 @@ CHAPTERS = (
     ),
     Chapter(
         "Megatron: experts over ranks", "-m mixtral-8x7b --gpus 8 --ep 8", "mixtral-8x7b", {"gpus": 8, "ep": 8},
-        ("parameters", "saved_activations"), "Each rank has one expert of a layer, and receives the tokens that are routed to it.",
+        ("parameters", "saved_activations"), "Each rank has one expert of a layer, and receives its tokens.",
     ),
 )  # fmt: skip
 
 HEAD = """# Formula book
 
 Written by `docs/generate.py` from reports. Each section is one setup and lists the rows of its report that are larger than a
-thousandth of the largest one. A formula is written in [named dims](legend.md), then with the numbers. `memcalc estimate … --rows`
-prints all rows of any setup. The basis of a row is explained in the [glossary](glossary.md#basis-of-a-row).
+thousandth of the largest one. A formula is written in [named dims](legend.md), then with the numbers.
+`memcalc estimate … --rows` prints all rows of any setup. The [glossary](glossary.md#basis-of-a-row) explains the basis of a row.
 """
 
 
@@ -85,20 +85,36 @@ def page() -> str:
 
 def _lines(chapter: Chapter) -> Iterator[str]:
     report = memcalc.estimate(chapter.model, **chapter.options)
-    yield from ("", f"## {chapter.title}", "", chapter.why, "", "```sh", f"memcalc estimate {chapter.command} --rows", "```", "")
+    yield from (
+        "",
+        f"## {chapter.title}",
+        "",
+        chapter.why,
+        "",
+        "```sh",
+        f"memcalc estimate {chapter.command} --rows",
+        "```",
+        "",
+    )
     shown = [item for item in report.items if item.component in chapter.shows]
     yield from ("| component | row | formula | bytes | basis |", "|---|---|---|---|---|")
     for item in _large(shown):
         name = item.component.replace("_", " ")
         yield f"| {name} | `{item.name}` | {item.formula} | {item.nbytes:,} | {item.basis} |"
     if report.collectives:
-        yield from ("", "| axis | collective | what | formula of the payload | payload | wire | basis |", "|---|---|---|---|---|---|---|")
+        yield from (
+            "",
+            "| axis | collective | what | formula of the payload | payload | wire | basis |",
+            "|---|---|---|---|---|---|---|",
+        )
         for c in report.collectives:
             head = f"{c.axis} | {c.collective}, {c.phase} | {c.name}"
             yield f"| {head} | {c.formula} | {c.payload:,} | {c.wire:,} | {c.basis} |"
     yield ""
     sources = dict.fromkeys([item.source for item in _large(shown)] + [c.source for c in report.collectives])
-    yield from textwrap.wrap(f"Sources: {' · '.join(source for source in sources if source)}.", 120, break_on_hyphens=False)
+    yield from textwrap.wrap(
+        f"Sources: {' · '.join(source for source in sources if source)}.", 120, break_on_hyphens=False
+    )
 
 
 def _large(items: Iterable[Any]) -> list[Any]:

@@ -12,11 +12,13 @@ from memcalc.validate.versions import others
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "measured"
 
-HEAD = """## Runs on a GPU
+HEAD = """## Runs recorded with memcalc
 
 `memcalc validate --backend cuda` runs what was estimated. Records of it are in tests/measured, and the tests compare today's
-predictions with every recorded row. A row may be off by at most: {stated}; calls and
-payload of a collective 0%.
+estimates with every recorded row. A row may be off by at most:
+
+{stated}
+- calls and payload of a collective 0%
 """
 
 OWED = """No run is recorded yet: the rows of a GPU are owed, and the bounds are goals. One command makes them:
@@ -31,7 +33,7 @@ def section(folder: Path = FOLDER) -> list[str]:
     bounds: dict[float, list[str]] = {}
     for name, bound in STATED.items():
         bounds.setdefault(bound, []).append(name)
-    stated = "; ".join(f"{', '.join(names)} {100 * bound:g}%" for bound, names in bounds.items())
+    stated = "\n".join(f"- {', '.join(names)} {100 * bound:g}%" for bound, names in bounds.items())
     lines = HEAD.format(stated=stated).splitlines()
     if not records(folder):
         return [*lines, "", *OWED.splitlines(), ""]

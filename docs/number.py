@@ -166,7 +166,8 @@ def page() -> str:
             for name, size in at_peak.items()
         ),
         overheads="\n".join(
-            f"| {item.component}: {item.name} | {item.nbytes:,} | {item.basis} | {item.source} |" for item in report.overheads
+            f"| {item.component}: {item.name} | {item.nbytes:,} | {item.basis} | {item.source} |"
+            for item in report.overheads
         ),
         **{name: memory[name] for name in ("peak", "allocated", "reserved", "device")},
     )

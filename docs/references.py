@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +18,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})", re.IGNORECASE)
 FILE = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|cu|cuh|cc|h|yaml|toml|md))(?![\w/])")
+EXAMPLE = re.compile(r"(^|/)[A-Z_]{4,}\.py$")
+"""A name that stands for a file which a reader adds."""
 GENERATED = {"references.md"}
 
 PAPERS: dict[str, str] = {
@@ -57,10 +60,12 @@ class Project(NamedTuple):
 
 
 PROJECTS = (
-    Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel", r"(src/liger|ops/(rms|swiglu|geglu|rope|fused_lin)|transformers/monkey)",
+    Project("Liger-Kernel", "github.com/linkedin/Liger-Kernel",
+            r"(src/liger|ops/(rms|swiglu|geglu|rope|fused_lin)|transformers/monkey)",
             ("memcalc/kernels/liger",), version="0.8.5"),
     Project("apex", "github.com/NVIDIA/apex", r"csrc/megatron/"),
-    Project("Transformer Engine", "github.com/NVIDIA/TransformerEngine", r"(transformer_engine/|pytorch/|dot_product_attention/(b|u|c))",
+    Project("Transformer Engine", "github.com/NVIDIA/TransformerEngine",
+            r"(transformer_engine/|pytorch/|dot_product_attention/(b|u|c))",
             ("memcalc/megatron/context_parallel", "memcalc/kernels/unfused_attention.py"), "transformer-engine"),
     Project("DeepSpeed", "github.com/deepspeedai/DeepSpeed",
             r"(deepspeed/|runtime/|zero/(stage|part|config)|\.\./comm|moe/(utils|ep_)|ops/(adam|triton)|fp16/|stage3|stage_1|"
@@ -70,7 +75,8 @@ PROJECTS = (
     Project("Megatron-LM and Megatron-Core", "github.com/NVIDIA/Megatron-LM",
             r"(megatron/|core/|tests/functional_tests|tensor_parallel/(map|cross|layers)|mappings|moe_utils|finalize|gpt_model|fused_bias)",
             ("memcalc/megatron", "memcalc/engines/megatron", "memcalc/setup", "memcalc/kernels/megatron"), "megatron-core"),
-    Project("torchtitan", "github.com/pytorch/torchtitan", r"(torchtitan/|train_configs|train\.py|distributed/(pipeline|activation))",
+    Project("torchtitan", "github.com/pytorch/torchtitan",
+            r"(torchtitan/|benchmarks/llama3|train_configs|train\.py|distributed/(pipeline|activation))",
             version="0.2.2"),
     Project("accelerate", "github.com/huggingface/accelerate", r"(big_modeling|accelerator\.py)"),
     Project("Lightning", "github.com/Lightning-AI/pytorch-lightning", r"(model_parallel|fabric/)"),
@@ -127,7 +133,12 @@ def arxiv_ids() -> tuple[str, ...]:
 @cache
 def cited_files() -> tuple[Cited, ...]:
     """Every citation of a file that is not this repository's."""
-    found = {Cited(name, place) for place, text in texts() for name in FILE.findall(text) if name not in own()}
+    found = {
+        Cited(name, place)
+        for place, text in texts()
+        for name in FILE.findall(text)
+        if name not in own() and not EXAMPLE.search(name)
+    }
     return tuple(sorted(found))
 
 
@@ -157,8 +168,8 @@ def files_of(project: Project) -> list[str]:
 
 HEAD = """# Sources
 
-Written by `docs/generate.py`. Every paper, file, model card and data sheet that memcalc, its models and its documents cite. A row
-of a report names its source in the same words (`memcalc estimate … --rows`, `source` in JSON).
+Written by `docs/generate.py`. Every paper, file, model card and data sheet that memcalc, its models and its documents cite. A
+row of a report names its source in the same words (`memcalc estimate … --rows`, `source` in JSON).
 
 ## Papers
 
@@ -169,14 +180,31 @@ of a report names its source in the same words (`memcalc estimate … --rows`, `
 
 def page() -> str:
     """The text of docs/references.md."""
-    lines = [*HEAD.splitlines(), *(f"| [{name}](https://arxiv.org/abs/{name}) | {PAPERS[name]} |" for name in arxiv_ids())]
-    lines += ["", "## Files of other projects", "", "Files are named as in the sources that cite them, by the end of their paths.", ""]
+    lines = [
+        *HEAD.splitlines(),
+        *(f"| [{name}](https://arxiv.org/abs/{name}) | {PAPERS[name]} |" for name in arxiv_ids()),
+    ]
+    lines += [
+        "",
+        "## Files of other projects",
+        "",
+        "Files are named as in the sources that cite them, by the end of their paths.",
+        "",
+    ]
     for project in PROJECTS:
         version = version_of(project)
         lines += [f"### {project.name}{' ' + version if version else ''}", "", f"<https://{project.url}>", ""]
         lines += [*_folded(files_of(project)), ""]
     lines += ["## Parameter counts of the bundled models", "", "| model | source |", "|---|---|", *_models(), ""]
-    lines += ["## GPUs", "", "`memcalc gpus NAME` prints each number with its source.", "", "| GPU | sources |", "|---|---|", *_gpus()]
+    lines += [
+        "## GPUs",
+        "",
+        "`memcalc gpus NAME` prints each number with its source.",
+        "",
+        "| GPU | sources |",
+        "|---|---|",
+        *_gpus(),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -186,7 +214,9 @@ def _folded(files: list[str]) -> Iterator[str]:
     for name in files:
         folder, _, file = name.rpartition("/")
         folders.setdefault(folder, []).append(file)
-    yield from (f"- {f'`{folder}/`: ' if folder else ''}{', '.join(f'`{name}`' for name in names)}" for folder, names in folders.items())
+    for folder, names in folders.items():
+        line = f"- {f'`{folder}/`: ' if folder else ''}{', '.join(f'`{name}`' for name in names)}"
+        yield from textwrap.wrap(line, 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _models() -> Iterator[str]:

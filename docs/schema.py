@@ -164,7 +164,8 @@ SECTIONS: dict[str, dict[str, str]] = {
     "advice and notes": {
         "advice": "changes of the setup that help, best first; empty without a verdict or with enough room",
         **_under("advice[]", {
-            "flags": "the options of the command line", "fits": "whether it then fits", "answer": "the answer then, as `fit.answer`",
+            "flags": "the options of the command line", "fits": "whether it then fits",
+            "answer": "the answer then, as `fit.answer`",
             "gives_back": "whether the allocator then has to give cached segments back",
             "device": "what nvidia-smi would then show", "headroom": "bytes to spare then", "peak": "the peak then",
             "saves": "bytes that it saves", "costs": "what it costs, in words",

@@ -1,0 +1,61 @@
+"""docs/json.md has every key of a real document, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schema
+
+import memcalc
+
+SETUPS: list[tuple[Any, dict[str, Any]]] = [
+    ("llama-7b", {}),
+    ("llama-7b", {"gpus": 8, "zero": 3, "gpu": "a100-80gb"}),
+    ("llama-7b", {"gpus": 8, "gpu": "rtx4090"}),
+    ("llama-2-70b", {"gpus": 64, "tp": 8, "pp": 4, "gpu": "h100-80gb"}),
+    ("llama-7b", {"gpus": 8, "cp": 2, "engine": "fsdp2"}),
+]
+
+
+def paths(value: Any, path: str = "") -> Iterator[str]:
+    """The keys of a document with those around them; `[]` is each element of a list."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            name = f"{path}.{key}" if path else key
+            yield name
+            yield from paths(part, name)
+    elif isinstance(value, list):
+        for part in value:
+            yield from paths(part, f"{path}[]")
+
+
+DOCUMENTS = [memcalc.estimate(model, **options).to_dict() for model, options in SETUPS]
+DOCUMENTS.append(memcalc.estimate(params="7B", gpus=8, zero=2, gpu="h100-80gb").to_dict())
+REAL = {path for document in DOCUMENTS for path in paths(document)}
+
+
+def test_paths() -> None:
+    assert list(paths({"a": [{"b": 1}, {"b": {}}], "c": None})) == ["a", "a[].b", "a[].b", "c"]
+
+
+def test_every_key_is_described() -> None:
+    described = {*schema.described(), *schema.setup_keys()}
+    assert {path for path in REAL if path not in described and path != "setup"} == set()
+
+
+def test_every_described_key_is_there() -> None:
+    assert set(schema.described()) - REAL == set()
+
+
+@pytest.mark.parametrize("key", ["memory.phases", "memory.at_peak", "fit"])
+def test_a_key_that_is_not_described_is_missed(key: str) -> None:
+    assert key in REAL and key in schema.described()
+    assert f"{key}.new" not in schema.described()
+
+
+def test_the_page_lists_every_key_once() -> None:
+    page = schema.page(DOCUMENTS[0]["setup"])
+    for path in REAL - {"setup"}:
+        assert page.count(f"| `{path}` |") == 1, path
