@@ -41,6 +41,8 @@ def values() -> dict[str, str]:
         "gpus": str(len(all_gpus())),
         "transformers": ESTIMATED["transformers"],
         "torch": ESTIMATED["torch"],
+        "megatron types": str(sum(FAMILIES[name].support.architecture is not None for name in FAMILIES)),
+        "ulysses types": str(sum(FAMILIES[name].support.ulysses for name in FAMILIES)),
         **{name: f"{count:,}" for name, count in run_of_readme().items()},
         "evidence": f"\n{evidence.table()}\n",
         "evidence zh": f"\n{evidence.table(evidence.CHINESE)}\n",

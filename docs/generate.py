@@ -1,7 +1,7 @@
 """Writes what the documents take from the code, and memcalc/hardware/figures.json from the records in tests/measured.
 
-docs/options.md, docs/accuracy.md, docs/number.md, docs/formulas.md, docs/json.md and docs/references.md are written whole; in
-the other pages the places that filled.py names.
+docs/options.md, accuracy.md, families.md, number.md, formulas.md, json.md and references.md are written whole; in the other
+pages the places that filled.py names.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    exits with 1 if one of them is stale
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import accuracy
+import families
 import filled
 import formulas
 import measured
@@ -60,6 +61,7 @@ def whole() -> dict[Path, str]:
         DOCS / "options.md": options(),
         DOCS / "accuracy.md": accuracy.page(),
         DOCS / "number.md": number.page(),
+        DOCS / "families.md": families.page(),
         DOCS / "formulas.md": formulas.page(),
         DOCS / "json.md": schema.page(memcalc.estimate("llama-7b").to_dict()["setup"]),
         DOCS / "references.md": references.page(),
