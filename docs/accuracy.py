@@ -128,8 +128,8 @@ def published() -> list[str]:
 RESERVED = """
 ### Reserved memory
 
-What a framework logs as its memory is often what the caching allocator has reserved, of which the allocated bytes are a lower
-bound. An estimate plays all allocations and frees of the first steps, in their order and on their streams, through the
+What a framework logs as its memory is often what the caching allocator has reserved. The allocated bytes are a lower bound of
+it. An estimate plays all allocations and frees of the first steps, in their order and on their streams, through the
 allocator's default rules ([the allocator](allocator.md)). In GiB, of the rank with most; "without" is the error of
 the allocated bytes alone:
 
