@@ -114,8 +114,8 @@ ENGLISH = {
 }
 CHINESE = {
     "head": "| 测量者 | 运行内容 | 数值 | 次数 | 误差中位数 | 最大误差 |",
-    "verdicts": "Trainer 的 {runs} 次公开运行中有 {full} 次显存不足；`fits` 的结论在 {runs} 次中有 {right} 次正确。",
-    "room": "nvidia-smi 一行只统计显存有余量的 {room} 次运行；显存占满时，分配器会把缓存的段还给驱动。",
+    "verdicts": "Trainer 的 {runs} 次公开运行中，有 {full} 次显存不足；`fits` 在 {runs} 次中有 {right} 次正确。",
+    "room": "nvidia-smi 一行只统计显存有余量的 {room} 次运行；显存占满时，分配器会归还缓存的显存段。",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def prose(text: str) -> Iterator[str]:
             yield line
 
 
+def columns(line: str) -> int:
+    """The width of a line; a Chinese character is two columns wide."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
+
+
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as Python-Markdown and GitHub make them of words, digits and hyphens."""
     headings = [line.lstrip("#").strip().lower() for line in prose(text) if line.startswith("#")]
@@ -36,7 +42,7 @@ def anchors(text: str) -> set[str]:
 
 @each
 def test_lines_of_prose_are_not_wider_than_a_screen(page: Path) -> None:
-    wide = [line for line in prose(page.read_text(encoding="utf-8")) if len(line) > WIDEST]
+    wide = [line for line in prose(page.read_text(encoding="utf-8")) if columns(line) > WIDEST]
     assert not wide
 
 
