@@ -23,12 +23,19 @@ EXAMPLE = re.compile(r"(^|/)[A-Z_]{4,}\.py$")
 GENERATED = {"references.md"}
 
 PAPERS: dict[str, str] = {
+    "1804.04235": "Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
+    "1811.06965": "Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+    "1909.08053": "Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
     "1910.02054": "Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+    "2001.08361": "Kaplan et al., Scaling Laws for Neural Language Models",
     "2005.14165": "Brown et al., Language Models are Few-Shot Learners (GPT-3)",
+    "2006.16668": "Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding",
     "2104.04473": "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    "2110.02861": "Dettmers et al., 8-bit Optimizers via Block-wise Quantization",
     "2203.13474": "Nijkamp et al., CodeGen",
     "2205.01068": "Zhang et al., OPT: Open Pre-trained Transformer Language Models",
     "2205.05198": "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models",
+    "2205.14135": "Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness",
     "2302.13971": "Touvron et al., LLaMA: Open and Efficient Foundation Language Models",
     "2305.13048": "Peng et al., RWKV: Reinventing RNNs for the Transformer Era",
     "2308.12950": "Rozière et al., Code Llama: Open Foundation Models for Code",
@@ -43,6 +50,7 @@ PAPERS: dict[str, str] = {
     "2503.19786": "Gemma Team, Gemma 3 Technical Report",
     "2508.06471": "GLM-4.5 Team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models",
     "2508.10925": "OpenAI, gpt-oss-120b & gpt-oss-20b Model Card",
+    "2401.04088": "Jiang et al., Mixtral of Experts",
 }
 
 
