@@ -1,1 +1,1 @@
-"""From live tensors to what tools show of a GPU: the caching allocator's rules, a process played through them, the verdict."""
+"""From live tensors to what tools show of a GPU: the caching allocator, a run played through it, and the verdict."""

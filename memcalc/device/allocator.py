@@ -1,13 +1,18 @@
 """torch's caching allocator for CUDA: what it reserves for a sequence of allocations and frees.
 
-Source: c10/cuda/CUDACachingAllocator.cpp, sizes from c10/core/AllocatorConfig.h. A request is rounded up to 512 bytes. Free
-blocks belong to a stream and to the pool of small ones (up to 1 MiB) or of large ones; the smallest that fits is taken, the
-lowest of equal ones, and what remains of it is split off: of a small one from 512 bytes up, of a large one above 1 MiB. If
-none fits, a segment is reserved: 2 MiB for small ones, 20 MiB for less than 10 MiB, else the request rounded up to 2 MiB.
-Free neighbours in a segment become one. Segments are given back where nothing else helps: when the device has no room for
-another one, all that are free as a whole go (release_cached_blocks), and it is tried once more.
+Source: c10/cuda/CUDACachingAllocator.cpp; sizes from c10/core/AllocatorConfig.h. The rules:
 
-With `expandable_segments:True`: memcalc/device/expandable.py.
+- A request is rounded up to 512 bytes.
+- Every stream has two pools of free blocks: one for small requests (up to 1 MiB), one for large requests.
+- A request takes the smallest free block that fits; among equal sizes, the block at the lowest address.
+- The rest of that block is split off if it has at least 512 bytes (small pool) or more than 1 MiB (large pool).
+- If no free block fits, a segment is reserved: 2 MiB for a small request, 20 MiB for one below 10 MiB, else the request
+  rounded up to 2 MiB.
+- Adjacent free blocks of a segment are merged.
+- If the device has no room for a new segment, all segments without a block in use are given back to the device
+  (release_cached_blocks), and the allocator asks once more.
+
+memcalc/device/expandable.py has the rules with `expandable_segments:True`.
 
 Not modelled, as they are off by default: `max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`.
 """
@@ -21,35 +26,35 @@ from memcalc.units import MIB
 
 BLOCK: Final = 512
 SMALL: Final = MIB
-"""The largest request of the small pool."""
+"""The largest request of the small pool, in bytes."""
 SMALL_SEGMENT: Final = 2 * MIB
 LARGE_SEGMENT: Final = 20 * MIB
 OWN_SEGMENT: Final = 10 * MIB
-"""From here on a request has a segment of its own size."""
+"""The smallest request, in bytes, that gets a segment of its own size."""
 ROUNDING: Final = 2 * MIB
 
 
 class OutOfMemory(Exception):
-    """No room for another segment, whatever is given back."""
+    """The error that the device has no room for another segment, even after cached segments were given back."""
 
 
 class Pool:
-    """Blocks of one size class that one stream can take. `free` has those that are free, by size and address."""
+    """The free blocks of one stream and one size class. `free` is sorted by size, then by address."""
 
     __slots__ = ("free", "page", "split_from", "stream", "unmapped")
 
     def __init__(self, stream: str, *, small: bool, split_from: int) -> None:
         self.stream = stream
         self.split_from = split_from
-        """The least of a block that is split off when the rest of it is taken."""
+        """The smallest remainder of a block, in bytes, that is split off when a request takes the block."""
         self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
         self.free: list[tuple[int, int, Block]] = []
         self.unmapped: list[Block] = []
-        """Addresses of an expandable segment that have no memory, the lowest first."""
+        """Address ranges of an expandable segment without memory, the lowest first."""
 
 
 class Block:
-    """A part of a segment, between its neighbours."""
+    """A part of a segment. `before` and `after` are its neighbours in the segment."""
 
     __slots__ = ("address", "after", "before", "free", "pool", "size")
 
@@ -63,29 +68,30 @@ class Block:
 
 
 def rounded(nbytes: int) -> int:
-    """A request as the allocator counts it."""
+    """Return the size in bytes that the allocator counts for a request: rounded up to 512."""
     return max(BLOCK, -(-nbytes // BLOCK) * BLOCK)
 
 
 def segment_size(size: int) -> int:
-    """The segment that is reserved for a request of `size` bytes for which no free block is large enough."""
+    """Return the size of the segment that is reserved for a request of `size` bytes if no free block fits."""
     if size <= SMALL:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUNDING) * ROUNDING
 
 
 class CachingAllocator:
-    """The allocator of one device. `limit` are the bytes that it may reserve; None: any number.
+    """The allocator of one device. It may reserve up to `limit` bytes; None means no limit.
 
-    `reserved` and `allocated` are what torch.cuda.memory_reserved and memory_allocated count, `most_reserved` and
-    `most_allocated` the highest of them so far. `retries` counts how often segments had to be given back.
+    `reserved` and `allocated` are the numbers of torch.cuda.memory_reserved and memory_allocated, in bytes. `most_reserved`
+    and `most_allocated` are their maxima so far. `retries` counts how often cached segments were given back because the
+    device was full.
     """
 
     __slots__ = (
         "_pools", "_top", "allocated", "limit", "most_allocated", "most_reserved", "reserved", "retries",
     )  # fmt: skip
     split_from = SMALL + 1
-    """Of large blocks; see Pool."""
+    """`Pool.split_from` of the large pool."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -94,7 +100,7 @@ class CachingAllocator:
         self._top = 0
 
     def allocate(self, nbytes: int, stream: str) -> Block:
-        """A block of at least `nbytes`. OutOfMemory where the limit leaves no room for it."""
+        """Return a block of at least `nbytes` bytes. Raise OutOfMemory if the limit leaves no room for a block."""
         size = (nbytes + BLOCK - 1) // BLOCK * BLOCK or BLOCK
         pools = self._pools.get(stream) or self._pools_of(stream)
         pool = pools[size > SMALL]
@@ -117,18 +123,18 @@ class CachingAllocator:
         return block
 
     def release(self, block: Block) -> None:
-        """Free a block."""
+        """Free a block: it stays reserved."""
         self.allocated -= block.size
         self._put(block)
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache: what is free as a whole goes back to the device."""
+        """Give segments without a block in use back to the device, as torch.cuda.empty_cache does."""
         self.reserved -= self._give_back()
 
     def layout(self) -> list[tuple[str, list[tuple[int, int, bool]]]]:
-        """Of every free block its size, which in the order of addresses it is, and whether it is a whole segment.
+        """Return each pool's stream and free blocks: size in bytes, position by address, and True for a whole segment.
 
-        As long as what is allocated now stays, the allocator's answers depend on nothing else.
+        While the blocks that are allocated now stay allocated, the allocator's answers depend on nothing else.
         """
         return [(stream, self._layout(pool)) for stream, pools in sorted(self._pools.items()) for pool in pools]
 
@@ -137,14 +143,14 @@ class CachingAllocator:
         self._pools[stream] = small, large
         return small, large
 
-    # --- the ways in which expandable segments differ
+    # --- replaced by expandable segments
 
     def _place(self, pool: Pool, size: int) -> int:
-        """Return where in the list of free blocks the smallest is that is large enough."""
+        """Return the index in the pool's free list of the smallest block that fits; the list's length if none fits."""
         return bisect_left(pool.free, (size,))
 
     def _new_block(self, pool: Pool, size: int) -> Block:
-        """A segment that the device gives for a request."""
+        """Reserve a segment for a request and return it as one block. Raise OutOfMemory if the limit leaves no room."""
         wanted = segment_size(size)
         if not self._has_room(wanted):
             self._retry()
@@ -156,7 +162,7 @@ class CachingAllocator:
         return block
 
     def _give_back(self) -> int:
-        """The bytes of all segments that are free as a whole, which the device has again (release_cached_blocks)."""
+        """Give all segments without a block in use back to the device (release_cached_blocks). Return their bytes."""
         given = 0
         for pools in self._pools.values():
             for pool in pools:
@@ -169,10 +175,10 @@ class CachingAllocator:
         places = {address: i for i, address in enumerate(sorted(address for _, address, _ in pool.free))}
         return [(size, places[address], _is_whole(block)) for size, address, block in pool.free]
 
-    # --- common to both
+    # --- common to both kinds of segments
 
     def _put(self, block: Block) -> Block:
-        """A block is free: it and its free neighbours become the one that is returned."""
+        """Put a block into its pool's free list, merged with its free neighbours. Return the merged block."""
         free = block.pool.free
         before, after = block.before, block.after
         if after is not None and after.free:
@@ -190,7 +196,7 @@ class CachingAllocator:
         return self.limit is None or self.reserved + nbytes <= self.limit
 
     def _retry(self) -> None:
-        """Before the device is asked once more (release_cached_blocks)."""
+        """Give cached memory back before the allocator asks the device once more (release_cached_blocks)."""
         self.reserved -= self._give_back()
         self.retries += 1
 
@@ -201,7 +207,7 @@ class CachingAllocator:
 
 
 def _is_whole(block: Block) -> bool:
-    """Tell whether a block is all of its segment."""
+    """Return True if a block is all of its segment."""
     return block.before is None and block.after is None
 
 

@@ -1,13 +1,17 @@
-"""torch's caching allocator with `expandable_segments:True`: memory comes and goes by pages, under addresses that stay.
+"""torch's caching allocator with `expandable_segments:True`: pages of memory are mapped and unmapped at fixed addresses.
 
 Source: c10/cuda/CUDACachingAllocator.cpp (find_expandable_block, map_block, try_allocate_expandable_block, get_free_block,
-unmap_block). Each pool of a stream has one range of addresses, as long as it may ever be, in pages of 2 MiB (small) or 20 MiB
-(large). A block is split from 512 bytes up. Of the free blocks the smallest that fits is taken; one that has addresses without
-memory behind it counts as large as it could grow. If none fits, pages are mapped at the lowest address at which there is room,
-behind the free block before it if there is one. Where the device has no more memory, all whole pages of free blocks go back to
-it, in the middle of the range too, and it is tried once more.
+unmap_block). The rules:
 
-Not modelled: that a range is 1 1/8 times the GPU's memory and a second one is begun behind it.
+- Each pool of a stream has one range of addresses without an end, in pages of 2 MiB (small pool) or 20 MiB (large pool).
+- The rest of a block is split off if it has at least 512 bytes.
+- A request takes the smallest free block that fits. Of blocks that fit, one followed by addresses without memory counts as
+  large as it could grow.
+- If no free block fits, pages are mapped at the lowest address with enough room. A free block before that address grows.
+- If the device has no more memory, all whole pages of free blocks are given back, also in the middle of the range, and the
+  allocator asks once more.
+
+Not modelled: the real range is 1 1/8 times the GPU's memory, and a second range begins where the first one is used up.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ _ADDRESSES: Final = 1 << 60
 
 
 class Unmapped(Block):
-    """Addresses that have no memory."""
+    """A range of addresses without memory."""
 
     __slots__ = ()
 
@@ -40,7 +44,7 @@ class ExpandableAllocator(CachingAllocator):
         return place
 
     def _new_block(self, pool: Pool, size: int) -> Block:
-        """A free block that grows, or pages of its own."""
+        """Return a block for a request: a free block that grows, or new pages. Raise OutOfMemory if the limit leaves no room."""
         block = self._grown(pool, size)
         if block is None:
             self._retry()
@@ -51,7 +55,8 @@ class ExpandableAllocator(CachingAllocator):
         return block
 
     def _grown(self, pool: Pool, size: int) -> Block | None:
-        """A free block of at least `size` bytes, which is still in the list; None where the device has too little."""
+        """Map pages until a free block has at least `size` bytes. Return the block, which is still in the free list; None if the
+        device has too little memory."""
         block = _first_with_room(pool, size)
         if isinstance(block, Unmapped):
             block = self._map(block, min(size, block.size))
@@ -62,7 +67,8 @@ class ExpandableAllocator(CachingAllocator):
         return block
 
     def _map(self, unmapped: Block, nbytes: int) -> Block | None:
-        """The free block that has the first pages of `unmapped` now; None where the device has too little."""
+        """Map the first pages of `unmapped`, at least `nbytes`. Return the free block that has them; None if the device has too
+        little memory."""
         pool = unmapped.pool
         nbytes = -(-nbytes // pool.page) * pool.page
         if not self._has_room(nbytes):
@@ -82,11 +88,12 @@ class ExpandableAllocator(CachingAllocator):
         return self._put(block)
 
     def _give_back(self) -> int:
-        """The bytes of all pages that are free as a whole, which the device has again (release_cached_blocks)."""
+        """Give all whole pages of free blocks back to the device (release_cached_blocks). Return their bytes."""
         return sum(_unmap(block) for pools in self._pools.values() for pool in pools for *_, block in list(pool.free))
 
     def _layout(self, pool: Pool) -> list[tuple[int, int, bool]]:
-        """Of addresses without memory the size is negative; those behind all others are left out."""
+        """Return a pool's free blocks as `layout` does. An address range without memory has a negative size; the last such range
+        is left out."""
         blocks = [(size, address) for size, address, _ in pool.free]
         blocks += [(-one.size, one.address) for one in pool.unmapped[:-1]]
         places = {address: i for i, address in enumerate(sorted(address for _, address in blocks))}
@@ -98,7 +105,8 @@ def _could_grow_to(block: Block) -> int:
 
 
 def _first_with_room(pool: Pool, size: int) -> Block:
-    """The lowest addresses without memory, or the free block before them, from which on `size` bytes are not in use."""
+    """Return the first block of the lowest `size` bytes in a row that are free or without memory: a range without memory, or the
+    free block before that range."""
     if not pool.unmapped:
         pool.unmapped.append(Unmapped(0, _ADDRESSES, pool, None, None))
     for unmapped in pool.unmapped:
@@ -113,7 +121,7 @@ def _first_with_room(pool: Pool, size: int) -> Block:
 
 
 def _unmap(block: Block) -> int:
-    """Give the whole pages of a free block back; what is before and behind them stays free."""
+    """Give the whole pages of a free block back and return their bytes. The parts before and after these pages stay free."""
     pool, end = block.pool, block.address + block.size
     first, last = -(-block.address // pool.page) * pool.page, end // pool.page * pool.page
     if first >= last:
@@ -136,7 +144,7 @@ def _unmap(block: Block) -> int:
 
 
 def _link(unmapped: Unmapped) -> None:
-    """Between its neighbours; those without memory become one with it."""
+    """Link a range without memory to its neighbours, and merge it with neighbours that have no memory either."""
     pool = unmapped.pool
     before, after = unmapped.before, unmapped.after
     if isinstance(before, Unmapped):

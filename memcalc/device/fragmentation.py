@@ -1,7 +1,7 @@
-"""What is assumed to be lost to fragmentation where a run's allocations cannot be played.
+"""The fragmentation that is assumed if a run's allocations cannot be played.
 
-It is that of a setup that is played and allocates alike, as much as the other one has; where there is none, the widest share
-that is known. So a setup of which less is known is never the smaller one for it.
+The assumption is the fragmentation of a similar setup that can be played. Without such a setup it is the largest share that
+was measured or played. So a setup that cannot be played never looks smaller for that reason.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 _GPIPE: Final = {"megatron": MOST_AT_ONCE, "fsdp2": 5}
-"""Micro-batches of gpipe whose allocations are all written out."""
+"""The most micro-batches of gpipe that can be played, by engine."""
 
 
 class Widest(NamedTuple):
-    """The most that a run was seen to reserve beyond what it had allocated."""
+    """The largest share that a run reserved beyond what it had allocated, in percent of `allocated`."""
 
     percent: int
     source: str
@@ -40,17 +40,17 @@ _ANY: Final = Widest(
 
 
 class Assumed(NamedTuple):
-    """Bytes, and how they come about."""
+    """The assumed fragmentation in bytes, with its formula and source."""
 
     nbytes: int
     formula: str
     source: str
     words: str
-    """What a verdict rests on."""
+    """The end of the sentence "the fragmentation ..." in a verdict."""
 
 
 def assumed(report: OnDevice, allocated: int) -> Assumed:
-    """The fragmentation of a setup that is not played and has allocated so many bytes."""
+    """Return the fragmentation to assume for a setup that is not played; `allocated` is in bytes."""
     if report.states_only:
         words = "is not known without a model"
         return Assumed(_up(allocated) - allocated, "up to a multiple of 2 MiB", "CUDACachingAllocator.cpp", words)
@@ -73,12 +73,16 @@ def assumed(report: OnDevice, allocated: int) -> Assumed:
 
 
 def _of_whole_layers(report: OnDevice) -> Widest | None:
-    """The share that a data-parallel rank with all of the layers loses, where that is played."""
+    """Return the share that a data-parallel rank of DeepSpeed with all layers loses: the setup without --tp and --pp.
+
+    Return None for other engines, for a setup without --tp and --pp, for a single data-parallel rank, and if the setup with all
+    layers is not played.
+    """
     s = report.setup
     ranks = s.gpus // (s.tp * s.pp)
     if s.engine != "deepspeed" or s.tp * s.pp == 1 or ranks == 1:
         return None
-    # stages have no bucket of that size
+    # a pipeline has no reduce_bucket_size: take DeepSpeed's default
     bucket = s.reduce_bucket_size or (ZERO_SIZES["reduce_bucket_size"][1] if s.zero else None)
     whole = s._replace(
         gpus=ranks, tp=1, etp=1, pp=1, pp_rank=None, reduce_bucket_size=bucket, kernels="hf", cross_entropy="eager"
@@ -91,7 +95,7 @@ def _of_whole_layers(report: OnDevice) -> Widest | None:
 
 
 def _played_instead(setup: Setup) -> Iterator[tuple[Setup, str]]:
-    """Setups that are played and allocate alike, the most alike first."""
+    """Yield similar setups that may be played, the most similar first, with words for the difference."""
     most = _GPIPE.get(setup.engine)
     if setup.schedule == "gpipe" and setup.pp > 1 and most is not None and setup.micro_batches > most:
         fewer = setup._replace(global_batch_size=setup.dp * setup.micro_batch_size * most)
@@ -101,5 +105,5 @@ def _played_instead(setup: Setup) -> Iterator[tuple[Setup, str]]:
 
 
 def _up(nbytes: int) -> int:
-    """To a multiple of 2 MiB, as segments are."""
+    """Round bytes up to a multiple of 2 MiB, the size of segments."""
     return -(-nbytes // ROUNDING) * ROUNDING

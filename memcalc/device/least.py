@@ -1,9 +1,9 @@
-"""The least that an allocator needs for a run.
+"""The smallest limit of reserved memory with which a run does not go out of memory.
 
-A GPU that is full gets segments back and is asked again, so a run goes on with less than it reserves where there is room: with a
-limit at which no request fails, whatever was given back before. That is no guarantee for all higher ones: with another limit
-segments go at other times, and what is left may fit worse. `least` bisects between what is allocated and what is reserved with
-room, so a run goes on with what it finds, and fails a little below.
+On a full GPU the allocator gives free segments back and asks again. So a run needs less than it reserves on a GPU with room.
+A higher limit is not always enough: with another limit segments are given back at other times, and the blocks that stay may
+fit worse. `least` bisects between `allocated` and `reserved` of the run without a limit. The run goes on within the limit
+that it returns, and fails within a slightly lower one.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _PARTS: Final = 256
 
 
 class Least(NamedTuple):
-    """The least limit that was found, and the run within it."""
+    """The smallest limit that was found to be enough, and the run within this limit."""
 
     limit: int
-    """Bytes that the allocator may reserve."""
+    """The bytes that the allocator may reserve."""
     below: int
-    """A limit that is too low; 0 where all that are as high as what is allocated are enough."""
+    """The highest limit that was found too low, in bytes; 0 if no limit from `allocated` bytes up was too low."""
     run: Replay
 
 
 def least(
     rank: Rank, setup: Setup, workspaces: Workspaces, kind: type[CachingAllocator] = CachingAllocator, above: int = 0
 ) -> Least | None:
-    """How far what may be reserved can come down until the run fails; None where the order of allocations is not known.
+    """Return the smallest limit within which the run goes on; None if the order of its allocations is not known.
 
-    It is found to 2 MiB or 1/256 of what is reserved with room, whichever is more. `kind` is the allocator:
-    CachingAllocator, or memcalc.device.expandable.ExpandableAllocator. A limit that is known to be too low may be given:
-    `above`.
+    The limit is exact to 2 MiB, or to 1/256 of what the run reserves without a limit if that is more. `kind` is the
+    allocator: CachingAllocator, or memcalc.device.expandable.ExpandableAllocator. `above` is a limit in bytes that is known
+    to be too low.
     """
     try:
         run = prepared(rank, setup)
@@ -61,7 +61,7 @@ def least(
 
 
 def _within(run: Prepared, allocator: CachingAllocator, workspaces: Workspaces) -> Replay | None:
-    """The run within the allocator's limit; None where it fails."""
+    """Return the run within the allocator's limit; None if the run is out of memory."""
     try:
         return run.play(allocator, workspaces)
     except OutOfMemory:
@@ -69,5 +69,5 @@ def _within(run: Prepared, allocator: CachingAllocator, workspaces: Workspaces) 
 
 
 def _up(nbytes: int) -> int:
-    """To a multiple of 2 MiB, as segments are."""
+    """Round bytes up to a multiple of 2 MiB, the size of segments."""
     return -(-nbytes // ROUNDING) * ROUNDING

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OnDevice:
-    """A rank's step on a GPU. Each number is the one before plus rows."""
+    """A rank's step on a GPU. `allocated`, `reserved` and `device` are each the number before plus rows."""
 
     model: Any
     setup: Setup
@@ -34,7 +34,7 @@ class OnDevice:
 
     @property
     def states_only(self) -> bool:
-        """Tell whether this is of a bare number of parameters, whose activations nobody knows."""
+        """Return True for a bare number of parameters (`--params`): its activations are not known."""
         return self.setup.seq_len is None
 
     @cached_property
@@ -48,30 +48,31 @@ class OnDevice:
             return None
 
     def play(self, allocator: CachingAllocator) -> Replay | None:
-        """The run's allocations through this allocator; None where their order is not known, OutOfMemory as it says."""
+        """Play the run's allocations through an allocator; None if their order is not known. Raise OutOfMemory if the
+        allocator's limit is too low."""
         return None if self._prepared is None else self._prepared.play(allocator, self.workspaces)
 
     @property
     def is_played(self) -> bool:
-        """Tell whether the order of the run's allocations is known."""
+        """Return True if the order of the run's allocations is known."""
         return self._prepared is not None
 
     @cached_property
     def played(self) -> Replay | None:
-        """The run through the allocator of a GPU that has room for whatever it reserves; None where the order is not known."""
+        """Return the run through an allocator without a limit; None if the order of its allocations is not known."""
         from memcalc.device.allocator import CachingAllocator
 
         return self._with_room or self.play(CachingAllocator())
 
     def played_within(self, limit: int) -> Replay | None:
-        """The run where no more than so much can be reserved; None where it is out of memory."""
+        """Return the run through an allocator that may reserve `limit` bytes; None if the run is out of memory or not played."""
         if limit not in self._within:
             self._within[limit] = self._play_within(limit)
         return self._within[limit]
 
     @cached_property
     def _within(self) -> dict[int, Replay | None]:
-        """The runs that were played, by their limits."""
+        """Return the cache of runs that were played, by limit in bytes."""
         return {}
 
     def _play_within(self, limit: int) -> Replay | None:
@@ -100,7 +101,7 @@ class OnDevice:
 
     @cached_property
     def overheads(self) -> list[Item]:
-        """Rows of `allocated`, `reserved` and `device` that are not tensors."""
+        """Return the rows of `allocated`, `reserved` and `device` that are not tensors."""
         allocator, allocated = list(self._counted), self.counted
         if self.played is not None:
             allocator.append(devices.whole_blocks_item(allocated, self.played))
@@ -110,16 +111,16 @@ class OnDevice:
 
     @property
     def outside(self) -> list[Item]:
-        """Return what a process holds outside torch."""
+        """Return the rows of what a process holds outside torch: the CUDA context and NCCL."""
         return devices.device_items(self.setup.gpus, self.gpu)
 
     @property
     def counted(self) -> int:
-        """Return what is allocated without a replay: the peak's tensors, their rounding, workspaces."""
+        """Return the bytes of `allocated` that are known without a replay: the peak's tensors, their rounding, workspaces."""
         return self.peak + sum(item.nbytes for item in self._counted)
 
     def assumed(self, allocated: int) -> Assumed:
-        """The fragmentation that is assumed where the run is not played."""
+        """Return the fragmentation to assume if the run is not played; `allocated` is in bytes."""
         from memcalc.device.fragmentation import assumed
 
         return assumed(self, allocated)
@@ -129,20 +130,21 @@ class OnDevice:
 
     @property
     def allocated(self) -> int:
-        """Return what torch.cuda.max_memory_allocated would show."""
+        """Return what torch.cuda.max_memory_allocated would show, in bytes."""
         return self._with("allocator")
 
     @property
     def reserved(self) -> int:
-        """Return what torch.cuda.max_memory_reserved would show on a GPU that has room; assumed where `played` is None."""
+        """Return what torch.cuda.max_memory_reserved would show on a GPU with room, in bytes. The fragmentation is measured if
+        the engine has recorded runs, else played, else assumed."""
         return self._with("allocator", "reserved")
 
     @property
     def device(self) -> int:
-        """Return what nvidia-smi would show."""
+        """Return what nvidia-smi would show for the process, in bytes."""
         return self._with("allocator", "reserved", "device")
 
     @property
     def margin(self) -> int:
-        """Bytes by which `device` may be too low, by the errors on published runs (docs/accuracy.md)."""
+        """Return by how many bytes `device` may be too low, from the errors on recorded or published runs (docs/accuracy.md)."""
         return devices.margin(self.device, self.setup.engine)

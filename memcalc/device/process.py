@@ -1,4 +1,4 @@
-"""What a process does with the allocator: forwards, backwards and optimizer steps that are written out block by block."""
+"""A process that plays forwards, backwards and optimizer steps through the allocator, block by block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from memcalc.megatron.between_stages import Kind
 
 
 class Log(NamedTuple):
-    """A micro-batch or an optimizer's step: blocks by number, as in Unrolled, with their bytes and streams."""
+    """A micro-batch or an optimizer step, written out block by block.
+
+    `events` has i where block i is allocated and ~i where block i is freed, as `Unrolled.log` has. `sizes` (bytes) and
+    `streams` are by block number. `backward` is the index in `events` at which backward begins.
+    """
 
     events: Sequence[int]
     sizes: Sequence[int]
@@ -21,11 +25,11 @@ class Log(NamedTuple):
     backward: int = 0
     gradients: tuple[int, ...] = ()
     stays: Mapping[int, str] = {}
-    """Blocks that backward leaves behind, and what they are called then."""
+    """The blocks that stay allocated after backward, with the engine's names for them."""
 
 
 class Action(NamedTuple):
-    """A forward or a backward of a micro-batch of some chunk of the model."""
+    """A forward or a backward of one micro-batch of one model chunk. `between` counts the tensors between pipeline stages."""
 
     kind: Kind
     chunk: int
@@ -34,28 +38,31 @@ class Action(NamedTuple):
 
 
 class Process:
-    """This is what a process does with the allocator."""
+    """A process and the blocks that it has in the allocator."""
 
     def __init__(self, allocator: CachingAllocator, workspaces: Workspaces) -> None:
         self.allocator = allocator
         self.workspaces: dict[Kind, tuple[int, ...]] = workspaces._asdict()  # type: ignore[assignment]
-        """Those that are not there yet: forward's thread has a cuBLAS handle, autograd's another."""
+        """The bytes of the workspaces that are not allocated yet, by phase: the thread that runs forward has a cuBLAS handle,
+        autograd's thread another."""
         self.gradients: list[Block] = []
         self.between: list[Block] = []
         self.left: dict[int, list[Block]] = {}
-        """What a chunk's last backward has left besides: the log of the next forward has it again."""
+        """The blocks other than gradients that each chunk's last backward left. The log of the next forward allocates them
+        again."""
 
     def hold(self, sizes: Iterable[int]) -> list[Block]:
-        """Allocate for good, or until the caller frees it."""
+        """Allocate blocks of these bytes on the default stream and return them. They stay until the caller frees them."""
         return [self.allocator.allocate(nbytes, DEFAULT) for nbytes in sizes]
 
     def have_between(self, count: int, nbytes: int) -> None:
-        """So many hidden states and gradients between stages: the oldest go, new ones come."""
+        """Bring the tensors between stages to `count`, each of `nbytes` bytes: free the oldest, or allocate new ones."""
         self.free(self.between[: max(0, len(self.between) - count)])
         self.between = [*self.between[-count:], *self.hold([nbytes] * (count - len(self.between)))] if count else []
 
     def run(self, actions: Iterable[Action], between: int) -> None:
-        """Forwards, and of each chunk the backwards of those that have waited longest. `between`: bytes of one tensor."""
+        """Play forwards and backwards. A backward belongs to the chunk's oldest forward without one. `between`: the bytes of one
+        tensor between stages."""
         waiting: dict[int, list[dict[int, Block]]] = {}
         for kind, chunk, log, count in actions:
             self.have_between(count, between)
@@ -77,11 +84,11 @@ class Process:
     def backward_is_over(self) -> None: ...
 
     def take_over(self, log: Log, live: dict[int, Block]) -> None:
-        """What a backward leaves behind."""
+        """Keep the gradients that a backward leaves."""
         self.gradients += [live.pop(i) for i in log.gradients if i in live]
 
     def update(self, casts: Sequence[int], updates: Sequence[Log]) -> None:
-        """The optimizer's step, after which all gradients go."""
+        """Play the optimizer's step, then free all gradients. `casts`: the bytes of tensors that exist for the step only."""
         made = self.hold(casts)
         for log in updates:
             made += self._play(log, 0, len(log.events), {}).values()
@@ -89,12 +96,12 @@ class Process:
         self.gradients, self.left = [], {}
 
     def free(self, blocks: Iterable[Block]) -> None:
-        """In any order: what is free in the end is the same."""
+        """Free blocks. Their order makes no difference to what is free in the end."""
         for block in blocks:
             self.allocator.release(block)
 
     def _play(self, log: Log, start: int, end: int, live: dict[int, Block]) -> dict[int, Block]:
-        """Part of a log; what is alive after it."""
+        """Play a part of a log. Return the blocks that are live after that part, by number."""
         allocate, release = self.allocator.allocate, self.allocator.release
         events, sizes, streams = log.events, log.sizes, log.streams
         for i in events[start:end]:
@@ -106,7 +113,7 @@ class Process:
 
 
 class ScriptedProcess(Process):
-    """One whose engine tells by name what it allocates and frees."""
+    """A process whose engine lists by name the blocks that it allocates and frees (engines/base/script.py)."""
 
     def __init__(self, allocator: CachingAllocator, workspaces: Workspaces, scripts: Scripts) -> None:
         super().__init__(allocator, workspaces)

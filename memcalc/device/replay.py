@@ -1,8 +1,8 @@
-"""What the caching allocator reserves for a training run: its allocations and frees, in their order, through its rules.
+"""What the caching allocator reserves for a training run: the run's allocations and frees are played through its rules.
 
-A run begins with what is there before the first step. Each step is the micro-batches' forwards and backwards, the
-optimizer's step, which in the first one makes its states, and `zero_grad(set_to_none=True)`. Steps are played until the
-free blocks are those that a step before has left: from there on everything repeats.
+A run begins with the allocations before the first step. Each step has the forwards and backwards of the micro-batches, the
+optimizer's step and `zero_grad(set_to_none=True)`. The first optimizer step also allocates the optimizer's states. Steps are
+played until one leaves the same free blocks as an earlier step: from then on all steps repeat.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ from memcalc.tape.unrolled import unrolled
 
 MOST_STEPS: Final = 5
 MOST_STEPS_WHEN_FULL: Final = 20
-"""Of a device that is full: segments that come and go take longer to settle, and a late step can run out of memory."""
+"""The most steps with a limit. On a full device a steady state takes longer, and a late step can go out of memory."""
 _MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
 _BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
 
 
 class Replay(NamedTuple):
-    """This is what a run came to."""
+    """The result of a run that was played through an allocator. `reserved` and `allocated` are the highest bytes."""
 
     reserved: int
     allocated: int
-    """In a step; what comes before the first one can be more."""
+    """The highest in a step. The allocations before the first step can be more and do not count."""
     retries: int
     """How often cached segments were given back because the device was full."""
     steps: int
     steady: bool
-    """True if the last step left the free blocks that an earlier one did."""
+    """True if the last step left the same free blocks as an earlier step."""
     retried: int = 0
-    """How often segments were given back in the last step: where it is steady, so often in all that follow."""
+    """How often segments were given back in the last step; if the run is `steady`, as often in every later step."""
 
 
 def replayed(rank: Rank, setup: Setup, allocator: CachingAllocator, workspaces: Workspaces) -> Replay | None:
-    """A run through an allocator; None where the order of allocations is not known, NotPeriodic as in memcalc.tape.unrolled."""
+    """Play a rank's run through an allocator; None if the order of its allocations is not known. Raise NotPeriodic as
+    memcalc.tape.unrolled does."""
     run = prepared(rank, setup)
     return None if run is None else run.play(allocator, workspaces)
 
 
 def prepared(rank: Rank, setup: Setup) -> Prepared | None:
-    """A run that can be played many times; None and NotPeriodic as above."""
+    """Return a rank's run, ready to be played many times; None if the order of its allocations is not known. Raise NotPeriodic
+    as memcalc.tape.unrolled does."""
     order = rank.order
     if order is None:
         return None
@@ -84,12 +86,12 @@ class Prepared(Protocol):
     """A run whose allocations are written out."""
 
     def play(self, allocator: CachingAllocator, workspaces: Workspaces) -> Replay:
-        """It from its beginning. OutOfMemory where the allocator's limit is too low."""
+        """Play the run from its beginning. Raise OutOfMemory if the allocator's limit is too low."""
         ...
 
 
 class _Plain(NamedTuple):
-    """One of an engine that tells by rows what it holds."""
+    """A run of an engine that describes what it holds by rows."""
 
     before: list[int]
     actions: list[Action]
@@ -122,7 +124,7 @@ class _Plain(NamedTuple):
 
 
 class _Scripted(NamedTuple):
-    """One of an engine that tells all that it does."""
+    """A run of an engine that lists every block it allocates and frees (engines/base/script.py)."""
 
     before: list[int]
     actions: list[Action]
@@ -148,7 +150,7 @@ class _Scripted(NamedTuple):
 
 
 class _Steps:
-    """Steps that are played until one leaves the free blocks that an earlier one has left."""
+    """The steps of a run. They end when one leaves the same free blocks as an earlier step."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
@@ -156,7 +158,7 @@ class _Steps:
         self.left: list[Any] = []
         self.count = 0
         self.retries = 0
-        """Before the last step."""
+        """How often segments were given back before the last step."""
 
     def go_on(self) -> bool:
         self.retries = self.allocator.retries
@@ -166,7 +168,7 @@ class _Steps:
         return len(self.left) > 1 and self.left[-1] in self.left[:-1]
 
     def end(self, *, like_others: bool = True) -> None:
-        """`like_others`: whether the step did what all later ones do."""
+        """End a step. `like_others`: False if later steps do something else."""
         self.count += 1
         self.retried = self.allocator.retries - self.retries
         self.left = [*self.left, self.allocator.layout()] if like_others else []
@@ -177,14 +179,14 @@ class _Steps:
 
 
 def _untraced(actions: list[Action], log: Log | None, step: int) -> list[Action]:
-    """A step's, of which the very first micro-batch has another log."""
+    """Return the actions of a step. In step 0 the first micro-batch has the log `log`, if there is one."""
     if log is None or step:
         return actions
     return [action._replace(log=log) if k < len(_BOTH) else action for k, action in enumerate(actions)]
 
 
 def _most_bytes(events: Sequence[Event]) -> int:
-    """That are there at once."""
+    """Return the most bytes that the events' blocks have at once."""
     there: dict[Any, int] = {}
     now = most = 0
     for block, nbytes, _ in events:
@@ -201,7 +203,7 @@ def _most_bytes(events: Sequence[Event]) -> int:
 
 
 def _actions(rank: Rank, order: Order, setup: Setup, stays: frozenset[str] = frozenset()) -> list[Action]:
-    """Forwards and backwards in their order."""
+    """Return the forwards and backwards of one step, in order."""
     chunks = [_micro_batch(profile.run, order, setup, stays) for profile in rank.profiles]
     if rank.turns:
         return [Action(turn.kind, turn.chunk, chunks[turn.chunk], turn.between) for turn in rank.turns]
@@ -226,7 +228,7 @@ def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:
 
 
 def _update(setup: Setup, update: Update) -> Log:
-    """The optimizer's step over every parameter, one after the other."""
+    """Return the log of the optimizer's step over every parameter, one after the other."""
     memory = Memory()
     parameters = [
         Parameter(one.name, one.shape, 1, one.is_matrix)
@@ -244,13 +246,13 @@ _Class = TypeVar("_Class", Parameter, Row)
 
 
 def _stacks(classes: Iterable[_Class]) -> Iterator[list[_Class]]:
-    """Neighbours of equal number, which are one stack of layers."""
+    """Yield neighbours with equal counts as one list: they are one stack of layers."""
     for _, neighbours in groupby(classes, lambda one: one.count if isinstance(one, Parameter) else one.copies):
         yield list(neighbours)
 
 
 def _row_sizes(rows: Sequence[Row], batch: int, seq: int) -> list[int]:
-    """Bytes of every block, layer by layer."""
+    """Return the bytes of every block, layer by layer."""
     return [
         nbytes
         for stack in _stacks(rows)

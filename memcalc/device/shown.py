@@ -1,8 +1,8 @@
-"""From live tensors to what tools show: `allocated`, `reserved` and `device`, each the one before plus rows.
+"""From live tensors to what tools show: `allocated`, `reserved` and `device`, each the number before plus rows.
 
 Sources: c10/cuda/CUDACachingAllocator.cpp (blocks of 512 B, segments of 2 MiB), aten/src/ATen/cuda/CublasHandlePool.cpp
-(one workspace per handle and stream: the thread that runs forward and autograd's own thread have a handle each). What the
-allocator loses besides is in `played` (memcalc.device.replay), where the order of a run's allocations is known.
+(one workspace per handle and stream: the thread that runs forward and autograd's own thread have a handle each). What else
+the allocator loses comes from playing the run (memcalc.device.replay), if the order of its allocations is known.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ _WORKSPACE: Final = 2 * 4 * MIB + 8 * 16 * KIB  # 8 519 680 B, ":4096:2:16:8"
 HANDLES: Final = 2
 _TE_HOPPER_WORKSPACE: Final = 32 * MIB + 1024
 _TE_WORKSPACE: Final = 4 * MIB
-_TE_STREAMS: Final = 4  # of grouped products, a workspace each
+_TE_STREAMS: Final = 4  # for grouped products, one workspace each
 _CUDA_CONTEXT: Final = 426 * MIB  # an RTX 6000 Ada with CUDA 13.0 and lazy loading
 _NCCL_TWO: Final = 544 * 10**6  # one communicator of 2 ranks on A100s, github.com/NVIDIA/nccl issue 964
-_NCCL_MORE: Final = 688 * 10**6  # of more than 2 ranks, same source
+_NCCL_MORE: Final = 688 * 10**6  # one communicator of more than 2 ranks, same source
 MEGATRON_ERROR: Final = 5
-"""Percent of `device`: the largest error of `reserved` on Megatron's published runs (docs/accuracy.md), rounded up. All are
-too low: what NCCL's streams hold until a collective is done depends on time."""
+"""The stated error of `device` with Megatron, in percent: the largest error of `reserved` on its published runs
+(docs/accuracy.md), rounded up. All these estimates are too low: NCCL's streams hold blocks until a collective is done, which
+depends on time."""
 TRAINER_ERROR: Final = 7
-"""Percent of `device` with all other engines: by how much nvidia-smi showed more on the published runs of Mistral-7B under HF's
-Trainer, alone and sharded over two GPUs (6.4 %; tests/published_measurements.json), rounded up. The same run was published
-three times, with up to 9 % between them."""
+"""The stated error of `device` with all other engines, in percent: how much more nvidia-smi showed on the published runs of
+Mistral-7B under HF's Trainer, on one GPU and sharded over two (6.4 %; tests/published_measurements.json), rounded up. One
+run was published three times, with up to 9 % between the measurements."""
 LEAST_ERROR: Final = 2
-"""Percent of the least that a run was found to need: `allocated` is within 0.7 % of every published run, and the context and
-NCCL are figures of other GPUs. What streams hold longer does not count here: it is free before the allocator gives up."""
+"""The stated error of the least memory that a run needs, in percent: `allocated` is within 0.7 % of every published run, and
+the sizes of the context and of NCCL are figures of other GPUs. Blocks that streams hold longer do not count here: they are
+free before the allocator gives up."""
 
 
 class Played(Protocol):
-    """This is what a run came to when it was played through the allocator (memcalc.device.replay.Replay)."""
+    """The result of a run that was played through the allocator, in bytes and steps (memcalc.device.replay.Replay)."""
 
     @property
     def reserved(self) -> int: ...
@@ -56,7 +58,7 @@ def _item(component: str, name: str, nbytes: int, formula: str, basis: str, sour
 
 
 def cublas_workspace(compute_capability: str) -> int:
-    """Of one handle and stream, by the rule."""
+    """Return the bytes of cuBLAS's workspace for one handle and stream, by torch's rule (CublasHandlePool.cpp)."""
     return _HOPPER_WORKSPACE if compute_capability == "9.0" else _WORKSPACE
 
 
@@ -65,7 +67,8 @@ def _measured(name: str, gpu: GPU | None, ranks: int = 1) -> Size | None:
 
 
 def workspace_of(gpu: GPU | None) -> int:
-    """Of one handle and stream on this GPU, as measured where it was; without a GPU that of Ampere and Ada."""
+    """Return the bytes of cuBLAS's workspace for one handle and stream on a GPU: measured if there is a measurement, else by
+    torch's rule. Without a GPU it is the workspace of Ampere and Ada."""
     measured = _measured(WORKSPACES, gpu)
     if measured is not None:
         return measured.nbytes // HANDLES
@@ -73,29 +76,29 @@ def workspace_of(gpu: GPU | None) -> int:
 
 
 def _capability(gpu: GPU | None) -> str:
-    """Return what the workspaces' rules go by; '' without a GPU. Of one that is only known by its memory Hopper's, which has the
-    largest by either rule."""
+    """Return the compute capability for the rules of workspaces; '' without a GPU. A GPU that is given by its memory alone
+    counts as Hopper, which has the largest workspace by either rule."""
     return "" if gpu is None else gpu.compute_capability or "9.0"
 
 
 class Kernels(NamedTuple):
-    """This is what multiplies matrices, as far as its workspaces go."""
+    """The libraries that multiply a step's matrices, as far as their workspaces differ."""
 
     transformer_engine: bool = False
     grouped: bool = False
-    """True if it multiplies those of several experts at once."""
+    """True if the products of several experts are computed at once, on several streams."""
 
 
 TORCH: Final = Kernels()
 
 
 def kernels_of(engine: str, model: Any) -> Kernels:
-    """Of a model's step under an engine."""
+    """Return the kernels of a model's step under an engine."""
     return Kernels(engine == "megatron", model.active_parameters != model.num_parameters)
 
 
 class Workspaces(NamedTuple):
-    """Bytes of what stays allocated from the first forward and from the first backward on."""
+    """The bytes of each workspace that stays allocated from the first forward on, and from the first backward on."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -106,13 +109,14 @@ class Workspaces(NamedTuple):
 
 
 def transformer_engine_workspace(compute_capability: str) -> int:
-    """Of one stream (get_cublas_workspace_size_bytes in transformer_engine/pytorch/cpp_extensions/gemm.py)."""
+    """Return the bytes of Transformer Engine's workspace for one stream (get_cublas_workspace_size_bytes in
+    transformer_engine/pytorch/cpp_extensions/gemm.py)."""
     major = compute_capability.split(".")[0]
     return _TE_HOPPER_WORKSPACE if major.isdigit() and int(major) >= 9 else _TE_WORKSPACE
 
 
 def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
-    """Without a GPU those of Ampere and Ada."""
+    """Return the workspaces of a step on a GPU; without a GPU, those of Ampere and Ada."""
     capability = _capability(gpu)
     each, streams = workspace_of(gpu), 1 + _TE_STREAMS if kernels.grouped else 1
     own = [transformer_engine_workspace(capability)] * streams if kernels.transformer_engine else []
@@ -120,7 +124,8 @@ def workspaces_of(gpu: GPU | None, kernels: Kernels) -> Workspaces:
 
 
 def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = TORCH) -> list[Item]:
-    """Return what `torch.cuda.max_memory_allocated` counts besides the tensors at the peak, whole blocks apart."""
+    """Return the rows that `torch.cuda.max_memory_allocated` counts besides the tensors at the peak: the rounding of blocks and
+    the workspaces. Blocks that are not split have a row of their own (`whole_blocks_item`)."""
     lost = 0
     for item in items:
         if item.at_peak:
@@ -147,9 +152,10 @@ def allocator_items(items: Iterable[Item], gpu: GPU | None, kernels: Kernels = T
 
 
 def whole_blocks_item(counted: int, played: Played) -> Item:
-    """A block that leaves up to 1 MiB is not split, and counts as a whole. `counted`: all that is known without that.
+    """Return the row of the blocks that are not split: a block with a rest of up to 1 MiB counts whole.
 
-    Its rounding is that of the peak's mean block, which tiny runs can be below by a few kilobytes: then there is none.
+    `counted`: the bytes of `allocated` without this row. Their rounding takes each row's mean block, so a tiny run can allocate
+    a few kilobytes less than `counted`. Then the row has 0 bytes.
     """
     name, formula = "blocks that are not split", f"allocated in {played.steps} steps, played - {counted} B"
     return _item(
@@ -163,7 +169,8 @@ def whole_blocks_item(counted: int, played: Played) -> Item:
 
 
 def reserved_items(allocated: int, played: Played | None, engine: str, assumed: Callable[[], Assumed]) -> list[Item]:
-    """Return what the caching allocator holds beyond `allocated` bytes: as recorded, as played, or else as `assumed`."""
+    """Return the row of what the caching allocator reserves beyond `allocated` bytes: from recorded runs, else from the played
+    run, else `assumed`."""
     source = "CUDACachingAllocator.cpp"
     recorded = figures().fragmentation_of(engine)
     if recorded is not None:
@@ -173,13 +180,14 @@ def reserved_items(allocated: int, played: Played | None, engine: str, assumed: 
     if played is None:
         lost, formula, source, _ = assumed()
         return [_item("reserved", "fragmentation (not played)", lost, formula, "assumed", source)]
-    more = max(0, allocated - played.allocated) // ROUNDING * ROUNDING  # of another rank than the one that was played
+    more = max(0, allocated - played.allocated) // ROUNDING * ROUNDING  # if another rank was played
     formula = f"segments of {played.steps} steps, played - {allocated} B"
     return [_item("reserved", "fragmentation", played.reserved + more - allocated, formula, "modelled", source)]
 
 
 def margin(device: int, engine: str) -> int:
-    """By how much `device` may be too low: the stated error, of the recorded runs, or where there are none of published ones."""
+    """Return by how many bytes `device` may be too low: the error of the engine's recorded runs, or the stated error if there
+    are none."""
     recorded = figures().error_of(engine)
     if recorded is not None:
         percent = recorded.percent
@@ -189,7 +197,7 @@ def margin(device: int, engine: str) -> int:
 
 
 def device_items(gpus: int, gpu: GPU | None) -> list[Item]:
-    """Return what a process holds outside torch."""
+    """Return the rows of what a process holds outside torch: the CUDA context and, with several GPUs, NCCL."""
     out = [
         _outside(CONTEXT, _measured(CONTEXT, gpu), _CUDA_CONTEXT, "measured on an RTX 6000 Ada, CUDA 13.0, lazy loading",
                  "differs by GPU, driver and loaded kernels: 300 to 430 MiB since CUDA 11.7")

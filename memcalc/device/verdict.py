@@ -1,18 +1,18 @@
 """Whether a step runs in the memory of a GPU.
 
-torch's allocator reserves less where it has to: on a GPU that is full it gives back segments that are free as a whole, and asks
-again. So a run fits where it goes on with what the GPU has, and between yes and no there are answers with a condition:
+On a full GPU torch's allocator gives free segments back and asks again, so it reserves less than on a GPU with room. A run
+fits if it goes on within the GPU's memory. Between yes and no there are answers with a condition:
 
-- `fits`: what it would take with room, and the stated error, are within the GPU's memory.
-- `tight`: the run was played to its steady state within the memory, with all of it and with less. The allocator gives segments
-  back, which takes time, or what is to spare is less than the stated error.
-- `expandable`: it runs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and is out of memory without.
-- `uncertain`: it runs in all that the GPU has, but not in that less the stated error, or fragmentation is not known and could be
-  too much.
-- `no`: more is allocated than there is, or no way was found in which the allocator gets along with what there is.
-- `unknown`: model states alone are within the memory; what comes on top of them is not known without a model.
+- `fits`: what the run takes on a GPU with room, plus the stated error, is within the GPU's memory.
+- `tight`: the run was played to a steady state with all of the GPU's memory and with less. Either the allocator gives
+  segments back, which takes time, or the spare memory is less than the stated error.
+- `expandable`: the run goes on with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and is out of memory without.
+- `uncertain`: the run goes on with all of the GPU's memory, but not with the stated error subtracted, or without a steady
+  state. Or its fragmentation is not known and could be too much.
+- `no`: more is allocated than the GPU has, or the run is out of memory in every way that was tried.
+- `unknown`: the model states alone are within the memory. What else a step needs is not known without a model.
 
-The first two are a fit. Where a run's allocations are not played, its fragmentation is a row with the basis `assumed`
+The first two are a fit. If a run's allocations are not played, its fragmentation is a row with the basis `assumed`
 (memcalc.device.fragmentation), so that no answer is better because less is known.
 """
 
@@ -35,35 +35,43 @@ WORST_LAST: Final[tuple[Answer, ...]] = ("fits", "tight", "unknown", "expandable
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer for one rank, on a GPU of `capacity` bytes."""
+    """The answer for one rank on a GPU of `capacity` bytes."""
 
     answer: Answer
     capacity: int
     report: Report
     """The rank that decides."""
     run: Replay | None = None
-    """With `tight` the run within the GPU's memory."""
+    """The run within the GPU's memory: with `tight`, and in a first look with every run that was played without going out of
+    memory."""
 
     @property
     def fits(self) -> bool | None:
-        """None where it is not known."""
+        """Return True for `fits` and `tight`; None if it is not known."""
         return None if self.answer == "unknown" else self.answer in ("fits", "tight")
 
     @property
     def gives_back(self) -> bool:
-        """Tell whether segments are given back within the GPU's memory; else the estimate's error is all that is not there."""
+        """Return True if the allocator gives segments back within the GPU's memory. A `tight` run without that lacks room for
+        the stated error only."""
         return self.run is not None and self.run.retries > 0
 
     @property
     def headroom(self) -> int:
-        """Bytes to spare; negative where it does not fit."""
+        """Return the bytes to spare; negative if the run does not fit."""
         return self.capacity - self.needs
 
     @cached_property
     def needs(self) -> int:
-        """Bytes of the device: with `fits` what the run takes with room, with `tight` what it takes within the GPU, with
-        `unknown` the states; else the least that was found to be enough, and with all answers but `no` the error that it is
-        asked to have room for."""
+        """Return the bytes of the device that the run needs, by answer:
+
+        - `fits`: what the run takes on a GPU with room.
+        - `tight`: what the run takes within the GPU's memory.
+        - `unknown`: the model states.
+        - `no`: what is allocated if that is more than the capacity, else the least memory that was found to be enough.
+        - `expandable`, `uncertain`: the least memory that was found to be enough, plus the stated error; for a run that is not
+          played, `device` plus the stated error.
+        """
         rank, besides = self.report, outside(self.report)
         if self.answer == "fits":
             return rank.device
@@ -81,14 +89,17 @@ class Verdict:
 
 
 def verdict_of(ranks: list[Report], capacity: int) -> Verdict:
-    """The worst rank's verdict, on a GPU of so many bytes."""
+    """Return the verdict of the worst rank on a GPU of `capacity` bytes; of equal answers, the one that needs most."""
     alike = _worst([_of_one(rank, capacity) for rank in ranks])
     return alike[0] if len(alike) == 1 else max(alike, key=lambda one: one.needs)
 
 
 def first_look_of(ranks: list[Report], capacity: int) -> Verdict:
-    """The worst rank's verdict as far as one play of it tells, without rows: what fits by it may be `tight`, what is `tight` may
-    fail with limits above the one that was played, and `no` may be `expandable` or `uncertain`."""
+    """Return the verdict of the worst rank from one play of each rank, without rows.
+
+    The full verdict can differ: `fits` may be `tight`, `tight` may fail with limits above the played one, and `no` may be
+    `expandable` or `uncertain`.
+    """
     return max(_worst([_first_look(rank, capacity) for rank in ranks]), key=lambda one: one.gives_back)
 
 
@@ -118,7 +129,8 @@ def _of_one(rank: Report, capacity: int) -> Verdict:
 
 
 def _first_look(rank: Report, capacity: int) -> Verdict:
-    """`run` is the run within the GPU's memory less the stated error; None where it is out of memory or not played."""
+    """Return a rank's verdict from one play. Its `run` is within the GPU's memory less the stated error; None if the run is out
+    of memory or not played."""
     besides = outside(rank)
     if rank.peak + besides > capacity:
         return Verdict("no", capacity, rank)
@@ -142,24 +154,27 @@ def _without_a_run(rank: Report, capacity: int) -> Verdict:
 
 
 def outside(rank: Report) -> int:
-    """Bytes that a process holds outside torch."""
+    """Return the bytes that a process holds outside torch."""
     return sum(item.nbytes for item in rank.outside)
 
 
 def _sure(capacity: int) -> int:
-    """Return what a run may take so that it and the error of the least are within the capacity."""
+    """Return the bytes that a run may take so that these bytes plus LEAST_ERROR are within the capacity."""
     return capacity * 100 // (100 + LEAST_ERROR)
 
 
 def _goes_on_up_to(rank: Report, low: int, high: int) -> bool:
-    """Whether the run settles with limits above `low`, too. With another limit segments go back at other times, and what is left
-    may fit worse; and what the context and NCCL really leave is between the two."""
+    """Return True if the run also reaches a steady state with limits above `low`, up to `high`.
+
+    With another limit segments are given back at other times, and the blocks that stay may fit worse. What the context and NCCL
+    really leave is between the two limits.
+    """
     runs = (rank.played_within(limit) for limit in ((low + high) // 2, high))
     return all(run is not None and run.steady for run in runs)
 
 
 def _within(rank: Report, allocator: CachingAllocator) -> Replay | None:
-    """The run with this allocator; None where it is out of memory."""
+    """Return the run with an allocator; None if the run is out of memory or not played."""
     try:
         return rank.play(allocator)
     except OutOfMemory:
@@ -167,7 +182,7 @@ def _within(rank: Report, allocator: CachingAllocator) -> Replay | None:
 
 
 def _least(rank: Report, above: int) -> int:
-    """The least limit above this one, which is too low, with which the run goes on."""
+    """Return the smallest limit of the allocator, in bytes, with which the run goes on. `above` is a limit that is too low."""
     from memcalc.device.least import least
 
     found = least(rank.rank, rank.setup, rank.workspaces, above=above)
