@@ -1,1 +1,1 @@
-"""From a setup to its report: ranks, rows, collectives, FLOPs."""
+"""The estimate of one setup: from its ranks to a report with rows, collectives and FLOPs."""

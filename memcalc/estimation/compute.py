@@ -1,4 +1,4 @@
-"""The FLOPs of an optimizer step on one rank: what its runs have noted, for all layers and micro-batches."""
+"""The FLOPs of an optimizer step on one rank: the products noted in its runs, multiplied to all layers and micro-batches."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _TERA: Final = 10**12
 
 
 class Computed(NamedTuple):
-    """Equal products of matrices of one optimizer step."""
+    """Equal matrix products of one optimizer step."""
 
     name: str
     phase: str
     layer: str | None
-    """What the stack is called that the equal layers are in; None outside of layers."""
+    """The stack of layers that the products are in ("model.layers.*"); None outside the layers."""
     kind: str
     dtype: str
     calls: int
-    """Products."""
+    """The number of products."""
     flops: int
     formula: str
     basis: Basis
@@ -40,7 +40,7 @@ class Computed(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """This is what makes products one item."""
+    """The key of a `Computed`: products with equal keys are one item."""
 
     name: str
     phase: str
@@ -54,7 +54,8 @@ class _Alike(NamedTuple):
 
 
 def computed(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[Computed]:
-    """All products of a step. `on_paper`: as many micro-batches, all alike, are in each profile's run."""
+    """Return the matrix products of an optimizer step, sorted by phase. `on_paper`: how many equal micro-batches each profile's
+    run has."""
     calls: Counter[_Alike] = Counter()
     for profile in profiles:
         for alike, products in _of_run(profile.run).items():
@@ -66,7 +67,7 @@ def computed(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[C
 
 
 def _of_run(run: Trace) -> Counter[_Alike]:
-    """Products of the real stack, those of equal layers together."""
+    """Count the products of a run at the real depth. Equal products are counted together."""
     basis: Basis = "traced" if run.source else run.kernels.basis
     source = f"{COUNTED}; {run.source or run.kernels.source}"
     calls: Counter[_Alike] = Counter()
@@ -87,12 +88,12 @@ def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
 
 
 def _stack(name: str) -> str:
-    """ "model.layers.*" of the path of a module in it."""
+    """Return the name of the stack that a module is in, from the module's path: "model.layers.*"."""
     return name.split("*")[0] + "*"
 
 
 def per_phase(items: Iterable[Computed]) -> dict[str, int]:
-    """FLOPs of each phase, and their total."""
+    """Return the FLOPs of each phase, and their sum as "total"."""
     sums: dict[str, int] = dict.fromkeys(PHASES, 0)
     for item in items:
         sums[item.phase] += item.flops
@@ -100,9 +101,10 @@ def per_phase(items: Iterable[Computed]) -> dict[str, int]:
 
 
 def seconds_at_peak(items: Iterable[Computed], gpu: GPU | None) -> float | None:
-    """The time that they take at the dense rates of a GPU's data sheet, which no step reaches; None where one is not known.
+    """Return the seconds that the products take at the dense rates of a GPU's data sheet, which no step reaches.
 
-    fp32 is what torch computes by default, without TF32 (torch.backends.cuda.matmul.allow_tf32).
+    Return None without a GPU, or if the rate of a dtype is not known. fp32 counts without TF32, torch's default
+    (torch.backends.cuda.matmul.allow_tf32).
     """
     if gpu is None:
         return None

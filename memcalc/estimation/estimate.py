@@ -1,4 +1,4 @@
-"""`memcalc.estimate`: one setup, its rows, and every total as a sum of them."""
+"""`memcalc.estimate`: the report of one setup."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def estimate(
     params: int | str | None = None,
     **options: Any,
 ) -> Report:
-    """Return what one training step needs, per GPU.
+    """Return the report of one training step, per GPU.
 
-    `model` as for `load_model`; or `params`, a bare number of parameters ("7.5B"), for model states alone. `options` are
-    the command line's, with underscores. InputError (a ValueError) says in one line what is wrong.
+    Give `model` as for `load_model`; or `params`, a bare number of parameters ("7.5B"), for model states alone. `options`
+    are the command line's, with underscores. Raise InputError (a ValueError) with one line that says what is wrong.
     """
     checked = check_options(options)
     if (model is None) == (params is None):
@@ -41,5 +41,5 @@ def estimate(
     loaded.check_step()
     report = Report(loaded, resolve(checked, loaded), given=options)
     if (report.setup.engine, report.setup.zero, report.setup.recompute) == ("deepspeed", 3, "op"):
-        _ = report.peak  # the run tells whether torch takes what DeepSpeed does in it
+        _ = report.peak  # the run shows whether torch accepts what DeepSpeed does in it, and raises if not
     return report

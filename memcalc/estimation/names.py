@@ -1,5 +1,8 @@
-"""Names that no two rows of a component share: where an op makes several tensors, or a weight is there whole and in parts, each
-name says which one it is."""
+"""Unique names for the rows of a component.
+
+Rows can share a name: an op allocates several tensors, or a weight exists whole and in parts. Brackets after the name then
+tell the rows apart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from memcalc.core.rows import Item
 
 
 def with_names_of_their_own(items: Sequence[Item]) -> list[Item]:
-    """The items in their order; those that share a component and a name have what distinguishes them in brackets."""
+    """Return the items in their order. Items that share a component and a name get a distinguishing word in brackets."""
     alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for number, item in enumerate(items):
         alike[item.component, item.name].append(number)
@@ -33,7 +36,7 @@ def _least_that_distinguish(items: Sequence[Item]) -> list[str]:
 
 
 def _own_dims(item: Item) -> list[tuple[str, int]]:
-    """Without those that say how many there are of it."""
+    """Return the item's dims without "layers" and "copies", which only count tensors."""
     return [(name, size) for name, size in item.shape if name not in ("layers", "copies")]
 
 
@@ -54,4 +57,4 @@ _DESCRIPTIONS: Final[tuple[Callable[[Item], str], ...]] = (
     lambda item: f"{item.dtype}, {item.formula}",
     lambda item: f"{item.formula}, {'one block' if item.blocks == 1 else f'{item.blocks} blocks'}",
 )
-"""From the shortest on."""
+"""The words that can tell items apart, the shortest first."""

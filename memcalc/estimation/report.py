@@ -30,7 +30,7 @@ PHASES: Final = ("forward", "backward", "step")
 
 
 class _Key(NamedTuple):
-    """This is what makes two rows the same item."""
+    """The key of an item: rows with equal keys are one item."""
 
     component: Component
     name: str
@@ -39,14 +39,14 @@ class _Key(NamedTuple):
 
 
 class _Sized(NamedTuple):
-    """A row and the bytes of all rows that are the same item."""
+    """A row, and the bytes of all rows with the same key."""
 
     row: Row
     nbytes: int
 
 
 class _At(NamedTuple):
-    """This is where a phase has its peak."""
+    """The place of a phase's peak: the state, the moment, and True if the gradient reduction's blocks are alive."""
 
     state: State | None
     moment: Moment | None
@@ -57,7 +57,8 @@ NOWHERE: Final = _At(None, None, False)
 
 
 class _Found(NamedTuple):
-    """A rank, its peaks, where they are, and what is alive in backward's after its last moment."""
+    """A rank, the peak of each phase in bytes, and where the peaks are. If backward's peak is after the last moment, `last` has
+    the engine's rows that are alive only there."""
 
     rank: Rank
     phases: dict[str, int]
@@ -65,12 +66,12 @@ class _Found(NamedTuple):
     last: tuple[Row, ...]
 
     def highest(self) -> tuple[int, int]:
-        """The peak, and backward's."""
+        """Return the highest peak of all phases, and backward's peak, in bytes."""
         return max(self.phases.values()), self.phases["backward"]
 
 
 def left_by(rank: Rank) -> list[Row]:
-    """Return what is there after backward that no engine knows of."""
+    """Return the buffers that the model's run leaves after backward and that are no part of an engine's rows."""
     return [
         row
         for profile in rank.profiles
@@ -81,13 +82,16 @@ def left_by(rank: Rank) -> list[Row]:
 
 
 class Report(OnDevice):
-    """The estimate of one setup. Numbers are bytes of the worst rank; rows are made when they are asked for."""
+    """The estimate of one setup. Numbers are bytes of the worst rank. Rows are computed at the first use."""
 
     def __init__(
         self, model: Any, setup: Setup, found: _Found | None = None, given: Mapping[str, Any] | None = None
     ) -> None:
-        """Of the worst rank, or of one that was `found`. `given` are the options that `setup` was resolved from, None where it
-        was not resolved from any: they tell what was asked for from what is a default."""
+        """Report on the worst rank of a setup, or on the rank `found`.
+
+        `given` has the options that `setup` was resolved from, to tell them from defaults; None if `setup` was not resolved
+        from options.
+        """
         self.model = model
         self.setup = setup
         self.given = given
@@ -102,7 +106,8 @@ class Report(OnDevice):
         self._take(max(self._found, key=lambda one: self.rank_peaks[one.rank.number]))
 
     def _worst_of_stages(self, found: Iterable[Rank]) -> list[_Found]:
-        """Of the ranks that have the same stage the one with the highest peak; where that is the same, with most in backward."""
+        """Return for each pipeline stage its rank with the highest peak; of equal peaks, the rank with the highest in
+        backward."""
         worst: dict[int, _Found] = {}
         for one in map(self.find, found):
             before = worst.get(one.rank.number)
@@ -111,17 +116,18 @@ class Report(OnDevice):
         return list(worst.values())
 
     def find(self, rank: Rank) -> _Found:
-        """A rank with its peaks, of which there can be a report."""
+        """Return a rank with its peaks, as `Report` takes it."""
         return _Found(rank, *self._find_peaks(rank))
 
     def _take(self, found: _Found) -> None:
-        """Report this rank."""
+        """Make `found` the rank that is reported."""
         self.rank, self.phases, self._at, self._last = found
         self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
         self.peak = self.phases[self.peak_phase]
 
     def _find_peaks(self, rank: Rank) -> tuple[dict[str, int], dict[str, _At], tuple[Row, ...]]:
-        """The peak of each phase and where it is; what is alive in backward's after its last moment."""
+        """Return the peak of each phase in bytes, where each is, and the rows of backward's peak if it is after the last
+        moment."""
         batch, seq, sums, held = self._batch, self._seq, rank.sums, rank.holdings
         always = evaluate(sums.always, batch, seq)
         left = sum(row.bytes_at(batch, seq) for row in left_by(rank))
@@ -151,7 +157,7 @@ class Report(OnDevice):
         return {"forward": forward, "backward": backward, "step": step}, at, last
 
     def _worst_states(self, rank: Rank) -> Iterable[tuple[State, int]]:
-        """Of the states that run the same part of the same chunk the one with most besides, and how much that is."""
+        """Return for each kind (forward, backward) and chunk the state with the most bytes in flight, and these bytes."""
         worst: dict[tuple[str, int], tuple[State, int]] = {}
         for state in rank.states:
             own, waiting = (state.kind, state.chunk), self._in_flight(rank, state)
@@ -160,13 +166,13 @@ class Report(OnDevice):
         return worst.values()
 
     def _in_flight(self, rank: Rank, state: State) -> int:
-        """Bytes that other micro-batches have saved, and of what is between stages."""
+        """Return the bytes in flight in a state: what other micro-batches have saved, and the tensors between stages."""
         saved = [evaluate(profile.saved.poly, self._batch, self._seq) for profile in rank.profiles]
         own = sum(count * each for count, each in zip(state.in_flight, saved, strict=True))
         return own + (rank.between.bytes_at(self._batch, self._seq) * state.between if rank.between else 0)
 
     def _waiting_rows(self, state: State) -> list[Row]:
-        """Return the same, row by row."""
+        """Return the rows of what is in flight in a state, as `_in_flight` counts it."""
         between = self.rank.between
         return [
             *([between._replace(copies=state.between)] if between and state.between else []),
@@ -183,7 +189,8 @@ class Report(OnDevice):
         ]
 
     def _saved_rows(self) -> list[Row]:
-        """Return what is saved at the end of a forward, with all micro-batches in flight."""
+        """Return the rows that are saved at the end of a forward by all micro-batches in flight, where these bytes are
+        highest."""
         forwards = [state for state in self.rank.states if state.kind == "forward"]
         if not forwards:
             return []
@@ -198,13 +205,13 @@ class Report(OnDevice):
 
     @property
     def in_flight(self) -> int:
-        """Forwards of a chunk whose saved activations are there at once, the running one's included."""
+        """Return the most forwards of a chunk whose saved activations exist at once, with the running one; 0 without a run."""
         if self.rank.in_flight is not None:
             return self.rank.in_flight
         return max((sum(state.in_flight) + 1 for state in self.rank.states if state.kind == "forward"), default=0)
 
     def each_rank(self) -> list[Report]:
-        """A report of every pipeline rank, or of the one that was asked for."""
+        """Return a report for every pipeline rank, or for the one that `--pp-rank` asks for."""
         return [self if found.rank is self.rank else Report(self.model, self.setup, found) for found in self._found]
 
     def with_setup(self, setup: Setup) -> Report:
@@ -217,7 +224,7 @@ class Report(OnDevice):
         return left_by(self.rank)
 
     def rows_at(self, phase: str) -> list[Row]:
-        """Every row that is alive at the peak of a phase."""
+        """Return every row that is alive at the peak of a phase."""
         held = self.rank.holdings
         state, moment, flushed = self._at[phase]
         rows = list(held.always)
@@ -235,7 +242,7 @@ class Report(OnDevice):
     @cached_property
     @without_collections()
     def items(self) -> list[Item]:
-        """Every row, evaluated: with its part of its component's total and of the peak."""
+        """Return every row, evaluated: its bytes of its component's total, and its bytes at the peak."""
         at_peak = self._by_key(self.rows_at(self.peak_phase))
         by_phase = [self._by_key(self.rows_at(phase)) for phase in PHASES]
         by_phase += [
@@ -287,19 +294,19 @@ class Report(OnDevice):
 
     @property
     def traced(self) -> str:
-        """Whose trace this is, for a model without a program of its own; '' otherwise."""
+        """Return the source of the trace, for a model without a program of its own; '' otherwise."""
         return self.model.program.source if isinstance(self.model, Model) else ""
 
     # --- totals
 
     def total(self, component: str) -> int:
-        """The most of a component that exists in a step (saved activations: at the end of forward)."""
+        """Return the most bytes of a component at any time of a step; of saved activations, at the end of forward."""
         return sum(item.nbytes for item in self.items if item.component == component)
 
     @cached_property
     @without_collections()
     def verdict(self) -> Verdict | None:
-        """Tell whether it runs on the GPU, for the worst of this pipeline rank, the first and the last; None without a GPU."""
+        """Return the verdict of the worst of this pipeline rank, the first and the last; None without a GPU."""
         if self.gpu is None:
             return None
         from memcalc.device.verdict import verdict_of
@@ -308,7 +315,7 @@ class Report(OnDevice):
 
     @cached_property
     def first_look(self) -> Verdict | None:
-        """The verdict as far as one play of each rank tells it; None without a GPU."""
+        """Return the verdict from one play of each rank (memcalc.device.verdict.first_look_of); None without a GPU."""
         if self.gpu is None:
             return None
         from memcalc.device.verdict import first_look_of
@@ -317,36 +324,36 @@ class Report(OnDevice):
 
     @cached_property
     def _fullest(self) -> list[Report]:
-        """This pipeline rank, the first and the last."""
+        """Return the reports of this pipeline rank, the first and the last, each rank once."""
         ends = (found for found in self._found if found.rank.number in (0, self.setup.pp - 1))
         others = [Report(self.model, self.setup, found) for found in ends if found.rank is not self.rank]
         return [self, *others]
 
     @property
     def fits(self) -> bool | None:
-        """Tell whether it runs on the GPU; None without one, or where that is not known."""
+        """Return True if the step runs on the GPU; None without a GPU, or if it is not known."""
         return None if self.verdict is None else self.verdict.fits
 
     @property
     def headroom(self) -> int | None:
-        """Bytes of the GPU to spare, negative where it does not fit; None where `fits` is."""
+        """Return the bytes of the GPU to spare, negative if the step does not fit; None if `fits` is None."""
         return None if self.verdict is None or self.fits is None else self.verdict.headroom
 
     # --- communication
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Return what this rank sends in one optimizer step, as the engine really does it."""
+        """Return the collectives of this rank in one optimizer step, as the engine really sends them."""
         return self.rank.collectives(self.setup)
 
     @cached_property
     def textbook(self) -> list[Collective]:
-        """Return the same step as the papers count it; empty where the engine does just that."""
+        """Return the collectives of one optimizer step as the papers count them; empty if the engine sends just these."""
         return self.rank.textbook()
 
     @cached_property
     def costs(self) -> list[Cost | Unknown]:
-        """The time of every collective, or what is not known of it; empty without a GPU."""
+        """Return the time of every collective, or what is not known about it; empty without a GPU."""
         if self.gpu is None:
             return []
         from memcalc.hardware.cost import cost_of
@@ -357,21 +364,23 @@ class Report(OnDevice):
 
     @cached_property
     def computed(self) -> list[Computed]:
-        """The products of matrices of one optimizer step; none for a bare number of parameters."""
+        """Return the matrix products of one optimizer step; none for a bare number of parameters."""
         return computed(self.rank.profiles, self.setup, self.rank.on_paper)
 
     @property
     def flops(self) -> dict[str, int]:
-        """Of forward, backward and recomputation, and in total."""
+        """Return the FLOPs of forward, backward and recomputation, and their sum as "total"."""
         return per_phase(self.computed)
 
     @property
     def seconds_at_peak(self) -> float | None:
-        """The step's products at the GPU's data-sheet rate; None without a GPU, or where that is not known."""
+        """Return the seconds of the step's products at the GPU's data-sheet rates; None without a GPU, a model or a known
+        rate."""
         return seconds_at_peak(self.computed, self.gpu) if self.computed else None
 
     def per_layer(self) -> tuple[int, int]:
-        """Payload and wire of one transformer layer (the mean of all): its share of every collective over parameters."""
+        """Return the payload and wire bytes of one transformer layer: its collectives, and its share of every collective over
+        parameters or gradients. Both are the mean of the rank's layers."""
         if not self.collectives or not self.rank.layers:
             return 0, 0
         own = [c for c in self.collectives if c.layer is not None and c.shares is None]
@@ -384,7 +393,7 @@ class Report(OnDevice):
 
     @without_collections()
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document of the contract."""
+        """Return the report as the JSON document (memcalc/report/document.py)."""
         from memcalc.report.document import document
 
         return document(self)

@@ -1,7 +1,7 @@
 """`--params 7.5B`: the model states of a bare number of parameters, as sizing questions ask for them.
 
-ZeRO's table (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1): K bytes of optimizer states, 2 of weights, 2 of
-gradients per parameter; stage 1 shards the states, stage 2 the gradients, stage 3 the weights.
+ZeRO's table (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1) has per parameter K bytes of optimizer states, 2 bytes of
+weights and 2 bytes of gradients. Stage 1 shards the states, stage 2 also the gradients, stage 3 also the weights.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ DECIDES: Final = frozenset(
         "gpu",
     }
 )
-"""The options that model states depend on, or that are checked against those. All others need a model to mean anything."""
+"""The options that decide the model states, or that are checked against such options. All others need a model."""
 
 
 def parse_params(given: object) -> int:
-    """A parameter count from an int or "7.5B". InputError unless it is a whole number from 1 to 10**15."""
+    """Return a parameter count from an int or "7.5B". Raise InputError unless it is a whole number from 1 to 10**15."""
     count = given if isinstance(given, int) and not isinstance(given, bool) else None
     if isinstance(given, str):
         count = parse_count(given)
@@ -52,7 +52,7 @@ def parse_params(given: object) -> int:
 
 
 def check_decides(given: Mapping[str, Any]) -> None:
-    """InputError for the first option that is given and that model states do not depend on."""
+    """Raise InputError for the first given option that model states do not depend on."""
     for name, value in given.items():
         left_out = value is None or (value is False and Options._field_defaults[name] is False)
         if name not in DECIDES and not left_out:
@@ -65,7 +65,7 @@ NOT_OF_STATES: Final = (
 
 
 class SizeOnly:
-    """A number of parameters in the place of a model."""
+    """A bare number of parameters, in the place of a model."""
 
     name = None
     model_type = None
@@ -78,7 +78,7 @@ class SizeOnly:
         self.profiles: dict[Any, Any] = {}
 
     def holdings(self, setup: Setup) -> Holdings:
-        """The model states of one rank."""
+        """Return the model states of one rank."""
         if OPTIMIZERS[setup.optimizer].needs_shapes:
             allowed = ", ".join(name for name, optimizer in OPTIMIZERS.items() if not optimizer.needs_shapes)
             why = "its states depend on the shapes of the weights"
@@ -100,12 +100,13 @@ class SizeOnly:
         if setup.engine == "ddp":
             always.append(_part("buffers", "DDP buckets (gradient_as_bucket_view=False)", dtype, total, 1))
         gradients = (_part("gradients", "gradients", DTYPES[setup.grad_dtype], total, ranks if zero >= 2 else 1),)
-        if setup.engine == "deepspeed" and setup.pp > 1:  # what backward makes is added to them, and stays to the step
+        if setup.engine == "deepspeed" and setup.pp > 1:  # each backward's are added to these, and stay until the step
             gradients = (*gradients, _part("gradients", "gradients of a micro-batch", dtype, total, 1))
         return Holdings(tuple(always), backward=gradients, step=gradients, keeps_gradients=False)
 
     def _megatron(self, setup: Setup) -> Holdings:
-        """16-bit weights, fp32 main gradients, fp32 weights and moments (core/optimizer/distrib_optimizer.py)."""
+        """Return Megatron's model states: 16-bit weights, main gradients in the setup's gradient dtype, fp32 weights and moments
+        (core/optimizer/distrib_optimizer.py)."""
         total, ranks = -(-self.num_parameters // (setup.tp * setup.pp)), setup.shards
         dtype = DTYPES[setup.grad_dtype]
         always = (
@@ -117,7 +118,7 @@ class SizeOnly:
         return Holdings(always, step=copies, keeps_gradients=False)
 
     def _fully_sharded(self, setup: Setup, dtype: DType) -> Holdings:
-        """Shards of weights, gradients and states of one dtype (torch/distributed/fsdp/_fully_shard)."""
+        """Return FSDP2's shards of weights, gradients and states, all of one dtype (torch/distributed/fsdp/_fully_shard)."""
         ranks, total = setup.shards, -(-self.num_parameters // setup.tp)
         name = "weights" if ranks == 1 else "weights of the shard"
         shard = Parameter(name, (Dim("⌈parameters/dp⌉", -(-total // ranks)),), 1, False)
@@ -138,7 +139,7 @@ class SizeOnly:
         name = "weights" if shards == 1 else "weights of the shard"
         dim = "parameters" if shards == 1 else "⌈parameters/dp⌉"
         states = state_rows(setup, [Parameter(name, (Dim(dim, elements),), 1, False)], updated)
-        return rows + [row for row in states if row.shape]  # step counters are no matter of size
+        return rows + [row for row in states if row.shape]  # without the step counters, which have no dims
 
 
 def _part(component: str, name: str, dtype: DType, total: int, ranks: int) -> Row:

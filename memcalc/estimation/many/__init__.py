@@ -1,2 +1,1 @@
-"""`memcalc.many`: one model and arrays of numbers, for which peaks and collectives are evaluated at once. The one place that
-imports numpy."""
+"""`memcalc.many`: peaks and collectives of one model for arrays of numbers at once. Only this package imports numpy."""

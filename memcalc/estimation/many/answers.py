@@ -1,4 +1,4 @@
-"""Peaks and collectives of setups that have the same polynomials."""
+"""The peaks and collectives of setups that have the same polynomials."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Columns = dict[str, Numbers]
 
 
 def columns(count: int, gpu: GPU | None) -> Columns:
-    """Room for the answers of so many setups."""
+    """Return one empty column per answer, for `count` setups."""
     whole = [*PHASES, "rank", "workspaces", *(f"{what} {axis}" for what in ("payload", "wire") for axis in AXES)]
     out: Columns = {name: np.zeros(count, np.int64) for name in whole}
     if gpu is not None:
@@ -41,17 +41,21 @@ def columns(count: int, gpu: GPU | None) -> Columns:
 
 
 class Alike(NamedTuple):
-    """Setups that differ in three numbers alone, and go the same way but for what these may still decide."""
+    """Setups that differ in three numbers alone and take the same branches.
+
+    The three numbers may still decide something (`Undecided`); then the setups are split.
+    """
 
     setup: Setup
-    """One of them."""
+    """One of the setups."""
     places: npt.NDArray[np.intp]
     batch: Wholes
     rows: Wholes
     micro_batches: Wholes
 
     def split(self) -> Iterator[Alike]:
-        """Return parts that have fewer numbers: of micro-batches, then of what a kernel pads, then of all."""
+        """Yield parts with fewer different numbers: split by micro-batches; else by the remainder that a kernel pads; else by
+        batch and rows."""
         if self.micro_batches.min() < self.micro_batches.max():
             yield from self._by(self.micro_batches)
         elif len({*(self.rows % ALIGNED_QUERIES).tolist()}) > 1:
@@ -69,14 +73,14 @@ class Alike(NamedTuple):
 
 
 def same(keys: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
-    """The places of each number that there is."""
+    """Return for each distinct key the places at which it occurs."""
     order = np.argsort(keys, kind="stable")
     ends = np.flatnonzero(np.diff(keys[order])) + 1
     return np.split(order, ends)
 
 
 def answer(model: Model, alike: Alike, gpu: GPU | None, out: Columns) -> None:
-    """Write the answers of these setups. InputError where all of them are refused."""
+    """Write the answers of these setups. Raise InputError if all of them are refused."""
     values = Values(alike.batch, alike.rows, alike.micro_batches)
     try:
         _answer(model, alike, values, gpu, out)
@@ -107,13 +111,13 @@ def _answer(model: Model, alike: Alike, values: Values, gpu: GPU | None, out: Co
 
 
 def _with_numbers(setup: Setup, batch: Whole, rows: Whole, micro_batches: Whole) -> Setup:
-    """The setup with three numbers, of which any may be unknown."""
+    """Return the setup with these three numbers, any of which may be unknown."""
     numbers: dict[str, Any] = {"micro_batch_size": batch, "global_batch_size": setup.dp * batch * micro_batches}
     return setup._replace(seq_len=rows * setup.sequence_parts, **numbers)  # type: ignore[arg-type]
 
 
 def _write(out: Columns, name: str, places: npt.NDArray[np.intp], result: Any) -> None:
-    """A column's numbers; those that 64 bits have no room for are marked."""
+    """Write numbers into a column. A number that needs more than 63 bits is 0 and is marked in "too large"."""
     column = out[name]
     if np.asarray(result).dtype.hasobject and column.dtype == np.int64:
         over = result > MOST
@@ -123,7 +127,7 @@ def _write(out: Columns, name: str, places: npt.NDArray[np.intp], result: Any) -
 
 
 class _Found(NamedTuple):
-    """Return for each setup a rank, by its place among all, and its peaks."""
+    """One rank for each setup, as its index among all ranks, and the rank's peaks by phase."""
 
     which: npt.NDArray[np.intp]
     phases: dict[str, Numbers]
@@ -133,14 +137,14 @@ class _Found(NamedTuple):
         return np.maximum(np.maximum(self.phases["forward"], self.phases["backward"]), self.phases["step"])
 
     def or_else(self, other: _Found, better: Numbers) -> _Found:
-        """The other one where it is better."""
+        """Return the ranks of `other` for the setups in which it is `better`, these ranks for the others."""
         phases = {phase: np.where(better, other.phases[phase], size) for phase, size in self.phases.items()}
         return _Found(np.where(better, other.which, self.which), phases)
 
 
 def _worst(found: list[Rank], values: Values) -> _Found:
-    """The rank that is reported: of the ranks of a stage that with the highest peak, and among these that with most in
-    backward; of the stages the first that has the highest peak."""
+    """Return the rank that is reported, for each setup, by the rule of `Report`: in each stage the rank with the highest peak,
+    of equal peaks the rank with the highest in backward; of the stages the first with the highest peak."""
     stages: dict[int, _Found] = {}
     for place, rank in enumerate(found):
         phases = {phase: of.at(values) for phase, of in heights_of(rank, total(left_by(rank))).items()}
@@ -159,7 +163,7 @@ def _worst(found: list[Rank], values: Values) -> _Found:
 def _sent(
     collectives: Iterable[Collective], setup: Setup, values: Values, gpu: GPU | None
 ) -> Iterator[tuple[str, Any]]:
-    """Payload, wire and seconds of each axis, a column each."""
+    """Yield the columns of payload, wire and seconds of each axis, by name."""
     sent = list(collectives)
     sums: dict[str, Any] = defaultdict(int)
     for one in sent:
@@ -175,7 +179,7 @@ def _sent(
 
 
 def _seconds(one: Collective, setup: Setup, gpu: GPU, calls: Any, wire: Any) -> Any:
-    """Return the time of all its calls; not a number where the time is not known."""
+    """Return the seconds of all calls of a collective; NaN if the time is not known."""
     path = path_of(one, setup, gpu)
     if isinstance(path, Unknown):
         return np.nan

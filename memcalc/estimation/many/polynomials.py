@@ -1,4 +1,5 @@
-"""Polynomials in a micro-batch's sequences, a rank's tokens of one and the micro-batches, evaluated for arrays of them."""
+"""Polynomials in the sequences of a micro-batch, the tokens of a rank's part of a sequence, and the number of micro-batches,
+evaluated for arrays of these numbers."""
 
 from __future__ import annotations
 
@@ -20,20 +21,22 @@ if TYPE_CHECKING:
 
 Wholes = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
-"""Whole numbers have 64 bits, or are Python's own where these have no room."""
+"""Whole numbers of 64 bits, or of Python where 64 bits are too few."""
 MOST: Final = (1 << 63) - 1
 _ROOM: Final = 1 << 62
 _BLOCK: Final = 4096
-"""Setups that are evaluated at once, so that their numbers stay in the cache."""
+"""The setups that are evaluated at once: few enough for the CPU's cache."""
 
 
 class TooLarge(Exception):
-    """More than 63 bits might be needed."""
+    """The error that a result might need more than 63 bits."""
 
 
 class Values:
-    """The three numbers of each of many setups. Evaluated they are arrays of one number for each setup: 64 bits, or Python's
-    own numbers where they are `large`."""
+    """The three numbers of many setups, at which polynomials are evaluated.
+
+    A result is an array with one number for each setup: of 64 bits, or of Python's own integers if `large`.
+    """
 
     def __init__(self, batch: Wholes, rows: Wholes, micro_batches: Wholes, *, large: bool = False) -> None:
         self.arrays = batch, rows, micro_batches
@@ -47,7 +50,7 @@ class Values:
         return len(self.arrays[0])
 
     def number(self, which: int) -> Whole:
-        """One of the three: itself where it is the same in all setups."""
+        """Return one of the three numbers: an int if all setups have the same, else an unknown."""
         return self.least[which] if self.least[which] == self._most[which] else unknown(which, self.least)
 
     def of(self, places: npt.NDArray[np.intp]) -> Values:
@@ -56,12 +59,13 @@ class Values:
         return Values(batch, rows, micro_batches, large=self._large)
 
     def _check(self, most: int) -> None:
-        """TooLarge if that is too much for 64 bits."""
+        """Raise TooLarge if results up to `most` might not have room in 64 bits."""
         if not self._large and most > _ROOM:
             raise TooLarge
 
     def at(self, number: Whole, times: int) -> Any:
-        """A number for all setups, of which `times` as much may be taken: an int where it is known."""
+        """Return a number's values for all setups; an int if it is known. The caller may multiply the values by up to `times`.
+        Raise TooLarge if 64 bits might have no room for that."""
         x, y, z = self._most
         self._check(times * sum(abs(c) * x**i * y**j * z**k for (i, j, k), c in terms_of(number).items()))
         if not isinstance(number, Number):
@@ -78,7 +82,7 @@ class Values:
         return self._powers[exponents]
 
     def highest(self, polys: list[Poly]) -> Numbers:
-        """Return the highest of polynomials in batch and rows, and at least 0."""
+        """Return the highest value of several polynomials in batch and rows for each setup, and at least 0."""
         x, y, _ = self._most
         for poly in polys:
             self._check(sum(abs(c) * x ** (i // 3) * y ** (i % 3) for i, c in enumerate(poly)))
@@ -92,21 +96,25 @@ class Values:
 
 
 class Heights(NamedTuple):
-    """The polynomials of which the highest is a rank's peak in a phase: `held` in all of it, and one of the `moments`."""
+    """The polynomials of a rank's peak in a phase, in bytes: `held`, which is alive all the time, plus the highest of
+    `moments`."""
 
     held: Poly
     moments: list[Poly]
     after: tuple[Poly, ...] = ()
-    """Return what there is after the last moment, in all: the peak may be there."""
+    """The totals in bytes after the last moment (`held` is not added to them). One of them can be the peak."""
 
     def at(self, values: Values) -> Numbers:
-        """Bytes, for all setups."""
+        """Return the bytes of the peak for all setups."""
         highest = values.highest([self.held]) + values.highest(self.moments)
         return np.maximum(highest, values.highest([*self.after])) if self.after else highest
 
 
 def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
-    """Return the peak of each phase, as `Report` has it for one setup. `left`: rows after backward that no engine knows of."""
+    """Return the polynomials of each phase's peak, as `Report` finds it for one setup.
+
+    `left`: the bytes that the model's run leaves after backward (memcalc.estimation.report.left_by).
+    """
     sums, held = rank.sums, rank.holdings
     moments: dict[str, set[int]] = {"forward": set(), "backward": set()}
     for state in rank.states:
@@ -130,12 +138,12 @@ def heights_of(rank: Rank, left: Poly) -> dict[str, Heights]:
 
 
 def total(rows: Iterable[Row]) -> Poly:
-    """The bytes of all rows."""
+    """Return the bytes of all rows, as a polynomial."""
     return added(ZERO, *(_times(numel(row.shape)[1], row.copies * row.dtype.itemsize) for row in rows))
 
 
 def added(*polys: Poly) -> Poly:
-    """Their sum."""
+    """Return the sum of polynomials."""
     return tuple(map(sum, zip(*polys, strict=True)))  # type: ignore[return-value]
 
 

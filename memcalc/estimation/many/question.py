@@ -1,4 +1,4 @@
-"""`memcalc.many`: arrays of numbers, in groups of setups that have the same polynomials."""
+"""`memcalc.many`: arrays of numbers, split into groups of setups that have the same polynomials."""
 
 from __future__ import annotations
 
@@ -27,54 +27,58 @@ if TYPE_CHECKING:
 
 Wholes = npt.NDArray[np.int64]
 NUMBERS: Final = ("micro_batch_size", "seq_len", "global_batch_size")
-"""The options that polynomials are in; what others decide is made for each of their values."""
+"""The options that the polynomials have as unknowns. Each value of another option has polynomials of its own."""
 
 
 @dataclass(frozen=True)
 class Many:
-    """The estimates of many setups of one model, each number an array of the shape that the given arrays have together.
+    """The estimates of many setups of one model. Each number is an array in the shape that the given arrays broadcast to.
 
-    Of a setup that is refused nothing is known. It has bytes that no GPU has, so that no comparison takes it for one that fits:
-    the most that 63 bits can count, of collectives a fifth for each axis. Its seconds are not a number, its rank is -1.
+    Nothing is known of a refused setup. Its bytes are more than any GPU has, so that no comparison takes it for one that fits:
+    the most that 63 bits can count, and a fifth of that for each axis of collectives. Its seconds are NaN, its rank is -1.
     """
 
     phases: Mapping[str, Wholes]
-    """Bytes at the peak of "forward", "backward" and "step", of the rank that is reported."""
+    """The peak bytes of "forward", "backward" and "step" on the reported rank."""
     workspaces: Wholes
-    """Bytes of the kernels' workspaces, which `allocated` has besides tensors."""
+    """The bytes of the kernels' workspaces, which `allocated` has besides tensors."""
     rank: Wholes
-    """The pipeline rank that is reported: the one with the highest peak."""
+    """The reported pipeline rank: the one with the highest peak."""
     payload: Mapping[str, Wholes]
-    """Bytes that this rank's collectives are called on in an optimizer step, by axis: "dp", "tp", "pp", "cp", "ep"."""
+    """The payload bytes of this rank's collectives in an optimizer step, by axis: "dp", "tp", "pp", "cp", "ep"."""
     wire: Mapping[str, Wholes]
-    """Bytes that it sends for them."""
+    """The bytes that this rank sends for these collectives, by axis."""
     seconds: Mapping[str, npt.NDArray[np.float64]] | None
-    """What they take, one after the other; not a number where that is not known. None without a GPU."""
+    """The seconds of these collectives one after the other, by axis; NaN where that is not known. None without a GPU."""
     refused: npt.NDArray[np.bool_]
-    """Which setups there is no estimate of; `line` says why."""
+    """True for the setups without an estimate; `line` says why."""
     model: Model = field(repr=False)
     given: Mapping[str, Any] = field(repr=False)
-    """The options, arrays in their common shape."""
+    """The options; arrays are in their common shape."""
 
     @property
     def peak(self) -> Wholes:
-        """Bytes of the worst rank at the highest moment of a step."""
+        """Return the peak bytes of a step on the worst rank."""
         return np.maximum.reduce([self.phases[phase] for phase in PHASES])
 
     @property
     def least_allocated(self) -> Wholes:
-        """Bytes that `allocated` is not below: the peak and the workspaces. What it has besides, blocks that are rounded up to
-        512 bytes and such as are not split, depends on every block of the run: `memcalc.estimate` plays it."""
+        """Return a lower bound of `allocated` in bytes: the peak and the workspaces.
+
+        `allocated` also has the rounding of blocks to 512 bytes, and blocks that are not split. Both depend on every block of
+        the run, which `memcalc.estimate` plays.
+        """
         return self.peak + self.workspaces
 
     def options(self, *place: int) -> dict[str, Any]:
-        """The options of one setup, as `memcalc.estimate` takes them."""
+        """Return the options of the setup at a place of the arrays, as `memcalc.estimate` takes them."""
         return {
             name: int(value[place]) if isinstance(value, np.ndarray) else value for name, value in self.given.items()
         }
 
     def line(self, *place: int) -> str:
-        """Why a setup is refused: the line that `memcalc.estimate` gives; '' where it is not."""
+        """Return the line of the InputError with which `memcalc.estimate` refuses the setup at a place; '' if it is not
+        refused."""
         if not self.refused[place]:
             return ""
         try:
@@ -87,9 +91,9 @@ class Many:
 def many(model: str | os.PathLike[str] | Mapping[str, Any] | Model, **options: Any) -> Many:
     """Return what one training step needs, for arrays of numbers at once.
 
-    `model` and `options` as for `memcalc.estimate`. Every option that is a whole number may be an array or a list; they are
-    broadcast. Of each setup the numbers are those that `memcalc.estimate` has. A setup that is refused is marked; InputError
-    if no array could change what is wrong.
+    Give `model` and `options` as for `memcalc.estimate`. Every option that is a whole number may be an array or a list; arrays
+    are broadcast. Each setup has the numbers that `memcalc.estimate` gives for it. A refused setup is marked in `refused`.
+    Raise InputError if no other numbers in the arrays could change what is wrong.
     """
     loaded = load_model(model)
     loaded.check_step()
@@ -130,7 +134,7 @@ def _many(model: Model, given: Mapping[str, Any], out: Columns, shape: tuple[int
 
 
 def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any]]:
-    """The arrays among the options, and the others. InputError for an array that is none of whole numbers."""
+    """Return the options that are arrays, and the others. Raise InputError for an array that does not have whole numbers."""
     arrays: dict[str, Wholes] = {}
     scalars: dict[str, Any] = {}
     for name, value in options.items():
@@ -138,7 +142,7 @@ def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any
             scalars[name] = value
             continue
         if name not in WHOLE:
-            check_options({name: None})  # it may be unknown
+            check_options({name: None})  # raises if there is no such option
             refuse(name, cast(object, value), "allowed: one value; arrays are for options that are whole numbers")
         arrays[name] = _array(name, cast(object, value))
     shapes = {array.shape for array in arrays.values()}
@@ -151,7 +155,7 @@ def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any
 
 
 def _array(name: str, value: object) -> Wholes:
-    """The numbers of an option. InputError if they are none."""
+    """Return an option's array. Raise InputError if its values are not whole numbers."""
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except ValueError:
@@ -164,7 +168,8 @@ def _array(name: str, value: object) -> Wholes:
 def _frames(
     flat: Mapping[str, Wholes], places: npt.NDArray[np.intp]
 ) -> Iterator[tuple[npt.NDArray[np.intp], dict[str, int]]]:
-    """The setups by what is no number of a polynomial: their places, and these options."""
+    """Group the setups by the array options that the polynomials do not have as unknowns. Yield each group's places and the
+    values of these options."""
     names = [name for name in flat if name not in NUMBERS]
     groups = [places] if len(places) else []
     for name in names:
@@ -174,7 +179,7 @@ def _frames(
 
 
 class _Asked(NamedTuple):
-    """The numbers of some setups."""
+    """The array options of some setups, by place."""
 
     flat: Mapping[str, Wholes]
     places: npt.NDArray[np.intp]
@@ -185,7 +190,7 @@ class _Asked(NamedTuple):
 
 
 def _ask(model: Model, options: Options, asked: _Asked, gpu: GPU | None, out: Columns) -> None:
-    """Write the answers of setups that differ in the numbers of polynomials alone."""
+    """Write the answers of setups that differ only in the unknowns of the polynomials."""
     places = asked.places
     try:
         dp = data_parallel_degree(options)
@@ -208,7 +213,7 @@ def _ask(model: Model, options: Options, asked: _Asked, gpu: GPU | None, out: Co
 
 
 class _Question(NamedTuple):
-    """Setups that differ in numbers alone; `seq` is 0 for the default."""
+    """Setups that differ only in batch, seq and micro_batches; `seq` is 0 for the default."""
 
     model: Model
     options: Options
@@ -219,13 +224,13 @@ class _Question(NamedTuple):
     micro_batches: Wholes
 
     def setup(self, place: int, micro_batches: int | None = None) -> Setup | None:
-        """One of them; None where it is refused."""
+        """Return the setup at a place, with `micro_batches` if given; None if it is refused."""
         micro = int(self.micro_batches[place]) if micro_batches is None else micro_batches
         found = self._resolved(int(self.batch[place]), int(self.seq[place]), micro)
         return None if isinstance(found, str) else found
 
     def _resolved(self, batch: int, seq: int, micro_batches: int) -> Setup | str:
-        """The setup with these numbers, or the line of its refusal."""
+        """Return the setup with these numbers, or the line with which it is refused."""
         step = self.dp * batch * micro_batches
         numbers = {"micro_batch_size": batch, "seq_len": seq or None, "global_batch_size": step}
         try:
@@ -234,14 +239,17 @@ class _Question(NamedTuple):
             return str(error)
 
     def _all_refused(self) -> bool:
-        """Tell whether they are refused for something else than a number: a line that is about one names it, and so is another
-        where all numbers are."""
+        """Return True if every setup is refused for the same reason.
+
+        A line about a number names the number. So if the smallest and the largest numbers get the same line, the reason is
+        something else, or all setups have the same numbers.
+        """
         arrays = self.batch, self.seq, self.micro_batches
         one = self._resolved(*(int(array.min()) for array in arrays))
         return isinstance(one, str) and one == self._resolved(*(int(array.max()) for array in arrays))
 
     def ask(self, gpu: GPU | None, out: Columns) -> npt.NDArray[np.bool_]:
-        """Write the answers; which setups are refused."""
+        """Write the answers. Return an array that is True for refused setups."""
         refused = np.ones(len(self.places), np.bool_)
         found = None if self._all_refused() else self._probe()
         if found is None:
@@ -263,7 +271,7 @@ class _Question(NamedTuple):
         return refused
 
     def _probe(self) -> tuple[int, Setup] | None:
-        """A setup that is not refused, and whose micro-batch and sequence it has; None if all are."""
+        """Return a setup that is not refused, and the place that has its batch and seq; None if all setups are refused."""
         numbers = [own[0] for own in same(self.micro_batches)]
         for own in same(self._sizes()):
             for other in numbers:
@@ -273,11 +281,11 @@ class _Question(NamedTuple):
         return None
 
     def _sizes(self) -> Wholes:
-        """Micro-batch and sequence in one number."""
+        """Return a key for each pair of batch and seq."""
         return self.batch * (int(self.seq.max()) + 1) + self.seq
 
     def _branches(self, branches: Branches, good: int) -> Iterator[npt.NDArray[np.intp]]:
-        """The setups that go the same way, of those that are not refused with a `good` number of micro-batches."""
+        """Yield groups of setups that take the same branches, without those that are refused with `good` micro-batches."""
         found: dict[Any, list[npt.NDArray[np.intp]]] = {}
         resolved: dict[tuple[int, int], Setup | None] = {}
         for own in same(self._sizes()):
@@ -291,7 +299,7 @@ class _Question(NamedTuple):
         yield from map(np.concatenate, found.values())
 
     def _answer(self, own: npt.NDArray[np.intp], gpu: GPU | None, out: Columns) -> bool:
-        """Write the answers of setups that go the same way; whether they are not refused."""
+        """Write the answers of setups that take the same branches. Return False if they are refused."""
         setup = self.setup(int(own[0]))
         assert setup is not None
         seq = np.where(self.seq[own] == 0, setup.seq_len or 1, self.seq[own])
