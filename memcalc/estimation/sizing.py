@@ -100,7 +100,9 @@ class SizeOnly:
         if setup.engine == "ddp":
             always.append(_part("buffers", "DDP buckets (gradient_as_bucket_view=False)", dtype, total, 1))
         gradients = (_part("gradients", "gradients", DTYPES[setup.grad_dtype], total, ranks if zero >= 2 else 1),)
-        if setup.engine == "deepspeed" and setup.pp > 1:  # each backward's are added to these, and stay until the step
+        if (
+            setup.engine == "deepspeed" and setup.pp > 1
+        ):  # a backward's gradients are added to them, and stay until the step
             gradients = (*gradients, _part("gradients", "gradients of a micro-batch", dtype, total, 1))
         return Holdings(tuple(always), backward=gradients, step=gradients, keeps_gradients=False)
 

@@ -1,1 +1,1 @@
-"""Views of a report: the JSON document, tables, advice. Rounding happens here alone."""
+"""Views of a report: the JSON document, tables and advice. Numbers are rounded only here."""

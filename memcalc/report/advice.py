@@ -1,4 +1,5 @@
-"""What to change: with a GPU what makes the setup fit it, without one what lowers the peak most. Each is an estimate."""
+"""Advice: with a GPU, the changes that make the setup fit; without, the changes that lower the peak most. Each change is
+estimated."""
 
 from __future__ import annotations
 
@@ -18,40 +19,43 @@ if TYPE_CHECKING:
 
 _MOST: Final = 3
 _WORTH: Final = 50
-"""A change that saves less than a fiftieth of the peak is not worth a line."""
+"""A change is worth a line if it saves more than one part in this many of the peak."""
 _ROOM: Final = 10
-"""A setup with more than a tenth of its GPU to spare needs no advice."""
+"""A setup needs no advice if it has more than one part in this many of its GPU's memory to spare."""
 _QUICK: Final = (
     "attention", "loss", "mask", "sync", "implementation", "micro-batch", "recompute", "shards", "ep", "gpus", "optimizer",
 )  # fmt: skip
-"""Kinds that are tried where there is no GPU to fit: one estimate each."""
+"""The kinds of changes that are tried if the peak is to be lowered: they cost one estimate each."""
 
 
 class Proposal(NamedTuple):
-    """Flags to add to the command, and what the estimate with them says. Sizes are bytes."""
+    """Flags to add to the command, and the estimate with these flags. Sizes are bytes."""
 
     flags: str
     fits: bool | None
-    """The verdict with them; None without a GPU, or where it is not known."""
+    """True if the setup with the flags fits the GPU; None without a GPU, or if it is not known."""
     device: int | None
-    """`Report.device` with them; None where there is no GPU to fit."""
+    """`Report.device` with the flags; None without a GPU."""
     headroom: int | None
-    """What is left of the GPU's memory, negative where it is too little."""
+    """The bytes of the GPU to spare, negative if the setup does not fit; None without a GPU."""
     peak: int
     saves: int
-    """Of `device`; of `peak` where that is None."""
+    """How many bytes less `device` is; without a GPU, how many bytes less `peak` is."""
     costs: str
-    """What they cost, in words; '' where there is no GPU to fit."""
+    """What the flags cost, in words; '' without a GPU."""
     answer: str | None = None
-    """The verdict's (memcalc.device.verdict); None without a GPU."""
+    """The verdict's answer with the flags (memcalc.device.verdict); None without a GPU."""
     gives_back: bool = False
-    """True if the allocator gives segments back then."""
+    """True if the allocator gives segments back with the flags."""
 
 
 @without_collections()
 def advice(report: Report) -> list[Proposal]:
-    """At most three lists of changes that make a setup fit its GPU, cheap ones first; where nothing does, one that does not
-    fit and comes closest. For a setup that has no GPU, or fits it narrowly, the changes that lower the peak most."""
+    """Return up to three lists of changes that make a setup fit its GPU, the cheapest first.
+
+    If nothing makes it fit, return the list that comes closest. Without a GPU, or if the setup fits with little room, return the
+    single changes that lower the peak most. Return [] for a setup that fits with enough room.
+    """
     if report.given is None:
         return []
     given = check_options(report.given)
@@ -75,19 +79,20 @@ def _proposal(before: Report, after: Report, flags: str) -> Proposal:
 
 
 class _Lower(NamedTuple):
-    """One change that lowers the peak."""
+    """One change that lowers the peak, and the estimate with it."""
 
     flags: str
     after: Report
 
     def proposal(self, before: Report) -> Proposal:
-        """By the peak alone."""
+        """Return the change as a proposal that tells only about the peak."""
         peak = self.after.peak
         return Proposal(self.flags, None, None, None, peak, before.peak - peak, "")
 
 
 def _lowest_peaks(report: Report, given: Options) -> list[Proposal]:
-    """The single changes that save most, the best of each kind; with a GPU those that fit it with room then."""
+    """Return the single changes that lower the peak most, the best of each kind. With a GPU, return only those that fit it with
+    room."""
     best: dict[str, _Lower] = {}
     for remedy in remedies(report):
         wanted = remedy.kind in _QUICK and not remedy.saves_less and (report.gpu is None or remedy.tier != MORE_GPUS)
@@ -107,7 +112,7 @@ def _fits_with_room(report: Report) -> bool:
 
 
 def _lower(report: Report, given: Options, remedy: Remedy) -> _Lower | None:
-    """One change and its estimate; None where it is refused, or leaves what the peak is made of."""
+    """Return one change and its estimate; None if the change is refused, or cannot lower a peak in the optimizer step."""
     if remedy.of_activations and report.peak_phase == "step":
         return None
     after = changed(given, report.setup, report.model, [remedy.ladder[remedy.usual]])

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 def advice_document(report: Report) -> list[Any]:
-    """An object for each change that would help, best first, with the names that `memcalc.report.advice` gives its fields."""
+    """Return an object for each proposal, the best first. Its keys are the fields of `memcalc.report.advice.Proposal`."""
     from memcalc.report.advice import advice
 
     return [_plain(change) for change in advice(report)]
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples as objects, other sequences as lists, whatever is in them alike."""
+    """Return a value for JSON: named tuples as objects and other sequences as lists, at every depth."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):

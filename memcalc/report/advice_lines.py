@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def advice_lines(report: Report) -> list[RenderableType]:
-    """Nothing for a setup that fits with room, else a heading and what to add to the command."""
+    """Return a heading and the flags to add to the command; [] for a setup that fits with room."""
     found = advice(report)
     if not found:
         lost = report.verdict is not None and report.verdict.fits is False and report.given is not None
@@ -46,7 +46,7 @@ def _heading(words: str) -> Text:
 
 
 def _lines(one: Proposal, *under: str) -> list[RenderableType]:
-    """The flags, and under them what they lead to and cost."""
+    """Return a proposal's flags, and below them lines on what the flags lead to and cost."""
     return [Padding(Text(one.flags), (0, 0, 0, 2)), *(Padding(Folded(line), (0, 0, 0, 6)) for line in under)]
 
 

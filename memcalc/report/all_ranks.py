@@ -1,4 +1,4 @@
-"""What every pipeline rank needs and sends, side by side."""
+"""The table of what every pipeline rank needs and sends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES: Final = {"optimizer_states": "optimizer", "saved_activations": "saved"}
 
 
 def rank_document(report: Report) -> dict[str, Any]:
-    """The rank of this report, for the JSON document."""
+    """Return the report's rank for the JSON document."""
     time = step_time(report.collectives, report.costs) if report.gpu is not None else None
     return {
         "pp": report.rank.number,
@@ -42,15 +42,17 @@ _FIRST_TO_GO: Final = ("buffers", "gradients", "parameters", "layers", "in fligh
 
 
 def all_ranks_table(report: Report, width: int) -> list[RenderableType]:
-    """A line per rank, and one of what the width leaves out; `in flight` are the forwards of a chunk that are saved at once, the
-    running one included."""
+    """Return the table with a line for each rank, and a line that names the columns left out for the width.
+
+    `in flight` counts the forwards of a chunk whose saved activations exist at once, with the running one.
+    """
     kept, gone = fitting(rank_columns(report), width, _FIRST_TO_GO)
     worst = [one.rank.number for one in report.each_rank()].index(report.rank.number)
     return [table_of(kept, title="Pipeline ranks", bold=worst), *([Text(gone)] if gone else [])]
 
 
 def rank_columns(report: Report) -> list[Column]:
-    """Return what a line of the table has of each rank."""
+    """Return the columns of the table, with a cell for each rank."""
     ranks = report.each_rank()
     return [
         Column("rank", [str(one.rank.number) for one in ranks]),

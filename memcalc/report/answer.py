@@ -1,4 +1,4 @@
-"""The answer to what was asked, in the first lines: does it fit, or what does a GPU need."""
+"""The first lines of a report, which answer the question: does it fit, or how much does a GPU need."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def answer(report: Report) -> list[RenderableType]:
-    """Return the verdict and what it rests on; without a GPU what one needs, as nvidia-smi would show it."""
+    """Return the verdict and its reasons; without --gpu, the bytes that a GPU needs, as nvidia-smi would show."""
     verdict = verdict_text(report)
     return [Folded(verdict if verdict is not None else _need(report))]
 
 
 def _need(report: Report) -> Text:
-    """Return the sentence of a report that no GPU was named for."""
+    """Return the sentence for a report without --gpu."""
     who = "one GPU" if report.setup.gpus == 1 else "each GPU" if report.setup.pp == 1 else "the fullest GPU"
     if report.states_only:
         words = f"model states take {show_bytes(report.peak)} of {who}; activations are not known without a model"

@@ -1,6 +1,7 @@
-"""The flags that a list of changes comes to, added to the options as they were given, and the setup that results.
+"""The flags of a list of changes, and the setup that results from adding these flags to the given options.
 
-Flags win over what was given; what neither names has its default under the new setup, as it would on the command line.
+A flag replaces a given option. An option that is neither given nor changed has its default in the new setup, as on the
+command line.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Changed(NamedTuple):
-    """A setup after some changes, and what to add to the command for it."""
+    """A setup after some changes, and the flags to add to the command for that setup."""
 
     flags: tuple[tuple[str, Any], ...]
     setup: Setup
 
 
 def changed(given: Options, setup: Setup, model: Any, rungs: Iterable[Rung]) -> Changed | None:
-    """`setup`, which `given` came to, with these changes; None where that is refused or is what it was.
+    """Return `setup`, which was resolved from `given`, with the changes `rungs`; None if it is refused or stays the same.
 
-    A step keeps its sequences: with fewer data-parallel ranks it has more micro-batches. With more GPUs it has as many as these
-    need. The engine stays what it is unless a change names another one.
+    The sequences per step stay the same: with fewer data-parallel ranks there are more micro-batches. Only with more GPUs
+    there can be more sequences, as many as the GPUs need. The engine stays the same unless a change names another.
     """
     flags: dict[str, Any] = {}
     for rung in rungs:
@@ -51,7 +52,7 @@ def changed(given: Options, setup: Setup, model: Any, rungs: Iterable[Rung]) -> 
 
 
 def _batch(given: Options, setup: Setup, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return what has to be said of the global batch, and of dp where that was given to be checked."""
+    """Return the flags that the changes need for the global batch, and for dp if dp was given."""
     gpus, tp, pp, cp, micro_batch = (
         flags.get(name, getattr(setup, name)) for name in ("gpus", "tp", "pp", "cp", "micro_batch_size")
     )
@@ -68,7 +69,7 @@ def _batch(given: Options, setup: Setup, flags: dict[str, Any]) -> dict[str, Any
 
 
 def _resolved(given: Options, model: Any, flags: dict[str, Any]) -> Setup | None:
-    """The setup of the options with these flags; None where it is refused."""
+    """Return the setup of the options with these flags; None if it is refused."""
     try:
         options = check_options({**given._asdict(), **flags})
         return resolve(options, model if isinstance(model, Model) else None)
@@ -77,7 +78,7 @@ def _resolved(given: Options, model: Any, flags: dict[str, Any]) -> Setup | None
 
 
 def shown(flags: Iterable[tuple[str, Any]]) -> str:
-    """Flags as they are written on the command line."""
+    """Return the flags as written on the command line."""
     return " ".join(_flag(name.replace("_", "-"), value) for name, value in flags)
 
 

@@ -1,4 +1,4 @@
-"""Tables of collectives at any width: what names a row is kept, and numbers that have no place are left out and named."""
+"""Tables of collectives at any width: words always stay; columns of numbers without room are left out and named."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _WORDS: Final = 24  # columns of "backward reduce_scatter"
 
 
 class Numbers(NamedTuple):
-    """Columns of numbers, the least important last."""
+    """The columns of numbers, the least important last."""
 
     names: tuple[str, ...]
 
     def that_fit(self, width: int) -> tuple[Numbers, str]:
-        """Return those that leave room for the words of a row, calls and payload in any case, and a line of what is left out."""
+        """Return the columns that leave room for the words of a row, and a line that names the columns left out. `payload` and
+        the columns before it always stay."""
         names = self.names
         while names[-1] != "payload" and sum(_WIDTHS[name] + _BETWEEN for name in names) > width - _WORDS:
             names = names[:-1]
@@ -33,8 +34,10 @@ class Numbers(NamedTuple):
 def add_words(
     table: Table, names: Sequence[str], *, on_one_line: bool
 ) -> Callable[[Sequence[str]], Sequence[RenderableType]]:
-    """Add the columns of a row's words, of which the last one is long. Gives what makes cells of words: they have a column
-    each, or all are in one, the last on a line of its own."""
+    """Add the columns for a row's words, of which the last is long. Return the function that turns words into cells.
+
+    With `on_one_line` each word has a column. Otherwise all words share one column, the last on a line of its own.
+    """
     if on_one_line:
         for name in names:
             table.add_column(name, no_wrap=name != "what", overflow="fold")

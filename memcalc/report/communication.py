@@ -1,4 +1,4 @@
-"""The table of communication: every collective of a step, and what of it the step waits for."""
+"""The table of communication: every collective of a step, and the time that the step waits for communication."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from memcalc.units import show_bytes, show_seconds
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
-_WIDE: Final = 90  # columns that the table needs, with its times; below them a collective is on two lines
+_WIDE: Final = 90  # columns that the table needs with times; in fewer, a collective takes two lines
 
 
 def communication_table(report: Report, width: int) -> list[RenderableType]:
-    """With a line of what the width leaves out."""
+    """Return the table of every collective, and a line that names the columns left out for the width."""
     table, timed = titled("Communication per step and GPU"), report.gpu is not None
     numbers, left_out = Numbers(("ranks", "calls", "payload", "wire", *(["time"] if timed else []))), ""
     if width < _WIDE:
@@ -58,8 +58,10 @@ def communication_lines(report: Report) -> list[Text]:
 
 
 def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
-    """Return what of the communication the step waits for, at the speed of data sheets; empty without a GPU. `bracketed`:
-    whether the table has in brackets what can hide."""
+    """Return the time that the step waits for communication, at the bandwidths of data sheets; [] without a GPU.
+
+    `bracketed`: True if the table has times in brackets for collectives that can hide behind compute.
+    """
     if report.gpu is None:
         return []
     unknown = [cost.missing for cost in report.costs if isinstance(cost, Unknown)]

@@ -1,4 +1,4 @@
-"""The communication of a step in a few lines: what each axis sends, by kind of collective."""
+"""The communication of a step in a few lines: the bytes that each axis sends, by kind of collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """What one axis sends in a step by one kind of collective over groups of one size."""
+    """The collectives of one axis, one kind and one group size in a step, added up."""
 
     axis: str
     collective: str
@@ -25,11 +25,11 @@ class Sent(NamedTuple):
     payload: int
     wire: int
     seconds: float | None
-    """None without a GPU, and where the time of one of the calls is not known."""
+    """The time of all calls; None without a GPU, or if the time of a call is not known."""
 
 
 def sent(report: Report) -> list[Sent]:
-    """Return the report's collectives, added up by axis, kind and group size; their sums are those of the full table."""
+    """Return the report's collectives, added up by axis, kind and group size. The totals equal those of the full table."""
     costs: list[Any] = report.costs or [None] * len(report.collectives)
     groups: dict[tuple[str, str, int], list[tuple[Any, Any]]] = {}
     for c, cost in zip(report.collectives, costs, strict=True):
@@ -52,7 +52,8 @@ def _seconds(costs: list[Any]) -> float | None:
 
 
 def communication_summary(report: Report, width: int) -> list[Any]:
-    """Return the table, a line of what the width leaves out, the sizes of one layer, and what the step waits for."""
+    """Return the table, a line that names the columns left out for the width, the bytes of one layer, and the time that the step
+    waits."""
     lines = sent(report)
     columns = [
         Column("axis", [*(one.axis for one in lines), "all"], "left"),

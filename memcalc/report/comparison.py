@@ -1,4 +1,4 @@
-"""Prediction and measurement side by side."""
+"""The tables of prediction and measurement, side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NARROW: Final = 70  # columns that the longest names of memory need beside four
 
 
 def print_comparison(comparison: Comparison, file: IO[str]) -> None:
-    """A table of bytes, one of collectives, and what ran."""
+    """Print a table of bytes, a table of collectives, and what ran."""
     console = console_for(file, 200)
     measured = comparison.measured
     console.print(_title(comparison))
@@ -43,7 +43,7 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     seconds = "" if measured.seconds is None else f" · {measured.seconds:.3f} s a step"
     known = {
         key: value for key, value in measured.environment.items() if value and key != "source"
-    }  # the versions again
+    }  # source repeats the versions
     attention = f" · attention by {', '.join(measured.attention)}" if measured.attention else ""
     console.print(" · ".join(f"{key} {value}" for key, value in known.items()) + attention + seconds)
     for note in (others(measured.environment), another_gpu(comparison.report, measured.environment)):
@@ -52,7 +52,7 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
 
 
 def _title(comparison: Comparison) -> str:
-    """Return what ran, and as which of how many ranks."""
+    """Return a line on what ran, with the rank and the number of ranks."""
     s, axes = comparison.report.setup, ("tp", "pp", "cp", "ep")
     parts = [comparison.report.model.name, f"{s.engine}, ZeRO {s.zero}" if s.zero else s.engine]
     parts += [f"{axis} {getattr(s, axis)}" for axis in axes if getattr(s, axis) > 1]
@@ -68,7 +68,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _history(phases: Sequence[Mapping[str, Any]]) -> Table:
-    """Return what the allocator did, phase by phase."""
+    """Return the table of what the allocator did in each phase."""
     table = _empty(
         "the allocator's history of a step", ("peak", "end", "allocations", "frees", "new segments", "taken")
     )

@@ -1,4 +1,4 @@
-"""The line of a report's products of matrices."""
+"""The lines on a report's matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compute_lines(report: Report) -> list[Text]:
-    """FLOPs of a step by phase, and with a GPU the least time that they take."""
+    """Return the FLOPs of a step by phase, and with a GPU the least time that they take; [] without FLOPs."""
     flops = report.flops
     if not flops["total"]:
         return []

@@ -1,4 +1,4 @@
-"""Where a report is printed, and how wide that is."""
+"""The console that a report is printed on, and its width."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from rich.console import Console
 
 _MOST: Final = 10_000
 LISTING: Final = 200
-"""Columns of what others read line by line: enough to cut nothing."""
+"""The width in columns of output that programs read line by line: wide enough to cut nothing."""
 
 
 def console_for(file: IO[str], width: int) -> Console:
-    """Colour and width of the terminal; plain elsewhere, as wide as COLUMNS says or else `width` columns."""
+    """Return a console for a file. A terminal gets colour and its own width. Any other file gets plain text, as wide as the
+    variable COLUMNS says or else `width` columns."""
     console = Console(file=file, highlight=False, emoji=False, markup=False)
     if console.is_terminal:
         return console

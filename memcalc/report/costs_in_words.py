@@ -1,4 +1,4 @@
-"""What a change of a setup costs: what is computed again, what is sent in addition, and what is no longer the same."""
+"""The costs of a change in words: what is computed again, what is sent in addition, and what differs in the training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 _NOTICED: Final = 0.02
-"""A share of all communication's time: what more of it is exposed than that is said."""
+"""The share of the communication's time from which more exposed communication is worth a line."""
 
 
 def costs(before: Report, after: Report) -> str:
-    """One line, the weightiest first; per step and GPU."""
+    """Return the costs per step and GPU in one line, the most important first."""
     changes = before.setup, after.setup
     work = [] if before.states_only else _work(before, after) or ["nothing more to compute or to send"]
     return " · ".join([*_training(*changes), *_machines(*changes), *work, *_packages(*changes)])
@@ -41,7 +41,7 @@ _PACKAGES: Final = {
     "cross_entropy": {"fused": "Liger-Kernel", "chunked": "torch's linear_cross_entropy"},
     "optimizer": {"adamw-8bit": "bitsandbytes", "lion": "lion-pytorch"},
 }
-"""What the value of an option takes, besides torch and transformers; with Megatron's kernels it has its own."""
+"""The package that an option's value needs besides torch and transformers. Megatron's kernels need none of these."""
 
 
 def _packages(before: Setup, after: Setup) -> list[str]:

@@ -1,5 +1,7 @@
-"""The engine and the precision that were chosen because nobody said them, and the options of what people may have meant
-instead: launchers differ in both, and with them in the bytes."""
+"""Lines on the default engine and precision if nobody gave them, and on the options of common launchers.
+
+Launchers differ in engine and precision, and so in bytes: the user may mean one of them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Launcher(NamedTuple):
-    """A tool that starts trainings, and the options of its step."""
+    """A tool that starts a training, and the options of its step."""
 
     name: str
     options: dict[str, Any]
@@ -27,15 +29,15 @@ LAUNCHERS: Final = (
     Launcher("FSDP", {"engine": "fsdp2", "zero": 3}),
     Launcher("DeepSpeed", {"engine": "deepspeed", "zero": 2}, " (or 3)"),
 )
-"""transformers' Trainer (fp32 weights under torch.autocast, DDP on several GPUs), the default sharding of accelerate's FSDP and
-of torchtitan, and the stages that DeepSpeed's users run."""
+"""The launchers on several GPUs: transformers' Trainer (fp32 weights under torch.autocast, DDP), the default sharding of
+accelerate's FSDP and of torchtitan, and the stages that DeepSpeed's users run."""
 ALONE: Final = (Launcher("HF Trainer with bf16=True", {"precision": "bf16-autocast"}),)
-"""On one GPU there is nothing to share, and Trainer's step is plain PyTorch's."""
+"""The launchers on one GPU: nothing is sharded, and Trainer's step is plain PyTorch's."""
 
 
 def default_lines(report: Report) -> list[str]:
-    """A sentence on what was chosen and one on what else may be meant; none where engine and precision were asked for, or where
-    the report is of a setup that was not resolved from options."""
+    """Return a sentence on the defaults that were chosen, and a sentence on what else the user may mean. Return [] if engine and
+    precision were given, or if the setup was not resolved from options."""
     if report.given is None:
         return []
     given = {name: value for name, value in report.given.items() if value is not None}
@@ -51,7 +53,7 @@ def default_lines(report: Report) -> list[str]:
 
 
 def _chosen(setup: Setup, given: dict[str, Any]) -> list[str]:
-    """The options that decide what is stored and were not given; the stage where it did not choose the engine."""
+    """Return the options that decide what is stored and were not given. `zero` is among them only if the engine was given."""
     staged = setup.engine in ("fsdp2", "deepspeed") and "engine" in given
     return [name for name in ("engine", *(["zero"] if staged else []), "precision") if name not in given]
 
@@ -63,7 +65,7 @@ def _shown(setup: Setup, name: str) -> str:
 
 
 def _is_another(report: Report, launcher: Launcher, given: dict[str, Any]) -> bool:
-    """Tell whether the launcher's step goes with all that was given, can be estimated, and is not the one that is reported."""
+    """Return True if the launcher's step fits all given options, can be estimated, and differs from the reported one."""
     wanted = launcher.options | ({"zero": given["zero"]} if "zero" in given else {})
     if any(given.get(name, value) != value for name, value in wanted.items()):
         return False

@@ -1,4 +1,4 @@
-"""The JSON document, `schema_version` 1. Sizes are integer bytes of the worst rank."""
+"""The JSON document, `schema_version` 1. Sizes are integer bytes of the reported rank, by default the worst."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Every key of the contract, always."""
+    """Return the document. It always has every key."""
     return {
         "schema_version": SCHEMA_VERSION,
         "model": _model(report),
@@ -102,8 +102,11 @@ def _communication(report: Report) -> dict[str, Any]:
 
 
 def _share(share: Share) -> dict[str, Any]:
-    """A layer's part of a collective; `layers` of the rank's layers have one, 0 where it is between stages. `calls` is a
-    fraction where a call is of several layers."""
+    """Return a layer's part of a collective.
+
+    `layers`: how many of the rank's layers have this part; 0 for a send between stages. `calls` is a fraction if one call is
+    for several layers.
+    """
     c = share.collective
     return {
         "axis": c.axis,
@@ -119,7 +122,7 @@ def _share(share: Share) -> dict[str, Any]:
 
 
 def _compute(report: Report) -> dict[str, Any] | None:
-    """None for a bare number of parameters."""
+    """Return FLOPs and matrix products; None for a bare number of parameters."""
     if not report.rank.profiles:
         return None
     return {
@@ -130,13 +133,15 @@ def _compute(report: Report) -> dict[str, Any] | None:
 
 
 def _step_seconds(report: Report) -> dict[str, float] | None:
-    """Exposed, and what can hide behind forward and backward; None without a GPU or where a link is not known."""
+    """Return the seconds that are exposed and that can hide behind forward and backward; None without a GPU or if a link is not
+    known."""
     time = step_time(report.collectives, report.costs) if report.gpu is not None else None
     return None if time is None else {**time._asdict(), "total": time.total}
 
 
 def _time(cost: Cost | Unknown | None) -> dict[str, Any]:
-    """Nulls where there is no time; where a link is not known, the formula says what is missing."""
+    """Return a collective's time, with nulls if it is not known. `seconds_formula` says what is missing if a link is not
+    known."""
     if isinstance(cost, Cost):
         return {"seconds": cost.seconds, "link": cost.link, "seconds_formula": cost.formula}
     return {"seconds": None, "link": None, "seconds_formula": None if cost is None else cost.missing}

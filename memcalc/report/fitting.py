@@ -1,4 +1,4 @@
-"""Tables whose columns are whole or not there: those that have no place at the console's width are left out and named."""
+"""Tables that never cut a column: columns without room at the console's width are left out and named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BETWEEN: Final = 2
 
 
 class Column(NamedTuple):
-    """A column's name and its cells, one a line."""
+    """A column's name and its cells, one for each line."""
 
     name: str
     cells: Sequence[str]
@@ -20,18 +20,18 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns of a terminal that the widest cell needs."""
+        """Return how many terminal columns the widest cell needs."""
         return max(map(cell_len, (self.name, *self.cells)))
 
 
 def needed(columns: Sequence[Column]) -> int:
-    """Columns of a terminal that all of them need."""
+    """Return how many terminal columns all these columns need."""
     return sum(column.width + _BETWEEN for column in columns) - _BETWEEN
 
 
 def fitting(columns: Sequence[Column], width: int, first_to_go: Sequence[str]) -> tuple[list[Column], str]:
-    """The columns that `width` has a place for, and a line of what is left out ('' if nothing is). The names in `first_to_go`
-    go in that order; others stay in any case."""
+    """Return the columns that fit into `width`, and a line that names the columns left out ('' if none). Columns in
+    `first_to_go` are left out in that order; all others always stay."""
     kept = list(columns)
     for name in first_to_go:
         if needed(kept) <= width:
@@ -41,12 +41,12 @@ def fitting(columns: Sequence[Column], width: int, first_to_go: Sequence[str]) -
 
 
 def left_out(names: Sequence[str]) -> str:
-    """The line that names what a table lacks."""
+    """Return the line that names what a table leaves out; '' if nothing."""
     return f"left out for the width: {', '.join(names)}; --json has it" if names else ""
 
 
 def table_of(columns: Sequence[Column], *, title: str = "", bold: int | None = None) -> Table:
-    """The columns side by side; the line with the number `bold` stands out."""
+    """Return a table of the columns; the line with the number `bold` is bold."""
     table = Table(
         title=title or None,
         title_justify="left",

@@ -1,4 +1,4 @@
-"""The rows as CSV: a line for each, with empty cells where a kind of row has no such number."""
+"""The rows as CSV: one line each, with empty cells for numbers that a kind of row does not have."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ HEADER = (
     "axis",
     "phase",
 )
-"""`table` is memory, communication, layer (a layer's part of the communication) or rank (a pipeline rank's totals)."""
+"""The columns. `table` is memory, communication, layer (a layer's part of the communication) or rank (a pipeline rank's
+totals)."""
 
 _Line = tuple[object, ...]
 
 
 def csv_text(report: Report, *, per_layer: bool = False, all_ranks: bool = False) -> str:
-    """Every memory and communication row, in bytes, with a header line; layers and ranks where they are asked for."""
+    """Return a header line and every memory and communication row, in bytes. `per_layer` and `all_ranks` add their rows."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADER)
@@ -66,7 +67,7 @@ def _sent(table: str, name: str, c: Collective, calls: object, payload: int, wir
 
 
 def _ranks(report: Report) -> Iterator[_Line]:
-    """Of each rank a line for every total, and one of what it sends."""
+    """Yield for each rank a line for every total, and a line for its communication."""
     after = ("", "", "", "", "", "")
     for one in report.each_rank():
         name = f"pp {one.rank.number}"

@@ -1,4 +1,4 @@
-"""Text that breaks after an operator or a dot where a word has no place as a whole: formulas, settings, names of modules."""
+"""Text that breaks words longer than the line after an operator or a dot: formulas, settings, names of modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORD: Final = re.compile(r"\S+")
 
 
 class Folded:
-    """A text that is broken for the width that it gets."""
+    """A text for rich that breaks its long words at the width it is printed with."""
 
     def __init__(self, text: Text | str) -> None:
         self.text = Text(text) if isinstance(text, str) else text
@@ -33,8 +33,11 @@ class Folded:
 
 
 def with_breaks(line: Text, width: int) -> Text:
-    """The line with a space wherever a word that is wider than `width` may be broken. A space breaks no line by itself: of the
-    parts, which are as long as they can be, no two have a place beside each other."""
+    """Return the line with spaces at which a word wider than `width` is broken.
+
+    The parts of a word are as long as possible. So two neighbouring parts never have room on one line, and every such space is
+    a line break.
+    """
     plain = line.plain
     room = width - (len(plain) - len(plain.lstrip()))
     wide = [word for word in _WORD.finditer(plain) if cell_len(word[0]) > room]
@@ -43,7 +46,7 @@ def with_breaks(line: Text, width: int) -> Text:
 
 
 def _cuts(word: str, room: int) -> Iterator[int]:
-    """Yield where a word's parts begin, without the first one."""
+    """Yield the place at which each part of a word begins, except the first."""
     place = taken = 0
     for piece in _PIECE.findall(word):
         length = cell_len(piece)

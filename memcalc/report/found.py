@@ -1,4 +1,4 @@
-"""Lists of changes with their estimates: whether they fit, and what they cost."""
+"""Lists of changes with their estimates, whether the estimates fit, and what the changes cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """A remedy, and how far up its ladder it goes."""
+    """A remedy and the rung of its ladder: how strong the change is."""
 
     remedy: Remedy
     rung: int
@@ -30,7 +30,7 @@ Steps = tuple[Step, ...]
 
 
 class Found(NamedTuple):
-    """A list of changes with its estimate."""
+    """A list of changes, its flags for the command, and its estimate."""
 
     steps: Steps
     flags: tuple[tuple[str, Any], ...]
@@ -38,7 +38,8 @@ class Found(NamedTuple):
 
 
 def suffices(report: Report) -> bool:
-    """Tell whether a setup fits; of a bare number of parameters, whether its states leave that open."""
+    """Return True if a setup fits by its full verdict; for a bare number of parameters, if the model states do not exclude
+    it."""
     gpu = report.gpu
     if gpu is None or report.peak + outside(report) > gpu.capacity:
         return False
@@ -46,7 +47,8 @@ def suffices(report: Report) -> bool:
 
 
 def seems_to(report: Report) -> bool:
-    """Tell whether a setup fits as far as one play tells it."""
+    """Return True if a setup fits by its first look, which is one play; for a bare number of parameters, if the model states do
+    not exclude it."""
     look = report.first_look
     if look is None or report.peak + outside(report) > look.capacity:
         return False
@@ -54,7 +56,7 @@ def seems_to(report: Report) -> bool:
 
 
 def has_room(report: Report) -> bool:
-    """Tell whether a setup fits without the allocator giving segments back, as far as one play tells it."""
+    """Return True if the allocator gives no segments back, by the first look of a setup."""
     return report.first_look is None or not report.first_look.gives_back
 
 
@@ -62,14 +64,18 @@ SLICES: Final = ("ep", "cp", "tp", "pp")
 
 
 def likely_worst(base: Report, setup: Setup) -> int | None:
-    """A pipeline rank that is among the fullest: the base's worst one, of other stages the first; None where there is one."""
+    """Return a pipeline rank that is probably among the fullest: the base's worst rank; with another number of stages, the
+    first.
+
+    Return None without a pipeline, and the given rank with `--pp-rank`.
+    """
     if setup.pp == 1 or setup.pp_rank is not None:
         return setup.pp_rank
     return base.rank.number if setup.pp == base.setup.pp else 0
 
 
 def goes_with(one: Remedy, other: Remedy) -> bool:
-    """Tell whether two kinds of slices are tried together: those of tensors with those of layers."""
+    """Return True if two kinds of slices are tried together: tensor parallelism, then pipeline parallelism."""
     return (one.kind, other.kind) == ("tp", "pp")
 
 
@@ -78,12 +84,13 @@ def without(found: Found, step: Step) -> Steps:
 
 
 def tier_of(found: Found) -> int:
-    """The last resort that a list takes."""
+    """Return the highest tier of a list's remedies: SAME, MORE_GPUS or OTHER_TRAINING."""
     return max((step.remedy.tier for step in found.steps), default=SAME)
 
 
 def slowdown(before: Report, after: Report) -> tuple[float, int, int]:
-    """How much more a step takes: seconds of products, bubbles and collectives as far as they are known, FLOPs, bytes sent."""
+    """Return how much more a step takes: seconds of products, bubbles and collectives as far as they are known, FLOPs, and bytes
+    sent."""
     seconds = 0.0
     products = before.seconds_at_peak, after.seconds_at_peak
     if products[0] is not None and products[1] is not None:

@@ -1,4 +1,4 @@
-"""Tables of GPUs."""
+"""Tables and documents of GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _show(quantity: Quantity | None) -> str:
 
 
 def as_document(gpu: GPU) -> dict[str, object]:
-    """A GPU as its file has it, with its name."""
+    """Return a GPU's fields for JSON, as its file has them, with its name."""
     out: dict[str, object] = gpu._asdict()
     for key in ("memory", "nominal_memory"):
         quantity: Quantity = getattr(gpu, key)
@@ -40,7 +40,7 @@ _FIRST_TO_GO: Final = ("full name", "fp8", "link", "bf16", "bandwidth")
 
 
 def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
-    """A line per GPU; FLOP/s are dense."""
+    """Print a line for each GPU. FLOP/s are dense."""
     flops = [gpu.dense_flops_per_second for gpu in gpus]
     links = [
         next((gpu.links[k] for k in ("nvlink", "infinity_fabric", "pcie") if k in gpu.links), None) for gpu in gpus
@@ -58,7 +58,7 @@ def print_list(gpus: Sequence[GPU], file: IO[str]) -> None:
 
 
 def print_gpu(gpu: GPU, file: IO[str]) -> None:
-    """Every number of one GPU with its source."""
+    """Print every number of one GPU with its source."""
     console = console_for(file, LISTING)
     title = Text(gpu.name, style="bold")
     title.append(f"  {gpu.full_name}, {gpu.architecture}, {gpu.compute_capability}", style="not bold")

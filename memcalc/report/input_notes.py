@@ -1,5 +1,5 @@
-"""What a reader should know of the input: a GPU of which only the memory is known, tokens beyond what a model was made for, and
-what was taken in the place of something that was not there."""
+"""Notes on the input: a GPU known only by its memory, sequences longer than the model was made for, and the model's own notes,
+such as a replacement for something that was missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def input_notes(report: Report) -> list[str]:
-    """A sentence each; mostly none."""
+    """Return a sentence for each note; usually none."""
     return [*report.model.notes, *_of_length(report), *_of_gpu(report)]
 
 
 def _of_length(report: Report) -> list[str]:
-    """Rotary and relative positions go on beyond the length that a model was trained with. A table of positions does not: it
-    refuses them (memcalc.setup.setup)."""
+    """Return a note if sequences are longer than the model was trained with. Rotary and relative positions go on beyond that
+    length. For a table of positions, memcalc.setup.setup refuses such lengths."""
     tokens = report.setup.seq_len
     most: int | None = None if tokens is None else report.model.program.max_seq_len
     if tokens is None or most is None or tokens <= most:

@@ -1,4 +1,4 @@
-"""A report as Markdown: what was estimated, the verdict, totals, then tables of all rows."""
+"""A report as Markdown: the setup, the verdict and the totals, then tables of all rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _NUMBERS: Final = frozenset(("bytes", "at the peak", "calls", "payload", "wire")
 
 
 def markdown_text(report: Report, *, per_layer: bool = False, all_ranks: bool = False) -> str:
-    """Memory and communication in any case; what a layer sends and every pipeline rank where they are asked for."""
+    """Return the report with its memory and communication. `per_layer` adds what a layer sends, `all_ranks` every pipeline
+    rank."""
     verdict = verdict_lines(report)
     said = [*default_lines(report), *notes(report)]
     totals = [(name, getattr(report, name)) for name in ("peak", "allocated", "reserved", "device")]

@@ -24,12 +24,12 @@ _LABELS: Final = {
     "buffers": "buffers",
     "temporaries": "temporaries",
 }
-_NARROW: Final = 70  # columns; below them the table keeps names and sizes only
+_NARROW: Final = 70  # columns; in fewer, the table has names and sizes only
 
 
 def memory_table(report: Report, width: int, *, verbose: bool) -> list[RenderableType]:
-    """Return the table and a line of what the width leaves out. A total has the tool that shows it beside it, or with
-    `verbose` what it adds to the total above."""
+    """Return the table, and a line that names the columns left out for the width. Beside each total is the tool that shows it,
+    or with `verbose` what it adds to the total above."""
     table, narrow = titled("Memory per GPU"), width < _NARROW
     lines: list[tuple[list[str], str]] = []
 
@@ -53,7 +53,7 @@ def memory_table(report: Report, width: int, *, verbose: bool) -> list[Renderabl
     table.add_column("at the peak", justify="right", no_wrap=True)
     if not narrow:
         others = [max(len(cells[i]) for cells, _ in lines) for i in (0, 1, 3)]
-        room = width - sum(others) - len("at the peak") - 4 * 2  # two between columns
+        room = width - sum(others) - len("at the peak") - 4 * 2  # two spaces between columns
         table.add_column("", no_wrap=True)
         table.add_column("largest row", overflow="ellipsis", no_wrap=True, max_width=room)
     for cells, style in lines:
@@ -62,7 +62,7 @@ def memory_table(report: Report, width: int, *, verbose: bool) -> list[Renderabl
 
 
 def _tools(report: Report) -> tuple[str, str, str]:
-    """Return what shows `allocated`, `reserved` and `device`, with what of them is not computed."""
+    """Return the tools that show `allocated`, `reserved` and `device`, and the basis of parts that are not computed."""
     reserved = _basis(report, "reserved") - {"exact", "modelled"}
     note = f" ({' and '.join(sorted(reserved))})" if reserved else ""
     return (
@@ -73,7 +73,7 @@ def _tools(report: Report) -> tuple[str, str, str]:
 
 
 def _what_is_added(report: Report) -> tuple[str, str, str]:
-    """Return what `allocated` adds to the peak, `reserved` to that, and `device` to that."""
+    """Return what `allocated` adds to the peak, `reserved` to `allocated`, and `device` to `reserved`."""
     blocks = "rounding to 512 B" if report.played is None else "blocks as they are split"
     return f"+ {blocks}, cuBLAS workspaces", _reserved_note(report), f"+ {_outside(report)}"
 

@@ -17,7 +17,7 @@ from memcalc.units import show_count
 
 
 def list_document(models: Sequence[Model]) -> list[dict[str, Any]]:
-    """One object per model."""
+    """Return one object for each model."""
     return [_summary(model) for model in models]
 
 
@@ -35,7 +35,7 @@ def _summary(model: Model) -> dict[str, Any]:
 
 
 def show_document(model: Model) -> dict[str, Any]:
-    """One model with its weights."""
+    """Return one model with its weights."""
     return {
         **_summary(model),
         "notes": list(model.notes),
@@ -55,7 +55,7 @@ _FIRST_TO_GO: Final = ("also", "layers", "type")
 
 
 def print_list(models: Sequence[Model], file: IO[str]) -> None:
-    """A line per model."""
+    """Print a line for each model."""
     specs = [bundled_spec(model.name) for model in models]
     columns = [
         Column("name", [model.name for model in models], "left"),
@@ -68,7 +68,7 @@ def print_list(models: Sequence[Model], file: IO[str]) -> None:
 
 
 def print_model(model: Model, file: IO[str]) -> None:
-    """Parameters by component, then every weight with its named dims."""
+    """Print the parameters by component, then every weight with its named dims."""
     console = console_for(file, LISTING)
     spec = bundled_spec(model.name)
     title = Text(model.name, style="bold")

@@ -1,5 +1,5 @@
-"""What a reader should know of a report that no number says: of its input, states that one would not look for, and which
-attention kernel it is of, where that is a surprise."""
+"""Notes on a report that its numbers do not tell: on the input, on unexpected optimizer states, and on an unexpected attention
+kernel."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
 _NVIDIA: Final = "a100-80gb"
-"""Ampere and all later GPUs take the same kernels in fp32."""
+"""A GPU that stands for Ampere and all later ones: all take the same kernels in fp32."""
 
 
 def notes(report: Report) -> list[str]:
-    """A sentence each; mostly none."""
+    """Return a sentence for each note; usually none."""
     return [*input_notes(report), *_of_one_gpu(report), *_of_states(report), *_of_attention(report)]
 
 
 def _of_one_gpu(report: Report) -> list[str]:
-    """Say that a stage of a bare number of parameters shards nothing; a model's is refused."""
+    """Return a note that a ZeRO stage on one GPU shards nothing. With a model such a stage is refused."""
     s = report.setup
     return (
         [f"ZeRO {s.zero} over 1 GPU shards nothing: it holds what stage 0 holds"]
@@ -34,7 +34,7 @@ def _of_one_gpu(report: Report) -> list[str]:
 
 
 def _of_states(report: Report) -> list[str]:
-    """Why ZeRO holds more optimizer states than stage 0 where the weights are fp32."""
+    """Return a note on why DeepSpeed's ZeRO holds more optimizer states than stage 0 if the weights are fp32."""
     if report.setup.engine != "deepspeed" or not report.setup.zero or report.setup.has_master_weights:
         return []
     from memcalc.engines.deepspeed.zero_partitions import FP32_COPY
@@ -73,8 +73,8 @@ def _makes_scores(report: Report) -> bool:
 
 
 def _on_nvidia(report: Report) -> Report:
-    """The same on one of whose kernels all is known: a sliding window's mask, or heads that a family repeats, let it take a
-    fused one."""
+    """Return the report on an NVIDIA GPU, whose kernels are known. It may show a fused kernel after all: for a sliding window's
+    mask, or for heads that the family repeats."""
     return type(report)(report.model, report.setup._replace(gpu=_NVIDIA))
 
 

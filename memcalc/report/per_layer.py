@@ -1,5 +1,5 @@
-"""What one layer sends for one micro-batch, collective by collective, and what a stage sends to those beside it: the table
-behind "TP 8bsh, DP 16h², PP 2bsh"."""
+"""The communication of one layer for one micro-batch, by collective, and of a stage with its neighbours: the table behind
+"TP 8bsh, DP 16h², PP 2bsh"."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """A layer's part of a collective: of one micro-batch where activations are sent, of a step where gradients are. What goes
-    between stages is no layer's: it is the stage's, of one micro-batch."""
+    """A layer's part of a collective: of one micro-batch for activations, of a step for weights and gradients. A send between
+    stages belongs to no layer; its share is that of the stage for one micro-batch."""
 
     collective: Collective
     layers: int
-    """So many of the rank's layers have such a part; 0 where it is no layer's."""
+    """How many of the rank's layers have this part; 0 for a send between stages."""
     calls: float
     payload: int
     formula: str
@@ -37,7 +37,7 @@ class Share(NamedTuple):
 
 
 def shares(report: Report) -> list[Share]:
-    """A layer's part of everything that layers send, of those layers that send it; and what goes between stages."""
+    """Return a layer's part of every collective that layers send, and the sends between stages."""
     rank, micro = report.rank, report.setup.micro_batches
     out: list[Share] = []
     for c in report.collectives:
@@ -55,7 +55,8 @@ def shares(report: Report) -> list[Share]:
 
 
 def _of_weights(c: Collective, shares: Shares, kind: LayerKind) -> Share:
-    """Return what the weights or gradients of one layer are of a collective: units of layers have calls of their own."""
+    """Return the part of a collective for the weights or gradients of one layer. A collective of layers has calls for each
+    layer; else a layer has a share of the calls, by its elements."""
     units = c.layer is not None
     calls = c.calls / sum(k.layers for k in shares.kinds) if units else c.calls * kind.elements / shares.whole
     payload = c.payload * kind.elements // shares.whole
@@ -63,7 +64,8 @@ def _of_weights(c: Collective, shares: Shares, kind: LayerKind) -> Share:
 
 
 def _in_named_dims(c: Collective, whole: int, weights: str) -> str:
-    """ "2·(3·ffn·hidden + 2·hidden)·4 B": all of them n times, a part of each, or a number that is no multiple."""
+    """Return the formula of a payload of weights, such as "2·(3·ffn·hidden + 2·hidden)·4 B": the weights times a whole number,
+    divided by a whole number, or times a fraction."""
     itemsize = DTYPES[c.dtype].itemsize
     sum_ = f"({weights})"
     if c.payload % (whole * itemsize) == 0:
@@ -75,7 +77,7 @@ def _in_named_dims(c: Collective, whole: int, weights: str) -> str:
 
 
 class Total(NamedTuple):
-    """This is what one layer sends over an axis, the mean of all where they differ; or what a stage sends."""
+    """The sums of one layer over an axis, or the mean of the layers if they differ; for sends between stages, the stage's."""
 
     what: str
     calls: float
@@ -93,16 +95,17 @@ def _total(own: list[Share], layers: int) -> Total:
 
 
 def _what(share: Share, layers: int) -> str:
-    """Its name, and which layers send it if not all do."""
+    """Return the collective's name, with the number of layers that send it if not all do."""
     name = share.collective.name
     return name if share.layers in (0, layers) else f"{name} ({share.layers} of {layers} layers)"
 
 
-_WIDE: Final = 120  # columns that all of it needs; below them a collective is on three lines
+_WIDE: Final = 120  # columns that the whole table needs; in fewer, a collective takes three lines
 
 
 def per_layer_table(report: Report, width: int) -> list[RenderableType]:
-    """One row for each collective; its last lines add up each axis. With a line of what the width leaves out."""
+    """Return the table with a row for each collective and a total for each axis, and a line that names the columns left out for
+    the width."""
     rows = shares(report)
     if not rows:
         return [Text("per layer: no layer sends anything")]

@@ -1,4 +1,4 @@
-"""The peak of each phase, and why the highest one is where it is."""
+"""The peak of each phase, and the reason for the highest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def phase_lines(report: Report) -> list[Text]:
 
 
 def _why(report: Report) -> str:
-    """Return what the peak holds that the other phases' peaks hold less of."""
+    """Return the largest rows at the peak that are not alive all the time: temporaries, gradients, saved activations,
+    buffers."""
     components = ("temporaries", "gradients", "saved_activations", "buffers")
     moving = [i for i in report.items if i.at_peak and i.component in components and i.life != "always"]
     moving.sort(key=lambda i: -i.at_peak)

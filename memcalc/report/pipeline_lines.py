@@ -1,4 +1,4 @@
-"""The lines of a pipeline: the peak of every rank, the bubble, and how the layers are spread."""
+"""The lines on a pipeline: the peak of every rank, the bubble, and the layers of each stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _MOST_RANKS: Final = 8
 
 
 def pipeline_lines(report: Report) -> list[Text]:
-    """The peak of every pipeline rank, and what the pipeline wastes."""
+    """Return lines with the peak of every pipeline rank (of many ranks, the main ones), the bubble, and the layers of each stage
+    if the stages differ."""
     s = report.setup
     if s.pp == 1 or len(report.rank_peaks) == 1:
         return []
@@ -50,7 +51,7 @@ def pipeline_lines(report: Report) -> list[Text]:
 
 
 def _uneven_line(counts: list[int], given: bool, what: str) -> str:
-    """How the layers are spread, and Megatron's options that spread them so."""
+    """Return a line on the layers of each stage or chunk, with Megatron's options for such a split."""
     usual = max(counts[1:-1], default=max(counts))
     flags = [
         f"--account-for-{end}-in-pipeline-split"

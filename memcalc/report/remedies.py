@@ -1,8 +1,8 @@
-"""Changes of a setup that lower what a GPU needs, and how far each can go.
+"""Remedies: changes of a setup that lower the memory of a GPU, and how strong each can be.
 
-They are listed from cheap to dear: what computes the same with less, smaller buffers, shards, more micro-batches, recomputation,
-slices of tensors, sequences and layers, then more GPUs, and last what trains in another way. What an engine or a model does not
-take is refused when the setup is resolved, so nothing here repeats those checks.
+Remedies are listed from cheap to expensive: other kernels that compute the same, smaller buffers, shards, more micro-batches,
+recomputation, slices of tensors, sequences and layers, then more GPUs, and last another training. `memcalc.setup` refuses
+what an engine or a model does not support, so these checks are not repeated here.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 Rung = Mapping[str, Any]
-"""Options with the values that a change gives them."""
+"""The options that a change sets, with their values."""
 
 SAME: Final = 0
-"""The GPUs that there are train as before."""
+"""The tier of remedies that keep the GPUs and the training."""
 MORE_GPUS: Final = 1
 OTHER_TRAINING: Final = 2
-"""Another optimizer or precision: a last resort, as the run may end elsewhere."""
+"""The tier of another optimizer or precision: a last resort, as the training may have another result."""
 
 
 class Remedy(NamedTuple):
-    """One kind of change. A list of changes has at most one of a kind."""
+    """One kind of change. A list of changes has at most one remedy of a kind."""
 
     kind: str
-    """What it changes."""
+    """What the remedy changes."""
     ladder: tuple[Rung, ...]
-    """The same change from its weakest form to its strongest."""
+    """The forms of the change, from the weakest to the strongest."""
     tier: int = SAME
     of_activations: bool = False
-    """True if it leaves the optimizer's step as it is."""
+    """True if the remedy does not lower the peak of the optimizer's step."""
     saves_less: bool = False
-    """True if it saves less than the one of its kind that is listed before it."""
+    """True if the remedy saves less than an earlier remedy of its kind."""
     mixed: bool = False
-    """True if it can need more than it saves, so that it is no part of all that helps at once."""
+    """True if the remedy can need more memory than it saves. `Search` leaves such a remedy out of the lean setup."""
     usual: int = -1
-    """The rung to name where there is no GPU to fit."""
+    """The index of the rung to propose if there is no GPU to fit."""
 
 
 def remedies(report: Report) -> list[Remedy]:
-    """Every change that may lower the peak of this setup, from cheap to dear."""
+    """Return every change that may lower the peak of a setup, from cheap to expensive."""
     s = report.setup
     if s.seq_len is None:
         return [*_shards(report), *_more_gpus(s), *_training(s)]
@@ -71,7 +71,8 @@ def _kernels(report: Report) -> list[Remedy]:
 
 
 def _lighter_loss(report: Report) -> list[str]:
-    """The first that does without a copy of all logits; a model on paper or of another type may have none."""
+    """Return the first loss that needs no copy of all logits, as a list; [] if the setup has such a loss or none is
+    supported."""
     s = report.setup
     if s.engine == "fsdp2" and s.tp > 1:
         return ["vocab-parallel"] if s.cross_entropy == "eager" else []
@@ -82,7 +83,7 @@ def _lighter_loss(report: Report) -> list[str]:
 
 
 def _logits(report: Report) -> int:
-    """Bytes of a micro-batch's logits in fp32; 0 for a model without a vocabulary."""
+    """Return the bytes of a micro-batch's logits in fp32; 0 for a model without a vocabulary."""
     vocab: Any = getattr(report.model.program, "vocab", None)
     return 0 if vocab is None else 4 * report.setup.micro_batch_size * report.setup.tokens_per_part * vocab.size
 
@@ -92,7 +93,8 @@ _LIVE: Final = 100_000_000
 
 
 def _buffers(report: Report) -> list[Remedy]:
-    """Whole gradients between micro-batches, the mask of a whole batch, and DeepSpeed's buckets, in elements."""
+    """Return the changes of buffers: whole gradients between micro-batches, the mask of a batch, DeepSpeed's buckets (in
+    elements)."""
     s = report.setup
     out: list[Remedy] = []
     if s.keeps_whole_gradients and s.engine == "fsdp2":
@@ -107,12 +109,12 @@ def _buffers(report: Report) -> list[Remedy]:
 
 
 def _matters(report: Report, nbytes: int) -> bool:
-    """Tell whether a buffer of so many bytes is worth a line: a fiftieth of the peak."""
+    """Return True if a buffer of `nbytes` bytes is worth a line: more than a fiftieth of the peak."""
     return nbytes * 50 > report.peak
 
 
 def _micro_batches(s: Setup) -> list[Remedy]:
-    """Smaller micro-batches, and more of them: as many sequences a step."""
+    """Return the change to smaller and more micro-batches, with the same sequences per step."""
     share = s.global_batch_size // s.dp
     smaller = [n for n in range(s.micro_batch_size - 1, 0, -1) if share % n == 0]
     ladder = tuple({"micro_batch_size": n} for n in smaller)
@@ -123,7 +125,7 @@ def _micro_batches(s: Setup) -> list[Remedy]:
 
 
 _PARTS: Final = 8
-"""Parts of a stack whose recomputation is tried: each is a run of its own."""
+"""The number of parts of a stack whose recomputation is tried: each number of layers is a run of its own."""
 
 
 def _recomputation(report: Report) -> list[Remedy]:
@@ -144,7 +146,7 @@ def _recomputation(report: Report) -> list[Remedy]:
 
 
 def _shards(report: Report) -> list[Remedy]:
-    """ZeRO's stages and FSDP2's, over all ranks of data parallelism."""
+    """Return the changes of sharding: ZeRO's and FSDP2's stages, and larger shard groups."""
     s = report.setup
     if s.engine == "ddp":
         stages = tuple({"engine": "deepspeed", "zero": stage} for stage in (1, 2, 3))
@@ -166,7 +168,8 @@ def _shards(report: Report) -> list[Remedy]:
 
 
 def _may_save(report: Report, stage: int) -> bool:
-    """Tell whether a lower stage may need less: a small model's shards save less than the buffers of its stage take."""
+    """Return True if a lower ZeRO stage may need less: a small model's shards can save less than the buffers of the stage
+    need."""
     whole = 2 * report.model.num_parameters // (report.setup.tp * report.setup.pp)
     return sum(item.at_peak for item in report.items if item.component == "buffers") > whole // 2 * (
         report.setup.zero - stage
@@ -177,7 +180,7 @@ _WIDEST: Final = 64
 
 
 def _slices(report: Report) -> list[Remedy]:
-    """Tensors, sequences, layers and experts that ranks share."""
+    """Return the changes of parallelism: tensors, sequences, layers and experts that ranks share."""
     s = report.setup
     if s.gpus == 1:
         return []
@@ -189,9 +192,9 @@ def _slices(report: Report) -> list[Remedy]:
         out.append(Remedy("sequence parallel", ({"sequence_parallel": True},), of_activations=True))
     if s.pp > 1 and s.schedule in ("gpipe", "interleaved"):
         out.append(Remedy("schedule", ({"schedule": "1f1b", "virtual_stages": 1},), of_activations=True))
-    if s.engine != "deepspeed" or max(s.tp, s.pp) > 1:  # else that is another code base, Megatron-DeepSpeed's
+    if s.engine != "deepspeed" or max(s.tp, s.pp) > 1:  # otherwise slices need another code base, Megatron-DeepSpeed
         slices = _degrees("tp", s.tp, s.gpus_per_node)
-        if s.engine != "megatron" and not s.sequence_parallel:  # Megatron's default
+        if s.engine != "megatron" and not s.sequence_parallel:  # Megatron has it by default
             out.append(Remedy("tp", tuple({**rung, "sequence_parallel": True} for rung in slices), mixed=True, usual=0))
         out += [
             Remedy("tp", slices, mixed=True, usual=0),
@@ -201,7 +204,7 @@ def _slices(report: Report) -> list[Remedy]:
 
 
 def _degrees(name: str, now: int, most: int) -> tuple[Rung, ...]:
-    """Twice as many ranks as now, four times, and so on."""
+    """Return the degrees two, four, eight ... times `now`, up to `most`."""
     return tuple({name: now << i} for i in range(1, 20) if now << i <= most)
 
 
@@ -219,7 +222,7 @@ def _more_gpus(s: Setup) -> list[Remedy]:
 
 
 _OPTIMIZERS: Final = ("adamw-8bit", "lion", "adafactor")
-"""sgd-momentum keeps as much as lion, and transformers are not trained with sgd alone."""
+"""The optimizers with fewer states than AdamW. sgd-momentum has as many as lion, and sgd alone does not train transformers."""
 _LIGHTER: Final[Mapping[str, tuple[str, ...]]] = {
     "fp32": ("bf16-mixed", "fp16-mixed"),
     "bf16-autocast": ("bf16-mixed", "bf16"),
@@ -229,7 +232,8 @@ _LIGHTER: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _runs_bf16(s: Setup) -> bool:
-    """NVIDIA's GPUs multiply matrices in bf16 from compute capability 8.0 on."""
+    """Return True if the GPU multiplies matrices in bf16: NVIDIA's do so from compute capability 8.0 on. An unknown GPU counts
+    as one that does."""
     if s.gpu is None:
         return True
     major = load_gpu(s.gpu).compute_capability.split(".")[0]

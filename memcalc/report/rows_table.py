@@ -14,12 +14,12 @@ from memcalc.report.folding import Folded
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
-_WIDE: Final = 130  # columns that a line for each row needs; below them its formula is on lines of its own
+_WIDE: Final = 130  # columns that one line for each row needs; in fewer, the formula has lines of its own
 _NARROW: Final = 56  # columns that two numbers of bytes and a name need
 
 
 def rows_table(report: Report, width: int) -> list[RenderableType]:
-    """The table, and a line of what the width leaves out."""
+    """Return the table, and a line that names the columns left out for the width."""
     return [_on_one_line(report)] if width >= _WIDE else _on_several(report, width)
 
 
@@ -39,7 +39,7 @@ def _on_one_line(report: Report) -> Table:
 
 
 def _on_several(report: Report, width: int) -> list[RenderableType]:
-    """A heading for each component; under a row's name its formula, dtype and basis."""
+    """Return the narrow table: a heading for each component, and below each row's name its formula, dtype and basis."""
     both = width >= _NARROW
     table = _table()
     table.add_column("name", overflow="fold")

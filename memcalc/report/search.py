@@ -1,8 +1,10 @@
-"""The shortest lists of changes that make a setup fit its GPU: single ones, pairs, then all that helps at once.
+"""The search for the shortest lists of changes that make a setup fit its GPU: single changes, pairs, then many at once.
 
-A list is first made of each change's strongest form. It is stripped of what it fits without, cheap changes first, as they save
-little, and then each change is weakened as far as the verdict allows. An estimate whose peak is above the GPU's capacity cannot
-fit, and is not played through the allocator; changes of activations are not tried alone where the optimizer's step is above it.
+A list begins with the strongest form of each change. Changes that the list does not need are removed, cheap ones first, as
+they save little. Then each change is weakened as far as the setup still fits.
+
+Two rules save time. An estimate whose peak is above the GPU's capacity does not fit, so it is not played through the
+allocator. Changes of activations are not tried alone if the peak of the optimizer's step is above the capacity.
 """
 
 from __future__ import annotations
@@ -38,31 +40,35 @@ if TYPE_CHECKING:
 MOST_LISTS: Final = 3
 _PAIRS: Final = 4
 _WORTH: Final = 100
-"""A change that saves less than a hundredth of the GPU's memory is in no pair."""
+"""A change is tried in pairs if it saves more than one part in this many of the GPU's memory."""
 
 
 class Search:
-    """One search from a setup that does not fit."""
+    """One search from a setup that does not fit its GPU.
+
+    The lean setup, of which several methods speak, has every remedy at once that keeps the GPUs and the training.
+    """
 
     def __init__(self, report: Report, given: Options, enough: Callable[[Report], bool] = seems_to) -> None:
         assert report.gpu is not None
         self.base, self.given, self.capacity = Found((), (), report), given, report.gpu.capacity
         self.enough = enough
-        """What tells whether a setup fits. A proposal does so by its verdict; where one that seemed to does not, all are
-        asked for theirs."""
+        """The test of whether a setup fits: by default the first look. Proposals are tested by the full verdict; if one fails,
+        the search is repeated with the full verdict for all."""
         self.remedies = remedies(report)
         self.rank = {id(remedy): i for i, remedy in enumerate(self.remedies)}
-        """Cheap remedies have low ones."""
+        """The order of the remedies, the cheapest first, by id."""
         self.alone: dict[int, Found | None] = {}
-        """By the remedy's rank: the estimate with its strongest form and nothing else."""
+        """The estimates with the strongest form of one remedy alone, by the remedy's rank."""
         self.estimated: dict[Setup, Report | None] = {report.setup: report}
         self.hopeless: list[dict[int, int]] = []
-        """Lists whose peak is above the capacity, as rungs by rank: so it is with less of the same."""
+        """The lists whose peak is above the capacity, as rungs by rank. A list with some of these remedies, none of them
+        stronger, does not fit either."""
 
     # --- estimates
 
     def found(self, steps: Steps) -> Found | None:
-        """The estimate of a list; None where it is refused or changes nothing."""
+        """Return a list with its estimate; None if the list is refused or changes nothing."""
         if not steps:
             return self.base
         after = self._changed(steps)
@@ -77,7 +83,8 @@ class Search:
         return {self.rank[id(step.remedy)]: step.rung for step in steps}
 
     def _fitting(self, steps: Steps, as_well_as: Report | None = None) -> Found | None:
-        """The estimate of a list that fits; None for others, and for one that is tight where `as_well_as` is not."""
+        """Return a list with its estimate if it fits, else None. Return None also if the allocator gives segments back and it
+        does not for `as_well_as`."""
         rungs = self._rungs(steps)
         if any(all(most.get(rank, -1) >= rung for rank, rung in rungs.items()) for most in self.hopeless):
             return None
@@ -91,24 +98,25 @@ class Search:
         return changed(self.given, base.setup, base.model, (step.options for step in steps))
 
     def _report(self, setup: Setup) -> Report | None:
-        """The estimate, of a pipeline that of one rank: the whole one comes when a list is proposed."""
+        """Return the estimate of a setup; None if it is refused. For a pipeline it is the estimate of one rank: the other ranks
+        follow when a list is proposed."""
         if setup not in self.estimated:
             base = self.base.report
             try:
                 self.estimated[setup] = Report(base.model, setup._replace(pp_rank=likely_worst(base, setup)))
-            except InputError:  # that only a run shows
+            except InputError:  # some refusals show only in a run
                 self.estimated[setup] = None
         return self.estimated[setup]
 
     def _of_all_ranks(self, found: Found) -> Found:
-        """Return it with the estimate of the worst pipeline rank."""
+        """Return a list with the estimate of all pipeline ranks."""
         after = self._changed(found.steps) if found.steps else None
         if after is None or after.setup == found.report.setup:
             return found
         return found._replace(report=Report(found.report.model, after.setup))
 
     def _with(self, steps: Steps, remedy: Remedy) -> Steps | None:
-        """A list and the strongest form of one more change that is not refused on top of it."""
+        """Return a list with one more change, in the strongest form that is not refused; None if all forms are refused."""
         for rung in range(len(remedy.ladder) - 1, -1, -1):
             more = (*steps, Step(remedy, rung))
             if self._changed(more) is not None:
@@ -125,7 +133,7 @@ class Search:
     # --- lists
 
     def lists(self) -> list[Found]:
-        """At most three lists that fit, cheap ones first; where there is none, one that comes closest."""
+        """Return up to three lists that fit, the cheapest first; if none fits, the list that comes closest."""
         out = self._single(SAME) or self._pairs() or self._many()
         if out:
             for tier in (MORE_GPUS, OTHER_TRAINING):
@@ -146,13 +154,13 @@ class Search:
         return proposed or [self._of_all_ranks(self._closest())]
 
     def _by_verdicts(self) -> Search:
-        """Return the same search by full verdicts, with the estimates that are there."""
+        """Return the search with full verdicts instead of first looks. It shares the estimates."""
         other = Search(self.base.report, self.given, suffices)
         other.estimated, other.hopeless = self.estimated, self.hopeless
         return other
 
     def _single(self, tier: int) -> list[Found]:
-        """Single changes that fit, the first three from cheap to dear."""
+        """Return single changes of a tier that fit, at most three, the cheapest first."""
         best: dict[tuple[str, str | None], Found] = {}
         for remedy in self.remedies:
             if remedy.tier != tier or self._cannot(remedy):
@@ -166,11 +174,11 @@ class Search:
         return sorted(best.values(), key=self._dearness)
 
     def _cannot(self, remedy: Remedy) -> bool:
-        """Tell whether a change of activations cannot be enough, as there is too much without any."""
+        """Return True if a remedy lowers activations only and the optimizer's step is above the capacity without them."""
         return remedy.of_activations and self.base.report.phases["step"] > self.capacity
 
     def _pairs(self) -> list[Found]:
-        """Two changes that fit together, those first that cost least."""
+        """Return pairs of changes that fit together. The pairs that are tried are the cheapest likely ones."""
         base = self.base.report.phases
         known: list[tuple[Remedy, dict[str, int]]] = []
         for remedy in self.remedies:
@@ -194,14 +202,14 @@ class Search:
         return out
 
     def _all_of(self, wanted: Iterable[Remedy], steps: Steps = ()) -> Found:
-        """A list and the strongest form of every change that goes with it, one of a kind."""
+        """Return a list with the strongest form of every wanted change that it accepts, one of each kind."""
         for remedy in wanted:
             if all(step.remedy.kind != remedy.kind for step in steps):
                 steps = self._with(steps, remedy) or self._in_place_of_one(steps, remedy) or steps
         return self.found(steps) or self.base
 
     def _in_place_of_one(self, steps: Steps, remedy: Remedy) -> Steps | None:
-        """The list with a change that one of its changes has refused, in the place of that one; None where that saves less."""
+        """Return the list with a change in the place of one that excludes it; None if that does not lower the peak."""
         if self._with((), remedy) is None:
             return None
         for step in steps:
@@ -213,11 +221,11 @@ class Search:
         return None
 
     def _lean(self) -> Found:
-        """All at once that computes the same with less memory on the GPUs that there are."""
+        """Return the lean setup: every remedy at once that keeps the GPUs and the training and cannot need more memory."""
         return self._all_of(remedy for remedy in self.remedies if remedy.tier == SAME and not remedy.mixed)
 
     def _many(self) -> list[Found]:
-        """The lean setup, or that with slices of one kind."""
+        """Return the lean setup if it fits, else the lean setup with slices of one kind; [] if none fits."""
         lean = self._lean()
         if self.enough(lean.report):
             return [self._finished(lean)]
@@ -228,7 +236,7 @@ class Search:
         return []
 
     def _fewer_gpus(self, than: int | None) -> list[Found]:
-        """The lean setup on the fewest GPUs that it fits on, where these are fewer than single changes need."""
+        """Return the lean setup on the fewest GPUs on which it fits; [] if these are not fewer than `than` GPUs."""
         lean, out = self._lean(), list[Found]()
         for remedy in self.remedies:
             if remedy.tier == MORE_GPUS and than != remedy.ladder[0]["gpus"]:
@@ -241,7 +249,7 @@ class Search:
         return [self._finished(least)]
 
     def _other_training(self) -> list[Found]:
-        """The lean setup with the first other training that makes it fit."""
+        """Return the lean setup with the first other training that makes it fit; [] if none does."""
         lean = self._lean()
         for remedy in self.remedies:
             if remedy.tier == OTHER_TRAINING:
@@ -251,8 +259,10 @@ class Search:
         return []
 
     def _sliced(self) -> list[Found]:
-        """The lean setup on the most GPUs, with slices of one kind, or of tensors and layers, that make it fit there; with other
-        training where that is not enough."""
+        """Return the lean setup on the most GPUs with slices that make it fit: of one kind, or of tensors and layers.
+
+        If that is not enough, other training is added. Return [] if nothing fits.
+        """
         slices = [remedy for remedy in self.remedies if remedy.kind in SLICES]
         together = (
             [[one] for one in slices],
@@ -261,7 +271,7 @@ class Search:
         for most in (MORE_GPUS, OTHER_TRAINING):
             rest = [remedy for remedy in self.remedies if SAME < remedy.tier <= most]
             for added in chain(*together):
-                # slices first: what they leave decides which stages and buffers there can be
+                # GPUs and slices first: they decide which stages and buffers are possible
                 more = self._all_of([*(one for one in rest if one.tier == MORE_GPUS), *added], self._lean().steps)
                 more = self._all_of(rest, more.steps)
                 if self.enough(more.report):
@@ -269,7 +279,9 @@ class Search:
         return []
 
     def _closest(self) -> Found:
-        """All that helps on the most GPUs and with other training: what is missing then is missing with less, too."""
+        """Return the list that comes closest: the lowest peak of the setup itself, the lean setup, and every remedy on the
+        most GPUs with other training. Changes that lower nothing are removed; if the list fits after all, all that it does not
+        need."""
         far = [remedy for remedy in self.remedies if remedy.tier != SAME]
         found = min((self._all_of(far, self._lean().steps), self._lean(), self.base), key=lambda one: one.report.peak)
         return self._finished(found) if self.enough(found.report) else self._needed(found)
@@ -277,11 +289,11 @@ class Search:
     # --- a list that fits
 
     def _finished(self, found: Found) -> Found:
-        """Without what it does not need, and no stronger than it needs."""
+        """Return a fitting list without the changes that it does not need, each as weak as possible."""
         return self._shortest(self._weakened(self._shortest(found)))
 
     def _shortest(self, found: Found) -> Found:
-        """Without the changes that it fits without."""
+        """Return a fitting list without the changes that it does not need to fit."""
         if len(found.steps) > 1:
             for step in self._from_cheap_to_dear(found):
                 rest = self._fitting(without(found, step))
@@ -290,7 +302,7 @@ class Search:
         return found
 
     def _needed(self, found: Found) -> Found:
-        """Of a list that does not fit: without the changes that lower nothing."""
+        """Return a list that does not fit without the changes that do not lower its peak."""
         for step in self._from_cheap_to_dear(found):
             rest = self.found(without(found, step))
             if rest is not None and rest.report.peak <= found.report.peak:
@@ -298,14 +310,16 @@ class Search:
         return found
 
     def _weakened(self, found: Found) -> Found:
-        """With the weakest form of each change that fits, dear ones first, and a cheaper one of its kind if there is one."""
+        """Return a fitting list with each change in the weakest form that still fits, expensive changes first. A cheaper
+        remedy of the same kind replaces a change if it is enough."""
         for step in reversed(self._from_cheap_to_dear(found)):
             other = self._other_of_its_kind(found, step)
             found = self._lowest_rung(found, step) if other is None else self._cheaper(found, step, other)
         return found
 
     def _lowest_rung(self, found: Found, step: Step) -> Found:
-        """By halving; it begins where a straight line through the peaks without the step and with it says."""
+        """Return a fitting list with a step at the lowest rung that fits, found by bisection. A long ladder starts at the rung
+        of `_guess`."""
         at, low, high, reach = found.steps.index(step), 0, step.rung, 1
         probe = self._guess(found, step) if high > 8 else high // 2
         while low < high:
@@ -320,7 +334,7 @@ class Search:
         return found
 
     def _guess(self, found: Found, step: Step) -> int:
-        """The rung that would do if the peak fell evenly from rung to rung, and `device` with it."""
+        """Return the rung that would fit if each rung lowered the peak and `device` by the same bytes."""
         rest = self.found(without(found, step))
         most = 0 if rest is None else rest.report.peak - found.report.peak
         if rest is None or most <= 0:
@@ -329,7 +343,7 @@ class Search:
         return over * (step.rung + 1) // most
 
     def _other_of_its_kind(self, found: Found, step: Step) -> Found | None:
-        """The list with another remedy in the place of this one that saves less and is enough."""
+        """Return the list with a weaker remedy of the same kind in the place of a step; None if none fits."""
         for remedy in self.remedies:
             if remedy.saves_less and remedy.kind == step.remedy.kind and remedy is not step.remedy:
                 other = self._instead(found, step, Step(remedy, len(remedy.ladder) - 1))
@@ -338,7 +352,8 @@ class Search:
         return None
 
     def _cheaper(self, found: Found, step: Step, other: Found) -> Found:
-        """`other`, or the list with less of a step where that costs less: as much of it as costs the same is tried first."""
+        """Return the cheaper of two lists: `other`, or `found` with a step at a lower rung. The search for that rung starts
+        where the step costs as many FLOPs as in `other`."""
         base = self.base.report.flops["total"]
         whole, share = (one.report.flops["total"] - base for one in (found, other))
         rung = (step.rung + 1) * share // whole - 1 if whole > share > 0 else -1
@@ -349,8 +364,8 @@ class Search:
         return min(less, other, key=self._dearness)
 
     def _instead(self, found: Found, step: Step, other: Step) -> Found | None:
-        """With another step in the place of this one; None where that does not fit. More GPUs are dearer than segments that are
-        given back, other changes are not."""
+        """Return the list with `other` in the place of a step; None if it does not fit. If the step adds GPUs, the list with
+        fewer may make the allocator give segments back; otherwise it may not."""
         as_well_as = None if step.remedy.tier == MORE_GPUS else found.report
         return self._fitting(tuple(other if one is step else one for one in found.steps), as_well_as)
 
@@ -360,8 +375,8 @@ class Search:
         return sorted(found.steps, key=lambda step: self.rank[id(step.remedy)])
 
     def _dearness(self, found: Found) -> tuple[float, ...]:
-        """First what no time tells: other training, more GPUs, how many changes, segments that are given back. Then the time
-        that they take."""
+        """Return the sort key of lists: other training, the number of GPUs, the number of changes, and segments given back; then
+        the slowdown, then the order of the remedies."""
         training = tier_of(found) == OTHER_TRAINING
         ranks = sorted((self.rank[id(step.remedy)] for step in found.steps), reverse=True)
         slower = slowdown(self.base.report, found.report)

@@ -1,4 +1,4 @@
-"""The report as a person reads it: the answer, what takes the memory, what is sent, what helps; the rest on demand."""
+"""The report in a terminal: the answer, the memory, the communication and the advice; the rest on demand."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ def print_report(
     verbose: bool = False,
     waiting: Callable[[str], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Print to a terminal with colour and at its width; to anything else plain, 100 columns wide (rows 220, ranks 120) unless
-    COLUMNS says otherwise. `waiting` gives the context in which what takes time is done, by what that is."""
+    """Print a report. A terminal gets colour and its own width; any other file gets plain text of 100 columns (220 with `rows`,
+    120 with `all_ranks`), or as COLUMNS says.
+
+    `waiting` returns the context for slow work, given words for that work.
+    """
     console = console_for(file, 220 if rows else 120 if all_ranks else 100)
     with waiting("the step, played through the allocator"):
         parts = _first(report, console.width, verbose=verbose)
@@ -66,7 +69,7 @@ def print_report(
 
 
 def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]:
-    """Return the answer, the memory, and what is sent."""
+    """Return the answer, the memory, and the communication."""
     parts: list[RenderableType] = [title(report), *answer(report), *_said(report), ""]
     parts += memory_table(report, width, verbose=verbose)
     parts += [*(["", *phase_lines(report)] if verbose else []), *pipeline_lines(report)]
@@ -79,6 +82,6 @@ def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]
 
 
 def _said(report: Report) -> list[RenderableType]:
-    """Return a line on each default and on what a reader should know of the report."""
+    """Return a line for each default and each note."""
     traced = [f"no program of this type: {report.traced}"] if report.traced else []
     return [Text(line) for line in (*default_lines(report), *traced, *notes(report))]

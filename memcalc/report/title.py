@@ -1,4 +1,4 @@
-"""What was estimated, in one line: the model, the GPUs and the options that decide the bytes."""
+"""The title of a report, in one line: the model, the GPUs and the options that decide the bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def setup_line(report: Report) -> str:
-    """The title's words, for other formats."""
+    """Return the title as plain text, for other formats."""
     return " ".join(title(report).plain.split())
 
 
@@ -51,7 +51,7 @@ def title(report: Report) -> Text:
 
 
 def _reduced(s: Setup) -> str:
-    """When gradients of several micro-batches are reduced, where there is a choice."""
+    """Return words on when the gradients of several micro-batches are reduced; '' if the engine has no choice."""
     if s.sync_each_micro_batch is None:
         return ""
     return (
@@ -60,7 +60,7 @@ def _reduced(s: Setup) -> str:
 
 
 def _layout(report: Report) -> list[str]:
-    """The parallel degrees, where there is more than one GPU."""
+    """Return the parallel degrees and their details; [] for one GPU."""
     s = report.setup
     if s.gpus == 1:
         return []
@@ -80,7 +80,7 @@ def _layout(report: Report) -> list[str]:
 
 
 def part(setup: Setup) -> str:
-    """Return what of a model a pipeline rank has one or several of."""
+    """Return the word for a pipeline rank's part of the model: "chunk" with virtual stages, else "stage"."""
     return "chunk" if setup.virtual_stages > 1 else "stage"
 
 

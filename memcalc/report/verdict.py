@@ -1,4 +1,4 @@
-"""The verdict in words: whether it fits, what that rests on, and what would make it fit."""
+"""The verdict in words: whether the setup fits, and the reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def verdict_text(report: Report) -> Text | None:
-    """A headline, and a line for each thing that it rests on; None without a GPU."""
+    """Return a headline and a line for each reason; None without a GPU."""
     verdict = report.verdict
     if verdict is None:
         return None
@@ -29,13 +29,13 @@ def verdict_text(report: Report) -> Text | None:
 
 
 def verdict_lines(report: Report) -> list[str]:
-    """Return the verdict's words, for other formats; none without a GPU."""
+    """Return the verdict as lines of plain text, for other formats; [] without a GPU."""
     verdict = verdict_text(report)
     return [] if verdict is None else verdict.plain.splitlines()
 
 
 def headline(report: Report, verdict: Verdict) -> str:
-    """The answer and its bytes in one line."""
+    """Return the answer and its bytes in one line."""
     assert report.gpu is not None
     gpu = f"{report.gpu.full_name} ({show_bytes(verdict.capacity)})"
     spare, missing = show_bytes(max(verdict.headroom, 0)), show_bytes(max(-verdict.headroom, 0))
@@ -52,13 +52,13 @@ def headline(report: Report, verdict: Verdict) -> str:
 
 
 def states_words(report: Report, gpu: GPU) -> str:
-    """A sentence: how much of the GPU the states take, and what is not known."""
+    """Return a sentence on how much of the GPU the model states take, and on what is not known."""
     size = f"{show_bytes(gpu.capacity)} ({gpu.full_name})"
     return f"model states take {show_bytes(report.peak)} of {size}; activations are not known without a model"
 
 
 def why(report: Report) -> list[str]:
-    """Sentences on what the answer rests on, for the table and for JSON."""
+    """Return sentences with the reasons for the answer, for the table and for JSON."""
     verdict = report.verdict
     assert verdict is not None
     one, device = verdict.report, verdict.report.device
