@@ -1,4 +1,4 @@
-"""What a shell offers as the value of an option: names of models and GPUs, and the values that an option may have."""
+"""Shell completion for the values of options: names of models and GPUs, and the allowed values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _ASKED_BY: Final = "_MEMCALC_COMPLETE"
 
 
 def is_asked() -> bool:
-    """Tell whether a shell runs this process to complete a command line."""
+    """Return True if a shell runs this process to complete a command line."""
     return _ASKED_BY in os.environ
 
 
 def values_of(flag: str) -> Callable[[str], list[str]]:
-    """Return the function that typer asks for the values of an option, given what was typed of one."""
+    """Return the function that typer calls for the values of an option that begin with the typed text."""
     field = flag.removeprefix("--").replace("-", "_")
 
     def values(incomplete: str) -> list[str]:
@@ -25,7 +25,7 @@ def values_of(flag: str) -> Callable[[str], list[str]]:
 
 
 def _known(field: str) -> Collection[str]:
-    """Return every value of a field that has names for values; nothing for numbers and sizes."""
+    """Return all values of an option whose values are names; nothing for numbers and sizes."""
     if field == "model":
         from memcalc.inputs.model import model_names
 

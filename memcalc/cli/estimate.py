@@ -1,4 +1,4 @@
-"""`memcalc estimate`: the main job."""
+"""`memcalc estimate`: the report of one setup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def estimate(
         bool,
         typer.Option(
             "--check",
-            help="Exit with 1 if it does not fit --gpu, with 2 if nobody knows (--params).",
+            help="Exit with 1 if it does not fit --gpu, with 2 if that is not known (--params).",
             rich_help_panel="Output",
         ),
     ] = False,
@@ -52,7 +52,7 @@ def estimate(
         str | None,
         typer.Option(
             "--format",
-            help="table, json, csv, markdown. (default: as --output is named; table)",
+            help="table, json, csv, markdown. (default: by the suffix of --output, else table)",
             rich_help_panel="Output",
             show_default=False,
         ),
@@ -62,13 +62,13 @@ def estimate(
         typer.Option(
             "--output",
             "-o",
-            help="Write to this file (.json, .csv, .md: in that format), or with - to stdout.",
+            help="Write to a file, in the format of its suffix (.json, .csv, .md); - is stdout.",
             rich_help_panel="Output",
         ),
     ] = None,
     **setup: Any,
 ) -> None:
-    """What one training step needs, per GPU: memory by component and phase, communication, a verdict."""
+    """Estimate what one training step needs per GPU: memory by component and phase, communication, and a verdict."""
     from memcalc.cli.output import Tables, answering, choose_format, write
     from memcalc.cli.waiting import waiting
     from memcalc.errors import InputError
@@ -95,7 +95,7 @@ def estimate(
 
 
 def _check_states_have(**tables: bool) -> None:
-    """InputError for a table that is asked for and that a bare number of parameters has nothing for."""
+    """Raise InputError for an asked table that does not exist for a bare number of parameters."""
     from memcalc.estimation.sizing import NOT_OF_STATES
     from memcalc.inputs.options import refuse
 
@@ -105,7 +105,7 @@ def _check_states_have(**tables: bool) -> None:
 
 
 def _check_known(report: Report) -> None:
-    """InputError where nobody knows whether the report fits its GPU: --check has no status that would say so."""
+    """Raise InputError if it is not known whether the report fits its GPU: `--check` has no exit status for that."""
     from memcalc.errors import InputError
 
     if report.gpu is not None and report.fits is None:

@@ -23,7 +23,7 @@ memcalc explain --list --lang zh
 
 
 def _topics_and_models(incomplete: str) -> list[str]:
-    """Return what a shell offers in the place of a topic."""
+    """Return the topics and models that begin with the typed text, for shell completion."""
     from memcalc.explanation.topics import TOPICS
 
     return [name for name in [*TOPICS, *values_of("--model")("")] if name.startswith(incomplete)]
@@ -91,7 +91,7 @@ def _is_topic(name: str) -> bool:
 
 
 def _model(name: str | None, model: str | None, params: str | None) -> str | None:
-    """Return the model to derive. InputError where the name is neither a topic nor a model."""
+    """Return the model to derive. Raise InputError if the name is neither a topic nor a model."""
     from memcalc.errors import InputError
 
     if name is None:
@@ -104,7 +104,7 @@ def _model(name: str | None, model: str | None, params: str | None) -> str | Non
 
 
 def _is_model(name: str) -> bool:
-    """Tell whether a word is a bundled model, a path or a name on the Hub."""
+    """Return True if a word is a bundled model, a path or a name on the Hub."""
     from pathlib import Path
 
     from memcalc.inputs.model import bundled_spec

@@ -1,4 +1,4 @@
-"""What `memcalc` itself takes, before any command."""
+"""The options of `memcalc` itself, before any command."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import typer
 
 
 def group(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    """What a transformer's training step needs, per GPU, before anyone books one."""
-    # --version comes first and alone: memcalc.cli.main answers it without building any command
+    """Tell what a transformer's training step needs per GPU, before anyone books one."""
+    # memcalc.cli.main answers --version, if it is the first word, without building any command

@@ -1,4 +1,4 @@
-"""Help in two lengths: what everyone needs on one screen, and every option."""
+"""Help in two lengths: on one screen the options that everyone needs, or every option."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SHORT: Final = {
     "check": "Exit with 1 if it does not fit --gpu.",
     "output": "Write to this file (.json, .csv, .md).",
 }
-"""The setup options that everyone needs, and the words that `--help` has for them and for others of a command."""
+"""The setup options that `--help` lists, with their short help; and the short help of some options of commands."""
 _COLUMNS_OF_HELP: Final = 26
-"""What 80 columns leave beside the longest names. typer cuts a longer word."""
+"""The width of the help column on a terminal of 80 columns, beside the longest names. typer cuts longer words."""
 _LEFT_OUT: Final = ("name", "format", "help")
-"""Parameters that the usage line or another option stands for."""
+"""The parameters that `--help` leaves out: the usage line or another option stands for them."""
 
 
 def shorten(command: Any, setup: Collection[str]) -> None:
-    """Leave the rarer ones of the options named in `setup` out of the help of a typer command that has `--help-all`."""
+    """Hide the options of `setup` that are not in SHORT, and set the short help, for a typer command that has `--help-all`."""
     if HELP_ALL not in [parameter.name for parameter in command.params]:
         return
     for parameter in command.params:
@@ -44,7 +44,7 @@ def shorten(command: Any, setup: Collection[str]) -> None:
 
 
 def name_off_forms(command: Any) -> None:
-    """Tell the `--no-` form of each switch in its help. In a column of its own it leaves no room for the options' names."""
+    """Move the `--no-` form of each switch into its help text. In a column of its own it leaves no room for the names."""
     for parameter in command.params:
         if parameter.secondary_opts and parameter.help:
             off = parameter.secondary_opts[0]
@@ -53,5 +53,5 @@ def name_off_forms(command: Any) -> None:
 
 
 def as_help(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--help` in the place of `--help-all`."""
+    """Return the arguments, with `--help` in the place of `--help-all`."""
     return ["--help" if word == FLAG else word for word in arguments]

@@ -1,4 +1,4 @@
-"""The `memcalc` command: builds the one sub-command that is called, and turns every error into one line."""
+"""The `memcalc` command. It builds only the sub-command that is called, and turns every error into one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memcalc.registry import Registry
 
 
 def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
-    """A command is a module with an EPILOG and a function of its name."""
+    """Return the name and module of a command: a module with an EPILOG and a function of its name. Return None for others."""
     return (stem.replace("_", "-"), module) if hasattr(module, "EPILOG") else None
 
 
@@ -26,14 +26,14 @@ COMMANDS: Final[Registry[Any]] = Registry(
     _command_of,
     helpers=("completion", "group", "help", "main", "options", "output", "setup_options", "streams", "waiting"),
 )
-"""Command -> module; only the called one is imported."""
+"""The modules of the commands by name. Only the called command is imported."""
 
 
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
-    """A typer app with these commands."""
+    """Return a typer app with the named commands."""
     import typer
 
     from memcalc.cli.group import group
@@ -52,10 +52,10 @@ def build(names: Sequence[str]):  # type: ignore[no-untyped-def]
 
 
 class _PlainCoercion:
-    """What turns the words of a command line into numbers and paths.
+    """The conversion of command-line words to numbers and paths.
 
-    typer 0.29 builds a pydantic adapter for every option, given or not, which takes longer than an estimate does. A word
-    that is not what the option takes stays a word: `check_options` says what is allowed.
+    It replaces typer 0.29's pydantic adapters: one is built for every option, given or not, which takes longer than an
+    estimate. A word that cannot be converted stays a word; `check_options` then says what is allowed.
     """
 
     def __init__(self, annotation: Any) -> None:
@@ -71,7 +71,7 @@ class _PlainCoercion:
 
 
 def _without_adapters(command: Any) -> None:
-    """Give every option of a typer command the plain coercion, where this version of typer would build adapters."""
+    """Give every option of a typer command the plain coercion, if this version of typer would build adapters."""
     from typer import Context
 
     help_option = command.get_help_option(Context(command, **command.context_settings))
@@ -81,8 +81,8 @@ def _without_adapters(command: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    for stream in (sys.stdout, sys.stderr):  # a bar that a terminal's encoding has not is no reason to fail
+    """Run the command line and return the exit status."""
+    for stream in (sys.stdout, sys.stderr):  # an encoding without the characters of bars is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if is_asked():
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(args: list[str]) -> int:
-    """Run the command that is named first, or what is asked of all of them."""
+    """Run the command that the first word names, or answer an option of `memcalc` itself. Return the exit status."""
     if args[:1] == ["--version"]:
         from memcalc import __version__
 
@@ -112,7 +112,7 @@ def _command(args: list[str]) -> int:
 
 
 def _complete() -> NoReturn:
-    """Print what the shell that runs this process may offer, and end it."""
+    """Print the completions for the shell that runs this process, and end the process."""
     from typer.main import get_command
 
     get_command(build(list(COMMANDS)))(prog_name="memcalc")
@@ -142,7 +142,7 @@ def _run(names: list[str], args: list[str]) -> int:
         return _fail(str(error))
     except (Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except SystemExit:  # what typer and rich make of a broken pipe
+    except SystemExit:  # raised by typer and rich for a broken pipe
         return _reader_gone()
 
 
@@ -156,7 +156,7 @@ def _for_help(commands: Iterable[Any], *, short: bool) -> None:
 
 
 def _reader_gone() -> int:
-    """The other end of a pipe was closed: nobody is left to tell, and nothing went wrong here."""
+    """Return status 0 after the reader of a pipe has closed it: nothing went wrong in this process."""
     drop(sys.stdout)
     return 0
 
@@ -178,9 +178,10 @@ def _fail(message: str) -> int:
 
 
 def entry_point() -> None:
-    """The console script. Without the cycle collector, which takes a fifth of so short a process and frees nothing in it.
+    """Run the console script and exit with its status.
 
-    The interpreter collects once more when it ends, even so; what is frozen it leaves to the operating system.
+    Python's cycle collector is off: it takes a fifth of such a short process and frees nothing. The interpreter still collects
+    once at its end, so `gc.freeze` excludes all objects from that.
     """
     end_at_interrupt()
     open_closed()

@@ -1,4 +1,4 @@
-"""`memcalc models`: the bundled models, or one of them with its parameters by component."""
+"""`memcalc models`: the bundled models, or one model with its parameters by component."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The setup options of the contract, declared once for every command that takes them."""
+"""The setup options, declared once for every command that takes them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SWITCHES = (
     "attention_mask_in_dataloader",
     "sync_each_micro_batch",
 )
-"""Options that may be on by default, so that off is something said."""
+"""The options that can be on by default, so that switching them off is an option given."""
 
 
 def option(help: str, panel: str, *names: str) -> object:
-    """Return an option of a help panel; its help tells the default."""
+    """Return an option of a help panel. Its help text has to name the default."""
     return typer.Option(
         *names, help=help, rich_help_panel=panel, show_default=False, autocompletion=values_of(names[0])
     )
@@ -36,12 +36,16 @@ Model = Annotated[
 ]
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False, autocompletion=values_of("model")),
+    typer.Argument(
+        metavar="MODEL", help="A model, as for --model.", show_default=False, autocompletion=values_of("model")
+    ),
 ]
 Params = Annotated[
     str | None,
     option(
-        "A size alone (7.5B): model states only, which can be too large for --gpu and never fit it.", _MODEL, "--params"
+        "A parameter count (7.5B) gives model states only. They can be too large for --gpu, but cannot show that it fits.",
+        _MODEL,
+        "--params",
     ),
 ]
 Precision = Annotated[
@@ -53,20 +57,24 @@ Precision = Annotated[
     ),
 ]
 GradDtype = Annotated[
-    str | None, option("fp32, bf16, fp16. (default: as the precision and engine say)", _MODEL, "--grad-dtype")
+    str | None, option("fp32, bf16, fp16. (default: by --precision and --engine)", _MODEL, "--grad-dtype")
 ]
 Gpus = Annotated[int | None, option("Total GPUs. (default: 1)", _PARALLEL, "--gpus", "-g")]
 GpusPerNode = Annotated[
-    int | None, option("GPUs of one node, for the time of communication. (default: 8)", _PARALLEL, "--gpus-per-node")
+    int | None, option("GPUs per node, for the time of communication. (default: 8)", _PARALLEL, "--gpus-per-node")
 ]
-Dp = Annotated[int | None, option("Data parallel degree: what remains; given, it is checked.", _PARALLEL, "--dp")]
+Dp = Annotated[
+    int | None,
+    option("Data parallel degree. The other degrees decide it; a given value is checked.", _PARALLEL, "--dp"),
+]
 Tp = Annotated[int | None, option("Tensor parallel degree. (default: 1)", _PARALLEL, "--tp")]
 Pp = Annotated[int | None, option("Pipeline parallel degree. (default: 1)", _PARALLEL, "--pp")]
 Cp = Annotated[int | None, option("Context parallel degree. (default: 1)", _PARALLEL, "--cp")]
 CpCommType = Annotated[
     str | None,
     option(
-        "Of --cp: p2p (a ring), all_gather, a2a (Ulysses). (default: megatron p2p, fsdp2 all_gather, deepspeed a2a)",
+        "How --cp communicates: p2p (a ring), all_gather, a2a (Ulysses). (default: megatron p2p, fsdp2 all_gather, "
+        "deepspeed a2a)",
         _PARALLEL,
         "--cp-comm-type",
     ),
@@ -78,7 +86,7 @@ Zero = Annotated[int | None, option("ZeRO stage 0, 1, 2 or 3. (default: 0; engin
 ShardGroup = Annotated[
     int | None,
     option(
-        "GPUs that one shard spans (fsdp2's hybrid sharding, megatron's optimizer instances). (default: all of dp·cp)",
+        "GPUs in a group that shards (fsdp2's hybrid sharding, megatron's optimizer instances). (default: all of dp·cp)",
         _PARALLEL,
         "--shard-group",
     ),
@@ -86,7 +94,7 @@ ShardGroup = Annotated[
 SequenceParallel = Annotated[
     bool | None,
     option(
-        "Shard activations along the sequence between layers. (default: with engine megatron and tp > 1)",
+        "Shard activations along the sequence between layers. (default: on with engine megatron and tp > 1)",
         _PARALLEL,
         "--sequence-parallel/--no-sequence-parallel",
     ),
@@ -94,7 +102,7 @@ SequenceParallel = Annotated[
 GradientAccumulationFusion = Annotated[
     bool | None,
     option(
-        "Megatron adds weight gradients to the main gradients in the kernel that makes them. (default: on)",
+        "Megatron's kernel that computes a weight gradient also adds it to the main gradient. (default: on)",
         KNOBS,
         "--gradient-accumulation-fusion/--no-gradient-accumulation-fusion",
     ),
@@ -102,7 +110,7 @@ GradientAccumulationFusion = Annotated[
 AttentionMaskInDataloader = Annotated[
     bool | None,
     option(
-        "Megatron's batches bring a mask of seq by seq tokens, which fused attention ignores. (default: on)",
+        "Megatron's batches have a mask of seq × seq tokens, which fused attention ignores. (default: on)",
         KNOBS,
         "--attention-mask-in-dataloader/--no-attention-mask-in-dataloader",
     ),
@@ -110,18 +118,18 @@ AttentionMaskInDataloader = Annotated[
 SyncEachMicroBatch = Annotated[
     bool | None,
     option(
-        "ddp, fsdp2: gradients are reduced after every micro-batch, or stay whole until the last. (default: no, as no_sync of "
-        "accelerate and Lightning)",
+        "ddp, fsdp2: reduce gradients after every micro-batch, not only after the last. (default: off, as accelerate and "
+        "Lightning do with no_sync)",
         KNOBS,
         "--sync-each-micro-batch/--no-sync-each-micro-batch",
     ),
 ]
 Schedule = Annotated[
     str | None,
-    option("gpipe, 1f1b, interleaved; with fsdp2 zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule"),
+    option("gpipe, 1f1b, interleaved; with fsdp2 also zero-bubble. (default: 1f1b)", _PARALLEL, "--schedule"),
 ]
 VirtualStages = Annotated[
-    int | None, option("Model chunks a pipeline rank holds. (default: 1)", _PARALLEL, "--virtual-stages")
+    int | None, option("Model chunks per pipeline rank. (default: 1)", _PARALLEL, "--virtual-stages")
 ]
 ReduceBucketSize = Annotated[
     int | None,
@@ -129,12 +137,15 @@ ReduceBucketSize = Annotated[
 ]
 MaxLiveParameters = Annotated[
     int | None,
-    option("Elements that ZeRO-3 keeps gathered. (DeepSpeed's default: 1000000000)", KNOBS, "--max-live-parameters"),
+    option(
+        "Most elements that ZeRO-3 keeps gathered. (DeepSpeed's default: 1000000000)", KNOBS, "--max-live-parameters"
+    ),
 ]
 MaxReuseDistance = Annotated[
     int | None,
     option(
-        "Elements until its next use within which ZeRO-3 keeps a parameter gathered. (DeepSpeed's default: 1000000000)",
+        "ZeRO-3 keeps a parameter gathered if its next use is this many elements away or less. (DeepSpeed's default: "
+        "1000000000)",
         KNOBS,
         "--max-reuse-distance",
     ),
@@ -142,7 +153,7 @@ MaxReuseDistance = Annotated[
 ParamPersistenceThreshold = Annotated[
     int | None,
     option(
-        "Elements up to which ZeRO-3 leaves a parameter gathered. (DeepSpeed's default: 100000)",
+        "ZeRO-3 always keeps parameters of up to this many elements gathered. (DeepSpeed's default: 100000)",
         KNOBS,
         "--param-persistence-threshold",
     ),
@@ -150,7 +161,7 @@ ParamPersistenceThreshold = Annotated[
 PrefetchBucketSize = Annotated[
     int | None,
     option(
-        "Elements that ZeRO-3 gathers ahead at a time. (DeepSpeed's default: 50000000)",
+        "Elements that ZeRO-3 gathers in advance at a time. (DeepSpeed's default: 50000000)",
         KNOBS,
         "--prefetch-bucket-size",
     ),
@@ -162,7 +173,7 @@ SubGroupSize = Annotated[
 FirstStageLayers = Annotated[
     int | None,
     option(
-        "Layers of the first pipeline rank. (default: equal, or less for the embedding)",
+        "Layers of the first pipeline rank. (default: as many as the others, or fewer for the embedding)",
         _PARALLEL,
         "--first-stage-layers",
     ),
@@ -170,17 +181,19 @@ FirstStageLayers = Annotated[
 LastStageLayers = Annotated[
     int | None,
     option(
-        "Layers of the last pipeline rank. (default: equal, or less for the head)", _PARALLEL, "--last-stage-layers"
+        "Layers of the last pipeline rank. (default: as many as the others, or fewer for the head)",
+        _PARALLEL,
+        "--last-stage-layers",
     ),
 ]
-Engine = Annotated[str | None, option(f"{', '.join(ENGINES)}. (default: by gpus and zero)", _PARALLEL, "--engine")]
+Engine = Annotated[str | None, option(f"{', '.join(ENGINES)}. (default: by --gpus and --zero)", _PARALLEL, "--engine")]
 MicroBatchSize = Annotated[
     int | None, option("Sequences per GPU and pass. (default: 1)", _BATCH, "--micro-batch-size", "-b")
 ]
 SeqLen = Annotated[
     str | None,
     option(
-        "Tokens of a sequence, also as 4k (4096) or 1M. (default: the smaller of 2048 and the model's maximum)",
+        "Tokens per sequence, also as 4k (4096) or 1M. (default: 2048, or the model's maximum if that is smaller)",
         _BATCH,
         "--seq-len",
         "-s",
@@ -190,12 +203,13 @@ GlobalBatchSize = Annotated[
     int | None, option("Sequences per step. (default: dp · micro-batch)", _BATCH, "--global-batch-size")
 ]
 Padded = Annotated[
-    bool, option("Batches with a padding mask: every attention has a mask, sdpa repeats k and v.", _BATCH, "--padded")
+    bool,
+    option("Batches have a padding mask: every attention takes a mask, and sdpa repeats k and v.", _BATCH, "--padded"),
 ]
 ExpertImbalance = Annotated[
     float | None,
     option(
-        "Tokens of the busiest expert over the average. (default: 1.0; no effect with all experts on every GPU)",
+        "Tokens of the busiest expert divided by the average. (default: 1.0; no effect if every GPU has all experts)",
         _BATCH,
         "--expert-imbalance",
     ),
@@ -213,13 +227,13 @@ OptimizerImplementation = Annotated[
     ),
 ]
 ClipGradNorm = Annotated[
-    bool, option("Gradients are clipped by their norm before the step.", _METHOD, "--clip-grad-norm")
+    bool, option("Clip gradients by their norm before the optimizer step.", _METHOD, "--clip-grad-norm")
 ]
 Recompute = Annotated[
     str | None,
     option(
-        "none, full; op (torchtitan's: fused attention and every second product are kept); selective (megatron's core "
-        "attention). (default: none)",
+        "none; full; op (torchtitan: keeps fused attention and every second matrix product); selective (megatron: "
+        "recomputes core attention). (default: none)",
         _METHOD,
         "--recompute",
     ),
@@ -227,7 +241,7 @@ Recompute = Annotated[
 RecomputeLayers = Annotated[
     int | None,
     option(
-        "With recompute full: only the first so many layers, with Megatron of a stage or chunk. (default: all)",
+        "With --recompute full: recompute only this many first layers; with megatron, of each stage or chunk. (default: all)",
         _METHOD,
         "--recompute-layers",
     ),
@@ -235,19 +249,20 @@ RecomputeLayers = Annotated[
 Attention = Annotated[
     str | None,
     option(
-        "eager, sdpa; flash, unfused: Megatron's, its defaults on Ampere and Ada and in fp32. (default: sdpa if there is one)",
+        "eager, sdpa; with megatron also flash, unfused. (default: sdpa if the model has it; megatron: flash on Ampere and Ada, "
+        "unfused in fp32)",
         _METHOD,
         "--attention",
     ),
 ]
 CrossEntropy = Annotated[
     str | None,
-    option("eager, vocab-parallel, fused, chunked. (default: as the kernels say)", _METHOD, "--cross-entropy"),
+    option("eager, vocab-parallel, fused, chunked. (default: by --kernels)", _METHOD, "--cross-entropy"),
 ]
 Kernels = Annotated[
     str | None,
     option(
-        "hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf; megatron with its engine)",
+        "hf, fused (Liger-Kernel), megatron (with Transformer Engine). (default: hf; megatron with engine megatron)",
         _METHOD,
         "--kernels",
     ),
@@ -255,8 +270,8 @@ Kernels = Annotated[
 Gpu = Annotated[
     str | None,
     option(
-        "A name of `memcalc gpus`, the memory of another one (80GB), or auto (the one in this machine): gives a verdict; with a "
-        "name, times too.",
+        "A name of `memcalc gpus`, the memory of another GPU (80GB), or auto (the GPU in this machine). Tells whether it fits; "
+        "with a name, times too.",
         "Output",
         "--gpu",
     ),
@@ -264,13 +279,15 @@ Gpu = Annotated[
 NetworkGbps = Annotated[
     float | None,
     option(
-        "Gbit/s of network per GPU, each direction. (default: as NVIDIA's DGX with --gpu)", "Output", "--network-gbps"
+        "Network per GPU in Gbit/s, in each direction. (default: as in NVIDIA's DGX with --gpu)",
+        "Output",
+        "--network-gbps",
     ),
 ]
 
 
 def model_of(name: str | None, model: str | None) -> str | None:
-    """The model, from its place on the command line or from --model. InputError where both are given."""
+    """Return the model, given as an argument or by --model. Raise InputError if both are given."""
     if name is not None and model is not None:
         from memcalc.errors import InputError, one_line
 
@@ -279,14 +296,14 @@ def model_of(name: str | None, model: str | None) -> str | None:
 
 
 def setup_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The setup options that were given on the command line, as `memcalc.estimate` takes them."""
+    """Return the setup options that were given on the command line, as `memcalc.estimate` takes them."""
     setup = {name: value for name, value in given.items() if value is not None and value is not False}
     setup |= {name: False for name in SWITCHES if given.get(name) is False}
     return setup | {name: _tokens(value) for name, value in setup.items() if name == "seq_len"}
 
 
 def _tokens(text: str) -> int | str:
-    """ "4k" and "1M" in powers of 1024, as lengths of sequences are counted; what is no number stays as it is."""
+    """Return a sequence length in tokens: "4k" is 4096, "1M" is 1024 * 1024. Return other text unchanged."""
     from memcalc.units import KIB, MIB
 
     number, factor = text, 1

@@ -1,4 +1,4 @@
-"""Where a report goes: the terminal, a pipe, a file; as a table, JSON, CSV or Markdown."""
+"""The output of a report: to the terminal, a pipe or a file, as a table, JSON, CSV or Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = ("table", "json", "csv", "markdown")
 
 
 class Tables(NamedTuple):
-    """What is printed only when it is asked for."""
+    """The tables that are printed only on demand."""
 
     rows: bool
     per_layer: bool
@@ -33,7 +33,10 @@ STDOUT: Final = "-"
 
 
 def choose_format(json: bool, format: str | None, output: Path | str | None = None) -> str:
-    """The format that --json and --format ask for, else the one that the name of the output has."""
+    """Return the format that --json or --format asks for, else the format of the output's suffix, else "table".
+
+    Raise InputError if they contradict each other or the suffix names no format.
+    """
     if format is not None and format not in FORMATS:
         raise InputError(f"--format {one_line(format)}: allowed: {', '.join(FORMATS)}")
     if json and format not in (None, "table", "json"):
@@ -52,23 +55,23 @@ def choose_format(json: bool, format: str | None, output: Path | str | None = No
 
 @contextmanager
 def answering(status: int) -> Generator[None]:
-    """End with the status that is the answer where the reader of stdout leaves: the text alone is lost."""
+    """Keep the exit status if the reader of stdout closes it: only the text is lost, `status` still is the answer."""
     from typer import Exit
 
     try:
         yield
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich ends the process where the pipe is broken
+    except (BrokenPipeError, SystemExit):  # rich raises SystemExit if the pipe is broken
         drop(sys.stdout)
         raise Exit(status) from None
 
 
 def write(report: Report, kind: str, *, tables: Tables, output: Path | str | None) -> None:
-    """Render the report and put it where it was asked for: in a file, or on stdout (None or "-")."""
+    """Write the report to a file, or to stdout (None or "-"). Raise InputError if the file cannot be written."""
     if output is None or str(output) == STDOUT:
         _write_to(report, kind, tables, sys.stdout)
         return
-    if output == "":  # an empty word is not made a path of
+    if output == "":  # an empty word is not converted to a path
         raise InputError("--output '': expected the name of a file")
     try:
         with Path(output).open("w", encoding="utf-8", newline="") as file:
@@ -90,7 +93,7 @@ def _write_to(report: Report, kind: str, tables: Tables, file: IO[str]) -> None:
 
 
 def _render(report: Report, kind: str, tables: Tables) -> str:
-    """The text of all formats but the table. JSON has every table, and Markdown every row, whether asked for or not."""
+    """Return the text of any format but the table. JSON always has every table, and Markdown every row."""
     if kind == "json":
         import json
 

@@ -1,4 +1,4 @@
-"""The setup options, given to every command that takes them."""
+"""The setup options as parameters of every command that takes them."""
 
 from __future__ import annotations
 
@@ -55,17 +55,20 @@ def _setup(
     attention_mask_in_dataloader: o.AttentionMaskInDataloader = None,
     sync_each_micro_batch: o.SyncEachMicroBatch = None,
 ) -> None:
-    """The setup options in the order in which help lists them."""
+    """List the setup options in the order of the help."""
 
 
 SETUP: Final = frozenset(inspect.signature(_setup).parameters)
 FIRST: Final = ("topic", "name", "model", "params")
-"""The parameters of a command that say what it is about."""
+"""The parameters of a command that name its subject."""
 
 
 def takes_setup(command: Any) -> Any:
-    """Return the command, whose `**setup` typer sees as every setup option: after what the command is about, and the knobs of
-    one engine at the end. `--help-all` is among them."""
+    """Return the command with every setup option in the place of `**setup` in its signature, as typer reads it.
+
+    The order is: the command's subject, the setup options, the command's own options, `--help-all`, and the knobs of one
+    engine.
+    """
     own = [*inspect.signature(command, eval_str=True).parameters.values()][:-1]
     setup = [*inspect.signature(_setup, eval_str=True).parameters.values()]
     knobs = [p for p in setup if _panel(p) == o.KNOBS]

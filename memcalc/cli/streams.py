@@ -1,4 +1,4 @@
-"""The process's ends: stdout and stderr that are closed, full or no longer read, and Ctrl-C."""
+"""The streams of the process: stdout and stderr that are closed, full or no longer read; and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import sys
 from typing import IO, Any, Final
 
 at_interrupt = b""
-"""What puts the terminal right if Ctrl-C comes now."""
+"""The bytes that restore the terminal if Ctrl-C comes now."""
 INTERRUPTED: Final = 130
-"""The exit status that shells have for a process that SIGINT has ended."""
+"""The exit status that shells give a process that SIGINT ended."""
 
 
 def end_at_interrupt() -> None:
-    """Make Ctrl-C end the process at once, with one line, also where an import or a library is under way that would catch
-    or print KeyboardInterrupt. A SIGINT that whoever started the process ignores stays ignored."""
+    """Make Ctrl-C end the process at once, with one line.
+
+    This also holds during an import or in a library that would catch or print KeyboardInterrupt. If the process was started
+    with SIGINT ignored, it stays ignored.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
@@ -29,8 +32,11 @@ def _end(*_: Any) -> None:
 
 
 def open_closed() -> None:
-    """Open what is closed of stdout and stderr: else the next file that is opened has the number of one of them, and what is
-    printed goes there. What is written to this stdout fails, as the caller has to know; messages nobody can read are lost."""
+    """Open stdout and stderr if they are closed. Otherwise the next opened file would get the number of one of them, and printed
+    text would go into that file.
+
+    Writing to this stdout fails, so that the caller notices. Writing to this stderr succeeds, and the text is lost.
+    """
     for number, name, mode in ((1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
             _point(number, mode)
@@ -38,12 +44,12 @@ def open_closed() -> None:
 
 
 def drop(stream: IO[str]) -> None:
-    """Send the rest of a stream nowhere: what is still in its buffer would fail once more when the interpreter ends."""
+    """Send the rest of a stream to the null device. Else the text in its buffer would fail again when the interpreter ends."""
     _point(stream.fileno(), os.O_WRONLY)
 
 
 def _point(number: int, mode: int) -> None:
-    """Make a descriptor one of the null device."""
+    """Make a file descriptor refer to the null device."""
     opened = os.open(os.devnull, mode)
     if opened != number:
         os.dup2(opened, number)

@@ -1,4 +1,4 @@
-"""`memcalc validate`: run the setup that was estimated, and print both side by side."""
+"""`memcalc validate`: run a setup, and print prediction and measurement side by side."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def validate(
     record: Annotated[
         Path | None,
         typer.Option(
-            "--record", help="Of --suite: write here; what is there already is not run again.", rich_help_panel=_PANEL
+            "--record",
+            help="With --suite: write results to this file. Cases that are in it are not run again.",
+            rich_help_panel=_PANEL,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.", rich_help_panel=_PANEL)] = False,
@@ -56,13 +58,13 @@ def validate(
     given = o.setup_of(setup)
     if (model is None) == (suite is None):
         raise InputError("--model or --suite: exactly one of them is needed")
-    if record is not None and not str(record):  # an empty word is not made a path of
+    if record is not None and not str(record):  # an empty word is not converted to a path
         raise InputError("--record '': expected the name of a file")
     if suite == "":
         raise InputError("--suite '': expected the name of a file")
     if suite is None and record is not None:
         raise InputError("--record: goes with --suite; allowed: --json, whose output is the record of one case")
-    speaks = os.environ.get("RANK", "0") == "0"  # of the ranks that torchrun starts, the first
+    speaks = os.environ.get("RANK", "0") == "0"  # only the first of the ranks that torchrun starts
     if suite is not None:
         if given:
             raise InputError(
@@ -76,7 +78,7 @@ def validate(
             comparison = run.validate(model, backend=backend, **given)
         except InputError:
             raise
-        except Exception as error:  # of torch, transformers or the engine
+        except Exception as error:  # raised by torch, transformers or the engine
             if run.is_out_of_memory(error):
                 raise InputError(f"--backend {backend}: out of memory; allowed: a smaller setup") from None
             why = f"{type(error).__name__}: {one_line(error, 300)}"

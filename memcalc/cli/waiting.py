@@ -12,12 +12,12 @@ from memcalc.cli import streams
 
 _AFTER_SECONDS: Final = 1.0
 _LEAVE: Final = b"\r\x1b[K\x1b[?25h"
-"""Clears the line of the bar and shows the cursor."""
+"""The bytes that clear the line of the bar and show the cursor."""
 
 
 @contextmanager
 def waiting(words: str) -> Generator[None]:
-    """Show the words, a bar and the seconds on stderr once the block has run for a second; nothing where stderr is no
+    """Show the words, a bar and the seconds on stderr once the block has run for a second. Show nothing if stderr is not a
     terminal."""
     if not _is_terminal():
         yield
@@ -39,7 +39,7 @@ def _is_terminal() -> bool:
 
 
 def _show(words: str, done: object) -> None:
-    """Wait for a second; then draw until `done`, a threading.Event, is set."""
+    """Wait for a second, then draw until `done`, a threading.Event, is set."""
     from threading import Event
 
     assert isinstance(done, Event)
