@@ -1,4 +1,4 @@
-"""What the caching allocator reserves for a training run: the run's allocations and frees are played through its rules.
+"""The bytes that the caching allocator reserves for a training run, found by playing the run through the allocator's rules.
 
 A run begins with the allocations before the first step. Each step has the forwards and backwards of the micro-batches, the
 optimizer's step and `zero_grad(set_to_none=True)`. The first optimizer step also allocates the optimizer's states. Steps are

@@ -1,4 +1,4 @@
-"""Whether a step runs in the memory of a GPU.
+"""The verdict: whether a step runs in the memory of a GPU.
 
 On a full GPU torch's allocator gives free segments back and asks again, so it reserves less than on a GPU with room. A run
 fits if it goes on within the GPU's memory. Between yes and no there are answers with a condition:

@@ -40,9 +40,9 @@ class Proposal(NamedTuple):
     """The bytes of the GPU to spare, negative if the setup does not fit; None without a GPU."""
     peak: int
     saves: int
-    """How many bytes less `device` is; without a GPU, how many bytes less `peak` is."""
+    """The bytes by which the flags lower `device`; without a GPU, the bytes by which they lower `peak`."""
     costs: str
-    """What the flags cost, in words; '' without a GPU."""
+    """The costs of the flags in words; '' without a GPU."""
     answer: str | None = None
     """The verdict's answer with the flags (memcalc.device.verdict); None without a GPU."""
     gives_back: bool = False

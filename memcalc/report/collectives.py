@@ -34,7 +34,7 @@ class Numbers(NamedTuple):
 def add_words(
     table: Table, names: Sequence[str], *, on_one_line: bool
 ) -> Callable[[Sequence[str]], Sequence[RenderableType]]:
-    """Add the columns for a row's words, of which the last is long. Return the function that turns words into cells.
+    """Add the columns for a row's words; the last word is long. Return the function that turns words into cells.
 
     With `on_one_line` each word has a column. Otherwise all words share one column, the last on a line of its own.
     """

@@ -32,7 +32,7 @@ class Remedy(NamedTuple):
     """One kind of change. A list of changes has at most one remedy of a kind."""
 
     kind: str
-    """What the remedy changes."""
+    """The name of what the remedy changes, such as "micro-batch"."""
     ladder: tuple[Rung, ...]
     """The forms of the change, from the weakest to the strongest."""
     tier: int = SAME

@@ -46,7 +46,7 @@ _WORTH: Final = 100
 class Search:
     """One search from a setup that does not fit its GPU.
 
-    The lean setup, of which several methods speak, has every remedy at once that keeps the GPUs and the training.
+    Several methods use the lean setup: every remedy at once that keeps the GPUs and the training.
     """
 
     def __init__(self, report: Report, given: Options, enough: Callable[[Report], bool] = seems_to) -> None:
