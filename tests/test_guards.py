@@ -70,9 +70,12 @@ ONLY: dict[str, tuple[str, ...]] = {
 """Who may import what, anywhere in its source."""
 
 IN_PLAIN_WORDS = (
+    "memcalc.cli",
     "memcalc.core",
+    "memcalc.device",
     "memcalc.engines",
     "memcalc.errors",
+    "memcalc.estimation",
     "memcalc.families.base",
     "memcalc.hardware",
     "memcalc.inputs",
@@ -82,6 +85,7 @@ IN_PLAIN_WORDS = (
     "memcalc.optimizers",
     "memcalc.pipelining",
     "memcalc.registry",
+    "memcalc.report",
     "memcalc.setup",
     "memcalc.tape",
     "memcalc.tracing",
