@@ -167,7 +167,7 @@ def test_new_names_are_listed_behind_the_others(folder: Path, arguments: list[st
 def test_new_names_are_in_the_help(folder: Path) -> None:
     shown = " ".join(run(folder, "estimate", "--help-all").stdout.replace("│", " ").split())
     assert "new-sgd. (default: adamw)" in shown
-    assert "new-engine. (default: by gpus and zero)" in shown
+    assert "new-engine. (default: by --gpus and --zero)" in shown
 
 
 def test_without_the_folder_there_is_none(folder: Path) -> None:
