@@ -197,36 +197,59 @@ def most_in_flight(actions: Sequence[Action]) -> int:
     return most
 
 
+_TIMES: Final[Mapping[str, int]] = {"forward": 1, "backward": 2, "backward of inputs": 1, "backward of weights": 1}
 _Done = tuple[str, int, int | None]
 
 
-def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Return the idle time over the ideal time of a step.
+class Placed(NamedTuple):
+    """An action of a rank, and the times at which it begins and ends."""
 
-    The orders of all ranks are run, each action as soon as its inputs are there. A forward takes as long as each half
-    of a backward, and all chunks take equally long.
+    action: Action
+    start: int
+    end: int
+
+
+def placed(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> list[list[Placed]]:
+    """Return every rank's actions with their times, if all chunks take equally long (`as_soon_as_ready`)."""
+    orders = [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    return as_soon_as_ready(orders, chunks)
+
+
+def as_soon_as_ready(orders: Sequence[Sequence[Action]], chunks: int) -> list[list[Placed]]:
+    """Return the actions of all ranks, each begun as soon as its inputs are there and its rank is free.
+
+    A forward takes 1, and so does each half of a backward.
     """
-    times = {"forward": 1, "backward": 2, "backward of inputs": 1, "backward of weights": 1}
-    waiting = [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    ranks = len(orders)
     done: dict[_Done, int] = {}
-    clocks, places = [0] * ranks, [0] * ranks
-    stages = ranks * chunks
+    lanes: list[list[Placed]] = [[] for _ in orders]
     moved = True
     while moved:
         moved = False
-        for rank, actions in enumerate(waiting):
-            while places[rank] < len(actions):
-                kind, chunk, i = actions[places[rank]]
-                ready = _ready(kind, chunk * ranks + rank, i, stages, done)
+        for rank, (actions, lane) in enumerate(zip(orders, lanes, strict=True)):
+            while len(lane) < len(actions):
+                action = actions[len(lane)]
+                kind, stage = action.kind, action.chunk * ranks + rank
+                ready = _ready(kind, stage, action.micro_batch, ranks * chunks, done)
                 if ready is None:
                     break
-                clocks[rank] = max(clocks[rank], ready) + times[kind]
+                start = max(lane[-1].end if lane else 0, ready)
+                lane.append(Placed(action, start, start + _TIMES[kind]))
                 if kind != "backward of weights":
-                    done["forward" if kind == "forward" else "backward", chunk * ranks + rank, i] = clocks[rank]
-                places[rank] += 1
+                    done["forward" if kind == "forward" else "backward", stage, action.micro_batch] = lane[-1].end
                 moved = True
-    ideal = 3 * micro_batches * chunks
-    return max(clocks) / ideal - 1
+    return lanes
+
+
+def bubble(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """Return the idle time over the ideal time of a step, if all chunks take equally long."""
+    return waited(placed(schedule, ranks, micro_batches, chunks))
+
+
+def waited(lanes: Sequence[Sequence[Placed]]) -> float:
+    """Return the idle time over the ideal time of a step, from the actions of all ranks."""
+    ideal = sum(one.end - one.start for one in lanes[0])
+    return max(lane[-1].end for lane in lanes) / ideal - 1
 
 
 def _ready(kind: str, stage: int, i: int | None, stages: int, done: Mapping[_Done, int]) -> int | None:

@@ -1,8 +1,8 @@
-"""The advice as lines under a report."""
+"""The advice in words, and as lines under a report."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.padding import Padding
 from rich.text import Text
@@ -18,40 +18,60 @@ if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
 
+class Change(NamedTuple):
+    """A proposal's flags, and lines on what the flags lead to and cost."""
+
+    flags: str
+    under: tuple[str, ...]
+
+
+class Advised(NamedTuple):
+    """A heading, and the proposed changes; with `of_peaks` a change has one short line."""
+
+    heading: str
+    changes: tuple[Change, ...]
+    of_peaks: bool = False
+
+
 def advice_lines(report: Report) -> list[RenderableType]:
     """Return a heading and the flags to add to the command; [] for a setup that fits with room."""
+    told = advised(report)
+    if told is None:
+        return []
+    heading = Text(f"\n{told.heading}", style="bold")
+    if told.of_peaks:
+        return [heading, *(Text(f"  {one.flags:<40} {one.under[0]}") for one in told.changes)]
+    return [heading, *(line for one in told.changes for line in _lines(one))]
+
+
+def advised(report: Report) -> Advised | None:
+    """Return the advice in words; None for a setup that fits with room."""
     found = advice(report)
     if not found:
         lost = report.verdict is not None and report.verdict.fits is False and report.given is not None
-        return [_heading("none of the changes that were tried makes it fit, nor lowers its peak")] if lost else []
+        return Advised("none of the changes that were tried makes it fit, nor lowers its peak", ()) if lost else None
     if found[0].device is None:
-        return [_heading("what would help most"), *(Text(_peak_line(one)) for one in found)]
+        changes = tuple(Change(one.flags, (_lowered(one),)) for one in found)
+        return Advised("what would help most", changes, of_peaks=True)
     if found[0].fits is False:
-        return [
-            _heading("none of the changes that were tried makes it fit; closest is"),
-            *_lines(found[0], found[0].costs, _missing(found[0])),
-        ]
+        change = Change(found[0].flags, (found[0].costs, _missing(found[0])))
+        return Advised("none of the changes that were tried makes it fit; closest is", (change,))
     if report.states_only:
         heading = "what makes the model states fit; activations are not known without a model"
     else:
         heading = "what would leave more room" if report.fits else "what makes it fit"
-    return [
-        _heading(heading),
-        *(line for one in found for line in _lines(one, "; ".join(filter(None, (_verdict(one), one.costs))))),
-    ]
+    return Advised(
+        heading, tuple(Change(one.flags, ("; ".join(filter(None, (_verdict(one), one.costs))),)) for one in found)
+    )
 
 
-def _heading(words: str) -> Text:
-    return Text(f"\n{words}", style="bold")
+def _lines(one: Change) -> list[RenderableType]:
+    """Return a change's flags, and below them its lines."""
+    return [Padding(Text(one.flags), (0, 0, 0, 2)), *(Padding(Folded(line), (0, 0, 0, 6)) for line in one.under)]
 
 
-def _lines(one: Proposal, *under: str) -> list[RenderableType]:
-    """Return a proposal's flags, and below them lines on what the flags lead to and cost."""
-    return [Padding(Text(one.flags), (0, 0, 0, 2)), *(Padding(Folded(line), (0, 0, 0, 6)) for line in under)]
-
-
-def _peak_line(one: Proposal) -> str:
-    return f"  {one.flags:<40} saves {show_bytes(one.saves)}, leaves {show_bytes(one.peak)}"
+def _lowered(one: Proposal) -> str:
+    return f"saves {show_bytes(one.saves)}, leaves {show_bytes(one.peak)}"
 
 
 def _verdict(one: Proposal) -> str:

@@ -18,8 +18,17 @@ if TYPE_CHECKING:
 
 def answer(report: Report) -> list[RenderableType]:
     """Return the verdict and its reasons; without --gpu, the bytes that a GPU needs, as nvidia-smi would show."""
+    return [Folded(_text(report))]
+
+
+def answer_lines(report: Report) -> list[str]:
+    """Return the answer as lines of plain text, for other formats."""
+    return _text(report).plain.splitlines()
+
+
+def _text(report: Report) -> Text:
     verdict = verdict_text(report)
-    return [Folded(verdict if verdict is not None else _need(report))]
+    return verdict if verdict is not None else _need(report)
 
 
 def _need(report: Report) -> Text:

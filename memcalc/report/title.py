@@ -19,6 +19,14 @@ def setup_line(report: Report) -> str:
 
 
 def title(report: Report) -> Text:
+    name, parts = title_words(report)
+    text = Text(name, style="bold")
+    text.append("  " + " · ".join(parts), style="not bold")
+    return text
+
+
+def title_words(report: Report) -> tuple[str, list[str]]:
+    """Return the model's name, or its size if it has none, and the parts of the title behind it."""
     model, s = report.model, report.setup
     count = f"{show_count(model.num_parameters)} parameters"
     parts = [count] if model.name else []
@@ -45,9 +53,7 @@ def title(report: Report) -> Text:
             parts.append(f"{s.cross_entropy} cross-entropy")
     else:
         parts.append("model states only")
-    text = Text(model.name or count, style="bold")
-    text.append("  " + " · ".join(parts), style="not bold")
-    return text
+    return model.name or count, parts
 
 
 def _reduced(s: Setup) -> str:

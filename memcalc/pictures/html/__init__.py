@@ -1,0 +1,1 @@
+"""The page of one report: its parts as functions that return markup."""

@@ -1,0 +1,148 @@
+"""The schedule of a pipeline as lanes: for every rank its forwards, backwards and idle times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from memcalc.pictures.html.markup import Markup, drawing, element, section
+from memcalc.pictures.schedule import drawable, lanes
+from memcalc.pipelining.idle import idle_share
+from memcalc.pipelining.orders import Placed, waited
+from memcalc.report.title import part
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+    from memcalc.setup.setup import Setup
+
+_MOST_ACTIONS: Final = 2400
+_MOST_LANES: Final = 16
+_WIDE: Final = 1060
+_UNIT: Final = (12, 36)
+"""The least and the most pixels of a forward."""
+_ROW: Final = (22, 15)
+"""The pixels of a lane's row: alone, or one of several chunks' rows."""
+_GAP: Final = 6
+
+_KINDS: Final = {
+    "forward": "f",
+    "backward": "b",
+    "backward of inputs": "b",
+    "backward of weights": "w",
+}
+
+
+def schedule(report: Report) -> Markup | None:
+    """Return the lanes with a legend; None without stages."""
+    setup = report.setup
+    if setup.pp == 1 or report.states_only:
+        return None
+    drawn = drawable(setup, _MOST_ACTIONS)
+    every = lanes(setup, drawn)
+    shown = _shown(setup.pp, report.rank.number)
+    return section(
+        "schedule",
+        "Schedule",
+        element("p", _words(report, drawn, every), class_="lead"),
+        element("p", f"Of {setup.pp} ranks, {len(shown)} are drawn.") if len(shown) < setup.pp else None,
+        _legend(setup),
+        _boxed([(rank, every[rank]) for rank in shown], setup.virtual_stages, report.rank.number),
+    )
+
+
+def _words(report: Report, drawn: int, every: Sequence[Sequence[Placed]]) -> str:
+    setup = report.setup
+    short = "" if drawn == setup.micro_batches else (
+        f" Drawn are {drawn} of {setup.micro_batches} micro-batches, whose bubble is {waited(every):.1%}: "
+        "the middle of the step repeats itself."
+    )  # fmt: skip
+    return (
+        f"{setup.schedule} with {setup.micro_batches} micro-batches: the bubble is {idle_share(setup):.1%} of the ideal time, "
+        f"if every {part(setup)} takes equally long and a backward twice as long as a forward.{short}"
+    )
+
+
+def _shown(ranks: int, reported: int) -> list[int]:
+    """Return all ranks; of many, the first, the last, the reported one, and some at equal distances."""
+    if ranks <= _MOST_LANES:
+        return list(range(ranks))
+    apart = (ranks - 1) / (_MOST_LANES - 2)
+    return sorted({reported, *(round(i * apart) for i in range(_MOST_LANES - 1))})
+
+
+def _legend(setup: Setup) -> Markup:
+    halves = setup.schedule == "zero-bubble"
+    kinds = [("f", "forward"), ("b", "backward of the inputs" if halves else "backward")]
+    kinds += [("w", "backward of the weights")] if halves else []
+    entries = [
+        element("li", element("span", _square(kind, "1"), words, class_="labelled")) for kind, words in [*kinds, ("idle", "idle")]
+    ]
+    chunks = [element("li", f"one row for each of the {setup.virtual_stages} chunks")] if setup.virtual_stages > 1 else []
+    return element("ul", *entries, element("li", "numbers are micro-batches"), *chunks, class_="legend")
+
+
+def _square(kind: str, number: str) -> Markup:
+    if kind == "idle":
+        inside = [element("rect", width=18, height=18, class_="idle")]
+    else:
+        inside = [
+            element("rect", width=18, height=18, class_=f"cell-{kind}"),
+            element("text", number, x=9, y=13, class_=f"on-{kind}"),
+        ]
+    return element("svg", *inside, width=18, height=18, class_="swatch lanes", aria_hidden="true")
+
+
+def _boxed(shown: Sequence[tuple[int, Sequence[Placed]]], chunks: int, reported: int) -> Markup:
+    """Return the picture in a box that scrolls, with the names of the ranks beside it."""
+    length = max(lane[-1].end for _, lane in shown)
+    unit = min(max(_WIDE // length, _UNIT[0]), _UNIT[1])
+    row = _ROW[chunks > 1]
+    high = row * chunks
+    pitch = high + _GAP
+    width, height = length * unit, len(shown) * pitch
+    names = [
+        element("text", f"rank {rank}", x=0, y=i * pitch + high / 2 + 4, class_="marked" if rank == reported else None)
+        for i, (rank, _) in enumerate(shown)
+    ]
+    drawn = [_lane(lane, i * pitch, unit, row, chunks, length) for i, (_, lane) in enumerate(shown)]
+    sums = "; ".join(f"rank {rank} is idle {_idle(lane, length):.0%} of the step" for rank, lane in shown)
+    picture = drawing(
+        "The order in which pipeline ranks run", sums, *drawn,
+        identifier="lanes", width=width, height=height, viewBox=f"0 0 {width} {height}", class_="lanes",
+    )  # fmt: skip
+    side = element("svg", *names, width=56, height=height, class_="lane-names", aria_hidden="true")
+    box = element("div", picture, class_="scroll", tabindex=0, role="region", aria_label="Schedule of the pipeline ranks")
+    return element("div", side, box, class_="lane-box")
+
+
+def _idle(lane: Sequence[Placed], length: int) -> float:
+    return 1 - sum(one.end - one.start for one in lane) / length
+
+
+def _lane(lane: Sequence[Placed], top: int, unit: int, row: int, chunks: int, length: int) -> Markup:
+    """Return a rank's lane: idle times, cells of each kind as one path, and their numbers."""
+    parts = [element("path", d=_boxes(_gaps(lane, length), unit, top, row * chunks), class_="idle")]
+    for kind in dict.fromkeys(_KINDS.values()):
+        own = [one for one in lane if _KINDS[one.action.kind] == kind]
+        if own:
+            boxes = "".join(_boxes([(p.start, p.end)], unit, top + p.action.chunk * row, row - 1) for p in own)
+            numbers = [
+                element(
+                    "text", str((p.action.micro_batch or 0) + 1),
+                    x=f"{(p.start + p.end) * unit / 2:g}", y=f"{top + p.action.chunk * row + row / 2 + 3:g}",
+                )
+                for p in own
+            ]  # fmt: skip
+            parts += [element("path", d=boxes, class_=f"cell-{kind}"), element("g", *numbers, class_=f"on-{kind}")]
+    return element("g", *parts)
+
+
+def _gaps(lane: Sequence[Placed], length: int) -> list[tuple[int, int]]:
+    ends = [0, *(one.end for one in lane)]
+    starts = [*(one.start for one in lane), length]
+    return [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
+
+
+def _boxes(spans: Iterable[tuple[int, int]], unit: int, top: int, height: int) -> str:
+    """Return the path of boxes from time to time, with a pixel between neighbours."""
+    return "".join(f"M{start * unit} {top}h{(end - start) * unit - 1}v{height}H{start * unit}z" for start, end in spans)

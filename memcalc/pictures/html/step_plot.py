@@ -1,0 +1,135 @@
+"""The shapes of the timeline: areas, grid, the mark of the peak, and the band of forwards and backwards."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from memcalc.pictures.html.bars import percent
+from memcalc.pictures.html.markup import NOTHING, Markup, element
+from memcalc.units import show_bytes
+
+if TYPE_CHECKING:
+    from memcalc.pictures.html.columns import Changes
+    from memcalc.pictures.timeline import Span
+
+HEIGHT: Final = 300
+BAND: Final = 26
+_SCALE: Final = 1000
+"""The picture's units from 0 to the top of the axis."""
+_MOST_NUMBERS: Final = 200
+_KINDS: Final = {"forward": "f", "backward": "b", "step": "s"}
+
+
+def areas(stack: Sequence[tuple[str, Sequence[Changes]]], columns: int, top: float) -> Markup:
+    """Return the components' areas. Each covers all that is above 0, and the ones below it are drawn over it."""
+    below = [0] * columns
+    shapes: list[Markup] = []
+    for component, found in stack:
+        below = [one + other for one, other in zip(below, _added(found, columns), strict=True)]
+        line = _outline([_SCALE - round(_SCALE * nbytes / top) for nbytes in below])
+        shapes.append(element("path", d=line, fill=f"url(#t-{component})"))
+    tiles = [_tile(component) for component, _ in stack]
+    return element(
+        "svg", element("defs", *tiles), *reversed(shapes),
+        x=0, y=0, width="100%", height=HEIGHT, viewBox=f"0 0 {columns} {_SCALE}", preserveAspectRatio="none",
+        class_="areas",
+    )  # fmt: skip
+
+
+def _tile(component: str) -> Markup:
+    """Return a component's pattern for the areas. A script undoes in it that the areas are stretched."""
+    return element("pattern", id=f"t-{component}", href=f"#c-{component}", patternTransform="scale(1.5 3.5)")
+
+
+def _added(found: Sequence[Changes], columns: int) -> list[int]:
+    """Return the bytes of all these in every column."""
+    steps = [0] * columns
+    for own in found:
+        before = 0
+        for column, nbytes in zip(own.columns, own.nbytes, strict=True):
+            steps[column] += nbytes - before
+            before = nbytes
+    return list(accumulate(steps))
+
+
+def _outline(heights: Sequence[int]) -> str:
+    """Return a path along the heights of all columns and back along the bottom."""
+    parts = [f"M0 {_SCALE}V{heights[0]}"]
+    level, ran = heights[0], 0
+    for height in heights:
+        if height != level:
+            parts.append(f"h{ran}v{height - level}")
+            level, ran = height, 0
+        ran += 1
+    return "".join([*parts, f"h{ran}V{_SCALE}z"])
+
+
+def grid(top: float, capacity: int | None) -> Markup:
+    """Return the lines of the axis with their sizes, and the line of the GPU's capacity."""
+    shapes: list[Markup] = []
+    for nbytes in _ticks(top):
+        y = _y(nbytes, top)
+        shapes.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="grid over"))
+        if nbytes:
+            shapes.append(element("text", show_bytes(nbytes).replace(".00", ""), x=6, y=y - 4))
+    if capacity is not None:
+        y = _y(capacity, top)
+        shapes.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="limit"))
+        shapes.append(element("text", f"the GPU's {show_bytes(capacity)}", x="99%", y=y + 14, text_anchor="end"))
+    return element("g", *shapes)
+
+
+def _ticks(top: float) -> list[int]:
+    """Return about four round numbers of bytes from 0 to the top."""
+    step = 2 ** max(0, int(top).bit_length() - 3)
+    step = step if top / step < 6 else step * 2
+    return [i * step for i in range(int(top / step) + 1)]
+
+
+def _y(nbytes: float, top: float) -> float:
+    return round(HEIGHT * (1 - nbytes / top), 1)
+
+
+def peak_mark(column: int, columns: int, peak: int, top: float) -> Markup:
+    """Return a line at the peak's column, and its words on the side that has more room."""
+    x = percent(column + 0.5, columns)
+    left = column < columns / 2
+    words = element(
+        "text", f"peak {show_bytes(peak)}",
+        x=x, y=max(12, _y(peak, top) - 6), dx=6 if left else -6, text_anchor="start" if left else "end",
+        class_="peak-words",
+    )  # fmt: skip
+    return element("g", element("line", x1=x, x2=x, y1=0, y2=HEIGHT, class_="peak-line"), words)
+
+
+def band(spans: Sequence[Span], moments: Sequence[int]) -> Markup:
+    """Return the forwards and backwards of micro-batches and the optimizer's step, below the areas."""
+    columns = len(moments)
+    shapes: list[Markup] = []
+    numbered = len(spans) <= _MOST_NUMBERS
+    for span in spans:
+        first, end = bisect_left(moments, span.first), bisect_right(moments, span.last)
+        if end <= first:
+            continue
+        kind = _KINDS.get(span.phase, "s")
+        words = span_words(span)
+        text = element("text", _short(span), x="50%", y=15, class_=f"on-{kind}") if numbered else NOTHING
+        box = element("rect", element("title", words), width="100%", height=20, class_=f"cell-{kind}")
+        width = percent(end - first, columns)
+        shapes.append(element("svg", box, text, x=percent(first, columns), y=HEIGHT + 4, width=width, height=20))
+    return element("g", *shapes, class_="band")
+
+
+def span_words(span: Span) -> str:
+    """Return the name of a span: "backward of micro-batch 2"."""
+    if span.phase == "step":
+        return "optimizer step"
+    chunk = f", chunk {span.chunk + 1}" if span.chunk else ""
+    return span.phase if span.micro_batch is None else f"{span.phase} of micro-batch {span.micro_batch + 1}{chunk}"
+
+
+def _short(span: Span) -> str:
+    return span.phase if span.micro_batch is None else str(span.micro_batch + 1)
