@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc",),
     ("memcalc.report",),
     ("memcalc.explanation",),
+    ("memcalc.pictures",),
     ("memcalc.cli", "memcalc.__main__"),
 )
 """Every module by the longest prefix of its name, low to high. A module imports from its own layer and from below."""
@@ -61,7 +62,7 @@ UPWARD = {
 ONLY: dict[str, tuple[str, ...]] = {
     "typer": ("memcalc.cli",),
     "click": (),
-    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation"),
+    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation", "memcalc.pictures"),
     "huggingface_hub": ("memcalc.inputs.hub",),
     "torch": ("memcalc.tracing", "memcalc.validate"),
     "transformers": ("memcalc.tracing", "memcalc.validate"),
@@ -83,6 +84,7 @@ IN_PLAIN_WORDS = (
     "memcalc.layout",
     "memcalc.megatron",
     "memcalc.optimizers",
+    "memcalc.pictures",
     "memcalc.pipelining",
     "memcalc.registry",
     "memcalc.report",

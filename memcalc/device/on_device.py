@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from memcalc.core.rows import Item
     from memcalc.device.allocator import CachingAllocator
     from memcalc.device.fragmentation import Assumed
+    from memcalc.device.observer import Observer
     from memcalc.device.replay import Prepared, Replay
     from memcalc.engines.ranks import Rank
     from memcalc.inputs.gpu import GPU
@@ -51,6 +52,11 @@ class OnDevice:
         """Play the run's allocations through an allocator; None if their order is not known. Raise OutOfMemory if the
         allocator's limit is too low."""
         return None if self._prepared is None else self._prepared.play(allocator, self.workspaces)
+
+    def record(self, allocator: CachingAllocator, observer: Observer) -> Replay:
+        """Play the run through an allocator while an observer listens. The order of the run's allocations has to be known."""
+        assert self._prepared is not None
+        return self._prepared.play(allocator, self.workspaces, observer)
 
     @property
     def is_played(self) -> bool:

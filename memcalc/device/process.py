@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from typing import NamedTuple, TypeVar
 
+from memcalc.core.rows import Row
+from memcalc.core.tensor import StorageRow
 from memcalc.device.allocator import Block, CachingAllocator
+from memcalc.device.observer import SILENT, Observer
 from memcalc.device.shown import Workspaces
 from memcalc.engines.base.script import DEFAULT, Event, Scripts
 from memcalc.megatron.between_stages import Kind
+from memcalc.optimizers import Parameter
+
+
+class Names(NamedTuple):
+    """The rows that a log's blocks were allocated as, and its phases and layers."""
+
+    rows: Sequence[StorageRow] = ()
+    of_blocks: Sequence[int] = ()
+    """The index in `rows` of each block."""
+    segments: Sequence[tuple[int, str, int | None]] = ()
+    """The indices in the log's events at which another phase or layer begins."""
 
 
 class Log(NamedTuple):
@@ -26,6 +40,7 @@ class Log(NamedTuple):
     gradients: tuple[int, ...] = ()
     stays: Mapping[int, str] = {}
     """The blocks that stay allocated after backward, with the engine's names for them."""
+    names: Names = Names()
 
 
 class Action(NamedTuple):
@@ -37,11 +52,32 @@ class Action(NamedTuple):
     between: int = 0
 
 
+class Held(NamedTuple):
+    """Rows and the bytes of each of their blocks, in the order of `in_turn`."""
+
+    rows: Sequence[Row]
+    sizes: Sequence[int]
+
+
+_Class = TypeVar("_Class", Parameter, Row)
+
+
+def in_turn(classes: Iterable[_Class]) -> Iterator[tuple[_Class, int]]:
+    """Yield what each class stands for, one by one, with its number. Neighbours with equal counts are one stack of layers, and
+    come layer by layer."""
+    for count, neighbours in groupby(classes, lambda one: one.count if isinstance(one, Parameter) else one.copies):
+        stack = list(neighbours)
+        for number in range(count):
+            for one in stack:
+                yield one, number
+
+
 class Process:
     """A process and the blocks that it has in the allocator."""
 
-    def __init__(self, allocator: CachingAllocator, workspaces: Workspaces) -> None:
+    def __init__(self, allocator: CachingAllocator, workspaces: Workspaces, observer: Observer = SILENT) -> None:
         self.allocator = allocator
+        self.observer = observer
         self.workspaces: dict[Kind, tuple[int, ...]] = workspaces._asdict()  # type: ignore[assignment]
         """The bytes of the workspaces that are not allocated yet, by phase: the thread that runs forward has a cuBLAS handle,
         autograd's thread another."""
@@ -51,22 +87,30 @@ class Process:
         """The blocks other than gradients that each chunk's last backward left. The log of the next forward allocates them
         again."""
 
-    def hold(self, sizes: Iterable[int]) -> list[Block]:
-        """Allocate blocks of these bytes on the default stream and return them. They stay until the caller frees them."""
+    def hold(self, held: Held) -> list[Block]:
+        """Allocate the blocks of rows and return them. They stay until the caller frees them."""
+        self.observer.rows_come(held.rows)
+        return self._hold(held.sizes)
+
+    def _hold(self, sizes: Iterable[int]) -> list[Block]:
+        """Allocate blocks of these bytes on the default stream."""
         return [self.allocator.allocate(nbytes, DEFAULT) for nbytes in sizes]
 
     def have_between(self, count: int, nbytes: int) -> None:
         """Bring the tensors between stages to `count`, each of `nbytes` bytes: free the oldest, or allocate new ones."""
         self.free(self.between[: max(0, len(self.between) - count)])
-        self.between = [*self.between[-count:], *self.hold([nbytes] * (count - len(self.between)))] if count else []
+        self.observer.between_come()
+        self.between = [*self.between[-count:], *self._hold([nbytes] * (count - len(self.between)))] if count else []
 
     def run(self, actions: Iterable[Action], between: int) -> None:
         """Play forwards and backwards. A backward belongs to the chunk's oldest forward without one. `between`: the bytes of one
         tensor between stages."""
         waiting: dict[int, list[dict[int, Block]]] = {}
         for kind, chunk, log, count in actions:
+            self.observer.turn_begins(kind, chunk)
             self.have_between(count, between)
-            self.hold(self.workspaces.pop(kind, ()))
+            self.observer.workspaces_come()
+            self._hold(self.workspaces.pop(kind, ()))
             forwards = waiting.setdefault(chunk, [])
             if kind == "forward":
                 self.free(self.left.pop(chunk, ()))
@@ -87,8 +131,8 @@ class Process:
         """Keep the gradients that a backward leaves."""
         self.gradients += [live.pop(i) for i in log.gradients if i in live]
 
-    def update(self, casts: Sequence[int], updates: Sequence[Log]) -> None:
-        """Play the optimizer's step, then free all gradients. `casts`: the bytes of tensors that exist for the step only."""
+    def update(self, casts: Held, updates: Sequence[Log]) -> None:
+        """Play the optimizer's step, then free all gradients. `casts`: tensors that exist for the step only."""
         made = self.hold(casts)
         for log in updates:
             made += self._play(log, 0, len(log.events), {}).values()
@@ -104,6 +148,7 @@ class Process:
         """Play a part of a log. Return the blocks that are live after that part, by number."""
         allocate, release = self.allocator.allocate, self.allocator.release
         events, sizes, streams = log.events, log.sizes, log.streams
+        self.observer.log_plays(log, start, end)
         for i in events[start:end]:
             if i >= 0:
                 live[i] = allocate(sizes[i], streams[i])
@@ -115,12 +160,15 @@ class Process:
 class ScriptedProcess(Process):
     """A process whose engine lists by name the blocks that it allocates and frees (engines/base/script.py)."""
 
-    def __init__(self, allocator: CachingAllocator, workspaces: Workspaces, scripts: Scripts) -> None:
-        super().__init__(allocator, workspaces)
+    def __init__(
+        self, allocator: CachingAllocator, workspaces: Workspaces, scripts: Scripts, observer: Observer = SILENT
+    ) -> None:
+        super().__init__(allocator, workspaces, observer)
         self.scripts = scripts
         self.named: dict[Hashable, Block] = {}
 
-    def follow(self, events: Iterable[Event]) -> None:
+    def follow(self, events: Sequence[Event]) -> None:
+        self.observer.script_plays(events)
         for block, nbytes, stream in events:
             if nbytes is not None:
                 self.named[block] = self.allocator.allocate(nbytes, stream)
@@ -133,7 +181,7 @@ class ScriptedProcess(Process):
         self.follow(self.scripts.backward)
 
     def backward_is_over(self) -> None:
-        self.follow(Event(event.block) for event in self.scripts.backward if event.block in self.named)
+        self.follow([Event(event.block) for event in self.scripts.backward if event.block in self.named])
 
     def take_over(self, log: Log, live: dict[int, Block]) -> None:
         gradients = [live.pop(i) for i in log.gradients if i in live]

@@ -7,15 +7,15 @@ played until one leaves the same free blocks as an earlier step: from then on al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from memcalc.core.dims import evaluate, numel
 from memcalc.core.rows import Row
 from memcalc.core.tensor import Memory, StorageRow
 from memcalc.device.allocator import CachingAllocator
-from memcalc.device.process import Action, Log, Process, ScriptedProcess
+from memcalc.device.observer import SILENT, Observer
+from memcalc.device.process import Action, Held, Log, Names, Process, ScriptedProcess, in_turn
 from memcalc.device.shown import Workspaces
 from memcalc.engines.base.holdings import Order, Update
 from memcalc.engines.base.script import DEFAULT, Event, Scripts
@@ -31,6 +31,7 @@ MOST_STEPS: Final = 5
 MOST_STEPS_WHEN_FULL: Final = 20
 """The most steps with a limit. On a full device a steady state takes longer, and a late step can go out of memory."""
 _MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
+NOTHING: Final = Held((), ())
 _BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
 
 
@@ -63,7 +64,7 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
     if order is None:
         return None
     batch, seq = setup.micro_batch_size, setup.tokens_per_part
-    before = _row_sizes(order.before, batch, seq)
+    before = _held(order.before, batch, seq)
     if order.scripts is not None:
         scripts = order.scripts()
         untraced = None if rank.untraced is None else _micro_batch(rank.untraced().run, order, setup, scripts.stays)
@@ -71,11 +72,11 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
     return _Plain(
         before,
         _actions(rank, order, setup),
-        moved=_row_sizes(order.moved, batch, seq),
-        flat=_row_sizes(order.flat, batch, seq),
-        states=_row_sizes(order.states, batch, seq),
-        casts=_row_sizes(order.casts, batch, seq),
-        clipping=_row_sizes(order.clipping, batch, seq),
+        moved=_held(order.moved, batch, seq),
+        flat=_held(order.flat, batch, seq),
+        states=_held(order.states, batch, seq),
+        casts=_held(order.casts, batch, seq),
+        clipping=_held(order.clipping, batch, seq),
         updates=[_update(setup, update) for update in order.updates],
         between=0 if rank.between is None else _nbytes(rank.between, batch, seq),
         remaining=0 if rank.between is None else left_between(rank.number, len(rank.profiles)),
@@ -85,27 +86,27 @@ def prepared(rank: Rank, setup: Setup) -> Prepared | None:
 class Prepared(Protocol):
     """A run whose allocations are written out."""
 
-    def play(self, allocator: CachingAllocator, workspaces: Workspaces) -> Replay:
-        """Play the run from its beginning. Raise OutOfMemory if the allocator's limit is too low."""
+    def play(self, allocator: CachingAllocator, workspaces: Workspaces, observer: Observer = SILENT) -> Replay:
+        """Play the run from its beginning. Raise OutOfMemory if the allocator's limit is too low. `observer` hears of each step."""
         ...
 
 
 class _Plain(NamedTuple):
     """A run of an engine that describes what it holds by rows."""
 
-    before: list[int]
+    before: Held
     actions: list[Action]
-    moved: list[int]
-    flat: list[int]
-    states: list[int]
-    casts: list[int]
-    clipping: list[int]
+    moved: Held
+    flat: Held
+    states: Held
+    casts: Held
+    clipping: Held
     updates: list[Log]
     between: int
     remaining: int
 
-    def play(self, allocator: CachingAllocator, workspaces: Workspaces) -> Replay:
-        process = Process(allocator, workspaces)
+    def play(self, allocator: CachingAllocator, workspaces: Workspaces, observer: Observer = SILENT) -> Replay:
+        process = Process(allocator, workspaces, observer)
         moved = process.hold(self.moved)
         process.hold(self.flat)
         process.free(moved)
@@ -113,7 +114,9 @@ class _Plain(NamedTuple):
         allocator.most_allocated = allocator.allocated
         steps = _Steps(allocator)
         while steps.go_on():
+            observer.step_begins()
             process.run(self.actions, self.between)
+            observer.turns_are_over()
             process.have_between(self.remaining, self.between)
             process.free(process.hold(self.clipping))
             if not steps.left:
@@ -126,25 +129,27 @@ class _Plain(NamedTuple):
 class _Scripted(NamedTuple):
     """A run of an engine that lists every block it allocates and frees (engines/base/script.py)."""
 
-    before: list[int]
+    before: Held
     actions: list[Action]
     untraced: Log | None
     scripts: Scripts
 
-    def play(self, allocator: CachingAllocator, workspaces: Workspaces) -> Replay:
+    def play(self, allocator: CachingAllocator, workspaces: Workspaces, observer: Observer = SILENT) -> Replay:
         scripts = self.scripts
-        process = ScriptedProcess(allocator, workspaces, scripts)
+        process = ScriptedProcess(allocator, workspaces, scripts, observer)
         process.hold(self.before)
         roomy = allocator.limit is None or _most_bytes(scripts.before_first_step) <= allocator.limit
         process.follow(scripts.before_first_step if roomy else scripts.before_first_step_through_cpu)
         allocator.most_allocated = allocator.allocated
         steps = _Steps(allocator)
         while steps.go_on():
+            observer.step_begins()
             process.run(_untraced(self.actions, self.untraced, steps.count), 0)
             process.follow(scripts.closing)
             process.backward_is_over()
+            observer.turns_are_over()
             process.follow(scripts.step if steps.count else scripts.first_step)
-            process.update((), ())
+            process.update(NOTHING, ())
             steps.end(like_others=steps.count > 0 or self.untraced is None)
         return steps.result()
 
@@ -220,7 +225,7 @@ def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) 
     of_blocks = [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows]
     kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}
     events = [event for event in whole.log if event >= 0 or ~event not in kept] if kept else whole.log
-    return Log(events, *of_blocks, whole.backward, whole.gradients, kept)
+    return Log(events, *of_blocks, whole.backward, whole.gradients, kept, Names(run.rows, whole.rows, whole.segments))
 
 
 def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:
@@ -230,33 +235,13 @@ def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:
 def _update(setup: Setup, update: Update) -> Log:
     """Return the log of the optimizer's step over every parameter, one after the other."""
     memory = Memory()
-    parameters = [
-        Parameter(one.name, one.shape, 1, one.is_matrix)
-        for stack in _stacks(update.parameters)
-        for _ in range(stack[0].count)
-        for one in stack
-    ]
+    parameters = [Parameter(one.name, one.shape, 1, one.is_matrix) for one, _ in in_turn(update.parameters)]
     optimizer = load_optimizer(setup.optimizer)
     optimizer.step(memory, parameters, update.dtype, update.dtype, setup.optimizer_implementation)
     sizes = [numel(row.shape)[0] * row.dtype.itemsize for row in memory.rows]
-    return Log(memory.log, sizes, [DEFAULT] * len(sizes))
+    return Log(memory.log, sizes, [DEFAULT] * len(sizes), names=Names(memory.rows, range(len(sizes))))
 
 
-_Class = TypeVar("_Class", Parameter, Row)
-
-
-def _stacks(classes: Iterable[_Class]) -> Iterator[list[_Class]]:
-    """Yield neighbours with equal counts as one list: they are one stack of layers."""
-    for _, neighbours in groupby(classes, lambda one: one.count if isinstance(one, Parameter) else one.copies):
-        yield list(neighbours)
-
-
-def _row_sizes(rows: Sequence[Row], batch: int, seq: int) -> list[int]:
-    """Return the bytes of every block, layer by layer."""
-    return [
-        nbytes
-        for stack in _stacks(rows)
-        for sizes in ([_nbytes(row, batch, seq) for row in stack],)
-        for _ in range(stack[0].copies)
-        for nbytes in sizes
-    ]
+def _held(rows: Sequence[Row], batch: int, seq: int) -> Held:
+    sizes = {id(row): _nbytes(row, batch, seq) for row in rows}
+    return Held(rows, [sizes[id(row)] for row, _ in in_turn(rows)])

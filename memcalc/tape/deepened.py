@@ -49,7 +49,6 @@ class _Deepening(Unrolling):
         self.weights = weights
         self.depth = Depth(run, noted, weights)
         self.blocks: list[StorageRow] = []
-        self.segments: list[tuple[int, str, int | None]] = []
         self.renames = sorted(run.renamed)
         self.renamed_at: set[int] = set()
         self.forward_end = 0
@@ -64,9 +63,7 @@ class _Deepening(Unrolling):
         An entry outside the layers, or in a layer that is no neighbour of the late period, may touch a block of the
         late period. Such an entry is written once for every period that the late one stands for.
         """
-        if piece.segment >= 0:
-            _place, phase, layer = self.run.segments[piece.segment]
-            self.segments.append((len(self.log), phase, _moved(layer, piece, self.periods)))
+        self.enter(piece)
         near = piece.period is not None and abs(piece.period - LATE) < 2
         events, place = self.events_of[piece.segment + 1], piece.start
         for event in events:
@@ -142,13 +139,6 @@ class _Deepening(Unrolling):
             renamed=frozenset(self.renamed_at),
             noted=Noted(names, elements, tuple(self.events)),
         )
-
-
-def _moved(layer: int | None, piece: Piece, periods: Periods) -> int | None:
-    """Return the layer of the real stack that a part of the log belongs to."""
-    if layer is None or piece.period is None or piece.real is None:
-        return layer
-    return layer + (piece.real - piece.period) * periods.length
 
 
 def _products(work: Sequence[Work], periods: Periods) -> Iterator[Work]:

@@ -28,6 +28,8 @@ class Unrolled(NamedTuple):
     """The place at which backward begins."""
     gradients: tuple[int, ...]
     """The blocks that are gradients in the end, in the order in which they became gradients."""
+    segments: list[tuple[int, str, int | None]]
+    """The places in `log` at which another phase or layer begins, with the phase and the layer of the real stack."""
 
 
 class NotPeriodic(Exception):
@@ -47,7 +49,7 @@ def unrolled(run: Trace) -> Unrolled:
     out = Unrolling(run)
     for piece in pieces(run):
         out.play(piece)
-    return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients))
+    return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients), out.segments)
 
 
 def _held(component: str) -> bool:
@@ -60,26 +62,29 @@ def _as_it_is(run: Trace) -> Unrolled:
     rows: list[int] = []
     number: dict[int, int] = {}
     gradients: dict[int, None] = {}
+    segments: list[tuple[int, str, int | None]] = []
     backward = renamed = -1
-    for place, event in enumerate(run.log):
-        if place == run.forward_end:
-            backward = len(log)
-        if place in run.renamed:
-            renamed = number.pop(~event, -1)
-        elif place - 1 in run.renamed:
-            _rename(run, number, event, renamed, log)
-            if run.rows[event].component == "gradients":
-                gradients[renamed] = None
-        elif event >= 0:
-            if not _held(run.rows[event].component):
-                number[event] = len(rows)
-                log.append(len(rows))
-                rows.append(event)
+    for (start, phase, layer), (end, _, _) in pairwise([(0, "", None), *run.segments, (len(run.log), "", None)]):
+        segments.append((len(log), phase, layer))
+        for place, event in enumerate(run.log[start:end], start):
+            if place == run.forward_end:
+                backward = len(log)
+            if place in run.renamed:
+                renamed = number.pop(~event, -1)
+            elif place - 1 in run.renamed:
+                _rename(run, number, event, renamed, log)
                 if run.rows[event].component == "gradients":
-                    gradients[number[event]] = None
-        elif ~event in number:
-            log.append(~number.pop(~event))
-    return Unrolled(log, rows, backward, tuple(gradients))
+                    gradients[renamed] = None
+            elif event >= 0:
+                if not _held(run.rows[event].component):
+                    number[event] = len(rows)
+                    log.append(len(rows))
+                    rows.append(event)
+                    if run.rows[event].component == "gradients":
+                        gradients[number[event]] = None
+            elif ~event in number:
+                log.append(~number.pop(~event))
+    return Unrolled(log, rows, backward, tuple(gradients), segments)
 
 
 def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
@@ -165,6 +170,7 @@ class Unrolling:
         self.live: dict[Hashable, int] = {}
         self.log: list[int] = []
         self.rows: list[int] = []
+        self.segments: list[tuple[int, str, int | None]] = []
         self.gradients: dict[int, None] = {}
         self.backward = 0
         self.renamed = -1
@@ -175,6 +181,7 @@ class Unrolling:
         An entry outside the layers, or in a layer that is no neighbour of the late period, may touch a block of the
         late period. Such an entry is written once for every period that the late one stands for.
         """
+        self.enter(piece)
         if piece.period is not None and abs(piece.period - LATE) < 2:
             self._play(piece)
             return
@@ -189,6 +196,15 @@ class Unrolling:
             else:
                 self._play(piece._replace(start=start, end=end))
             start = end
+
+    def enter(self, piece: Piece) -> None:
+        """Note the phase and the layer of the real stack that a part of the log belongs to."""
+        if piece.segment < 0:
+            return
+        _place, phase, layer = self.run.segments[piece.segment]
+        if layer is not None and piece.period is not None and piece.real is not None:
+            layer += (piece.real - piece.period) * self.periods.length
+        self.segments.append((len(self.log), phase, layer))
 
     def is_late(self, place: int) -> bool:
         event = self.run.log[place]

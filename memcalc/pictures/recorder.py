@@ -1,0 +1,180 @@
+"""A step recorded while the allocator replay plays it. The recorder only listens: the process tells it what comes next, and
+the allocator where the blocks are."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final
+
+from memcalc.device.allocator import Block as Taken
+from memcalc.device.allocator import CachingAllocator, Pool
+from memcalc.device.observer import Observer
+from memcalc.pictures.labels import BETWEEN, WORKSPACE, Label, of_log, of_rows, of_script
+from memcalc.pictures.notes import notes_of
+from memcalc.pictures.timeline import Block, Segment, Span, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memcalc.core.rows import Row
+    from memcalc.device.process import Log
+    from memcalc.engines.base.script import Event
+    from memcalc.estimation.report import Report
+    from memcalc.megatron.between_stages import Kind
+
+_BEFORE: Final = Span("", None, 0, None, 0, 0)
+
+
+class _Recorder(Observer):
+    """The blocks of the step that runs, and those from before it that are still there."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers_of_rank = layers
+        self.next: Iterator[Label] = iter(())
+        """The labels of the blocks that come."""
+        self.blocks: list[Block] = []
+        self.alive: dict[Taken, int] = {}
+        """The number in `blocks` of each block that is alive, by the allocator's object, which this keeps."""
+        self.segments: dict[int, Segment] = {}
+        self.given_back: list[Segment] = []
+        self.events = 0
+        self.spans: list[Span] = []
+        self.layers: list[Span] = []
+        self.now = _BEFORE
+        self.waiting: dict[int, deque[int]] = {}
+        self.begun: Counter[int] = Counter()
+        self.labels: dict[int, list[Label]] = {}
+
+    # --- from the process
+
+    def step_begins(self) -> None:
+        places = {number: i for i, number in enumerate(sorted(self.alive.values()))}
+        self.blocks = [self.blocks[number]._replace(begin=0, micro_batch=None, phase="") for number in places]
+        self.alive = {block: places[number] for block, number in self.alive.items()}
+        self.segments = {address: segment._replace(begin=0) for address, segment in self.segments.items()}
+        self.given_back, self.spans, self.layers, self.events = [], [], [], 0
+        self.begun.clear()
+
+    def turn_begins(self, kind: Kind, chunk: int) -> None:
+        waiting = self.waiting.setdefault(chunk, deque())
+        if kind == "forward":
+            waiting.append(self.begun[chunk])
+            self.begun[chunk] += 1
+        self._begin(Span(kind, waiting[-1] if kind == "forward" else waiting.popleft(), chunk, None, self.events, 0))
+
+    def turns_are_over(self) -> None:
+        self._begin(Span("step", None, 0, None, self.events, 0))
+
+    def rows_come(self, rows: Sequence[Row]) -> None:
+        self.next = of_rows(rows, self.layers_of_rank)
+
+    def workspaces_come(self) -> None:
+        self.next = _forever(WORKSPACE)
+
+    def between_come(self) -> None:
+        self.next = _forever(BETWEEN)
+
+    def log_plays(self, log: Log, start: int, end: int) -> None:
+        if id(log) not in self.labels:
+            self.labels[id(log)] = of_log(log)
+        labels = self.labels[id(log)]
+        self.next = (labels[event] for event in log.events[start:end] if event >= 0)
+        self._note_layers(log, start, end)
+
+    def script_plays(self, events: Sequence[Event]) -> None:
+        self.next = (of_script(event.block) for event in events if event.nbytes is not None)
+
+    # --- from the allocator
+
+    def allocated(self, block: Taken, nbytes: int, stream: str) -> None:
+        self.events += 1
+        self.alive[block] = len(self.blocks)
+        component, name = next(self.next)
+        now = self.now
+        self.blocks.append(
+            Block(name, component, nbytes, block.size, self.events, None, stream, block.address, now.micro_batch, now.phase)
+        )
+
+    def released(self, block: Taken) -> None:
+        self.events += 1
+        number = self.alive.pop(block)
+        self.blocks[number] = self.blocks[number]._replace(end=self.events)
+
+    def reserved(self, block: Taken, stream: str) -> None:
+        self.segments[block.address] = Segment(block.address, block.size, stream, self.events + 1, None)
+
+    def gives_back(self, address: int) -> None:
+        self.given_back.append(self.segments.pop(address)._replace(end=self.events))
+
+    # --- spans
+
+    def _begin(self, span: Span) -> None:
+        self._end()
+        self.now = span
+
+    def _end(self) -> None:
+        if self.now.phase:
+            self.spans.append(self.now._replace(last=self.events))
+        self.now = _BEFORE
+
+    def _note_layers(self, log: Log, start: int, end: int) -> None:
+        """Note the layers that a part of a log goes through. It begins at the present moment."""
+        now, cuts = self.now, [*log.names.segments, (len(log.events), "", None)]
+        for (first, phase, layer), (last, _, _) in zip(cuts, cuts[1:], strict=False):
+            first, last = max(first, start), min(last, end)
+            if first < last and layer is not None:
+                begin = self.events + first - start
+                self.layers.append(Span(phase, now.micro_batch, now.chunk, layer, begin, begin + last - first))
+
+    def finished(self) -> tuple[tuple[Block, ...], tuple[Span, ...], tuple[Span, ...], tuple[Segment, ...]]:
+        """Return the blocks, spans, layers and segments of the last step."""
+        self._end()
+        segments = sorted((*self.given_back, *self.segments.values()), key=lambda one: (one.begin, one.address))
+        return tuple(self.blocks), tuple(self.spans), tuple(self.layers), tuple(segments)
+
+
+def _forever(label: Label) -> Iterator[Label]:
+    while True:
+        yield label
+
+
+class _Allocator(CachingAllocator):
+    """An allocator that tells a recorder what it does."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def allocate(self, nbytes: int, stream: str) -> Taken:
+        block = super().allocate(nbytes, stream)
+        self.recorder.allocated(block, nbytes, stream)
+        return block
+
+    def release(self, block: Taken) -> None:
+        self.recorder.released(block)
+        super().release(block)
+
+    def _new_block(self, pool: Pool, size: int) -> Taken:
+        block = super()._new_block(pool, size)
+        self.recorder.reserved(block, pool.stream)
+        return block
+
+    def _give_back(self) -> int:
+        for pools in self._pools.values():
+            for pool in pools:
+                for _size, address, block in pool.free:
+                    if block.before is None and block.after is None:
+                        self.recorder.gives_back(address)
+        return super()._give_back()
+
+
+def recorded(report: Report) -> Timeline:
+    """Return the timeline of the last step of a report's rank. The order of its allocations has to be known."""
+    recorder = _Recorder(report.rank.layers)
+    played = report.record(_Allocator(recorder), recorder)
+    blocks, spans, layers, segments = recorder.finished()
+    capacity = None if report.gpu is None else report.gpu.capacity
+    made = Timeline(blocks, spans, layers, segments, recorder.events, 0, 0, capacity, report.rank.number)
+    allocated = made.allocated()
+    made = made._replace(peak=max(allocated), peak_event=allocated.index(max(allocated)))
+    return made._replace(notes=tuple(notes_of(made, report, played)))
