@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from memcalc.pictures.html.markup import Markup, drawing, element, section
+from memcalc.pictures.html.step_plot import square
 from memcalc.pictures.schedule import drawable, lanes
 from memcalc.pipelining.idle import idle_share
 from memcalc.pipelining.orders import Placed, waited
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from memcalc.estimation.report import Report
     from memcalc.setup.setup import Setup
 
-_MOST_ACTIONS: Final = 2400
+_MOST_ACTIONS: Final = 1600
 _MOST_LANES: Final = 16
 _WIDE: Final = 1060
-_UNIT: Final = (12, 36)
-"""The least and the most pixels of a forward."""
+_UNIT: Final = 36
+"""The most pixels of a forward."""
+_DIGIT: Final = 6
+"""The pixels of a digit."""
 _ROW: Final = (22, 15)
 """The pixels of a lane's row: alone, or one of several chunks' rows."""
 _GAP: Final = 6
@@ -75,27 +78,18 @@ def _legend(setup: Setup) -> Markup:
     kinds = [("f", "forward"), ("b", "backward of the inputs" if halves else "backward")]
     kinds += [("w", "backward of the weights")] if halves else []
     entries = [
-        element("li", element("span", _square(kind, "1"), words, class_="labelled")) for kind, words in [*kinds, ("idle", "idle")]
+        element("li", element("span", square(kind), words, class_="labelled"))
+        for kind, words in [*kinds, ("idle", "idle")]
     ]
     chunks = [element("li", f"one row for each of the {setup.virtual_stages} chunks")] if setup.virtual_stages > 1 else []
     return element("ul", *entries, element("li", "numbers are micro-batches"), *chunks, class_="legend")
 
 
-def _square(kind: str, number: str) -> Markup:
-    if kind == "idle":
-        inside = [element("rect", width=18, height=18, class_="idle")]
-    else:
-        inside = [
-            element("rect", width=18, height=18, class_=f"cell-{kind}"),
-            element("text", number, x=9, y=13, class_=f"on-{kind}"),
-        ]
-    return element("svg", *inside, width=18, height=18, class_="swatch lanes", aria_hidden="true")
-
-
 def _boxed(shown: Sequence[tuple[int, Sequence[Placed]]], chunks: int, reported: int) -> Markup:
     """Return the picture in a box that scrolls, with the names of the ranks beside it."""
     length = max(lane[-1].end for _, lane in shown)
-    unit = min(max(_WIDE // length, _UNIT[0]), _UNIT[1])
+    digits = len(str(max((one.action.micro_batch or 0) + 1 for _, lane in shown for one in lane)))
+    unit = min(max(_WIDE // length, (digits + 1) * _DIGIT), _UNIT)
     row = _ROW[chunks > 1]
     high = row * chunks
     pitch = high + _GAP

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.rows import COMPONENTS
 from memcalc.estimation.report import PHASES
-from memcalc.pictures.html.bars import Bar, bars
+from memcalc.pictures.html.bars import Bar, bars, limit_words
 from memcalc.pictures.html.components import LABELS, labelled, legend
 from memcalc.pictures.html.markup import Cell, Markup, element, of_bytes, section, table
-from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
@@ -32,16 +31,15 @@ def phases(report: Report) -> Markup:
     return section(
         "memory",
         "Memory by phase",
-        element("p", _words(report), class_="lead"),
+        element("p", _WORDS, class_="lead"),
         legend(used),
         bars("memory", drawn, capacity),
+        limit_words(drawn, capacity),
         _table(report, by_phase, beside),
     )
 
 
-def _words(report: Report) -> str:
-    line = "" if report.gpu is None else f" The line is what a {report.gpu.full_name} has: {show_bytes(report.gpu.capacity)}."
-    return f"What is alive at the fullest moment of each phase. The device adds what is outside of tensors.{line}"
+_WORDS: Final = "What is alive at the fullest moment of each phase. The device adds what is outside of tensors."
 
 
 def _at(report: Report, phase: str) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.core.rows import COMPONENTS
-from memcalc.pictures.html.bars import Bar, bars
+from memcalc.pictures.html.bars import Bar, bars, limit_words
 from memcalc.pictures.html.components import LABELS, legend
 from memcalc.pictures.html.markup import Cell, Markup, element, of_bytes, of_count, section, table
 from memcalc.report.pipeline_lines import pipeline_lines
@@ -27,9 +27,10 @@ def ranks(report: Report) -> Markup | None:
     return section(
         "ranks",
         "Memory by pipeline rank",
-        *(element("p", line.plain, class_="lead") for line in pipeline_lines(report)[1:]),
+        *(element("p", line.plain, class_="lead") for line in pipeline_lines(report)[2:]),
         legend(component for component in COMPONENTS if any(bar.parts[component] for bar in drawn)),
         bars("ranks", drawn, capacity),
+        limit_words(drawn, capacity),
         _table(each),
     )
 

@@ -69,13 +69,13 @@
       label.append(labels[component].swatch.cloneNode(true), data.labels[component]);
       kind.append(label);
     }
-    const bytes = document.createElement("td");
-    bytes.className = "number";
-    const below = document.createElement("span");
-    below.className = "exact";
-    below.textContent = exact(nbytes);
-    bytes.append(size(nbytes), below);
-    row.append(head, kind, bytes);
+    const numbers = [size(nbytes), nbytes.toLocaleString("en-US")].map((content) => {
+      const cell = document.createElement("td");
+      cell.className = "number";
+      cell.append(content);
+      return cell;
+    });
+    row.append(head, numbers[0], kind, numbers[1]);
     return row;
   };
 
@@ -138,14 +138,24 @@
   }
 
   // The areas are stretched to the picture's size; their patterns are not.
+  const boxes = Array.from(plot.querySelectorAll(".band svg"), (box) => ({ box, text: box.querySelector("text") }));
   const unstretch = () => {
     const box = areas.getBoundingClientRect();
     if (!box.width) return;
     const scale = `scale(${count / box.width} ${1000 / box.height})`;
     for (const pattern of areas.querySelectorAll("pattern")) pattern.setAttribute("patternTransform", scale);
   };
-  new ResizeObserver(unstretch).observe(picture);
-  unstretch();
+  // Words without room are left out.
+  const fit = () => {
+    const sizes = boxes.filter(({ text }) => text).map(({ box, text }) => {
+      return { text, fits: box.width.baseVal.value > text.getComputedTextLength() + 2 };
+    });
+    for (const { text, fits } of sizes) text.setAttribute("visibility", fits ? "visible" : "hidden");
+  };
+  new ResizeObserver(() => {
+    unstretch();
+    fit();
+  }).observe(picture);
 
   plot.tabIndex = 0;
   plot.setAttribute("role", "slider");

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from memcalc.errors import InputError
-from memcalc.pictures.html.bars import percent
 from memcalc.pictures.html.columns import Changes, changes, columns_of, with_small_ones_together
-from memcalc.pictures.html.components import LABELS, fill, labelled, swatch
-from memcalc.pictures.html.markup import Cell, Markup, drawing, element, joined, of_exact_bytes, section, size, table
+from memcalc.pictures.html.components import LABELS, labelled, swatch
+from memcalc.pictures.html.markup import Cell, Markup, drawing, element, of_bytes, of_count, section, size, table
 from memcalc.pictures.html.step_data import data_block
-from memcalc.pictures.html.step_plot import BAND, HEIGHT, areas, band, grid, peak_mark
+from memcalc.pictures.html.step_plot import BAND, HEIGHT, areas, band, band_legend, grid, peak_mark
 from memcalc.pictures.timeline import timeline_of
 from memcalc.units import show_bytes
 
@@ -23,6 +22,7 @@ STACKED: Final = (
     "parameters", "optimizer_states", "gradients", "saved_activations", "buffers", "temporaries", "allocator",
 )  # fmt: skip
 """The components from below: those that vary least come first."""
+_EMPTY: Final = Cell("")
 _MOST_CHANGES: Final = 9000
 _LEAST: Final = (0, 4096, 1024, 256, 64, 16)
 """The parts of the peak below which names are put together, tried one after the other; 0 puts none together."""
@@ -45,17 +45,17 @@ def step(report: Report) -> Markup:
     return section(
         "step",
         "Timeline of a step",
-        element("p", _words(timeline, moments), class_="lead"),
+        element("p", _words(timeline, moments, piped=report.setup.pp > 1), class_="lead"),
         *(element("p", note, class_="remark") for note in timeline.notes),
         _legend(found, moments.index(timeline.peak_event)),
-        element("div", _plot(timeline, moments, found), _controls(), class_="step"),
+        element("div", _plot(timeline, moments, found), band_legend(timeline.spans), _controls(), class_="step"),
         _alive(found, moments.index(timeline.peak_event), timeline),
         data_block(timeline, moments, found, STACKED),
     )
 
 
-def _words(timeline: Timeline, moments: Sequence[int]) -> str:
-    of_rank = "" if timeline.rank == 0 and len(timeline.spans) < 2 else ""
+def _words(timeline: Timeline, moments: Sequence[int], *, piped: bool) -> str:
+    of_rank = f" of pipeline rank {timeline.rank}" if piped else ""
     every = timeline.events + 1
     thinned = "" if len(moments) == every else f" Of about {every // len(moments)} moments in a row the fullest is drawn."
     return (
@@ -104,7 +104,7 @@ def _plot(timeline: Timeline, moments: Sequence[int], found: Sequence[Changes]) 
         areas(used, len(moments), top),
         grid(top, timeline.capacity if _is_near(timeline) else None),
         peak_mark(moments.index(timeline.peak_event), len(moments), timeline.peak, top),
-        band(timeline.spans, moments),
+        band(timeline.spans, timeline.events + 1),
         element("line", x1="0", x2="0", y1=0, y2=HEIGHT + BAND, class_="cursor", visibility="hidden"),
         identifier="step-picture", width="100%", height=HEIGHT + BAND,
     )  # fmt: skip
@@ -130,20 +130,21 @@ def _alive(found: Sequence[Changes], column: int, timeline: Timeline) -> Markup:
     """Return the table of what is alive at the peak. A script writes into it what is alive at the cursor."""
     alive = sorted((own for own in found if own.at(column)), key=lambda own: -own.at(column))
     lines = [
-        [Cell(own.key.name, code=True), Cell(labelled(own.key.component)), of_exact_bytes(own.at(column))]
+        _line(Cell(own.key.name, code=True), own.at(column), Cell(labelled(own.key.component)))
         for own in alive[:_SHOWN]
     ]
     rest = alive[_SHOWN:]
     if rest:
         lines.append(
-            [Cell(f"{len(rest)} more"), Cell(""), of_exact_bytes(sum(own.at(column) for own in rest))]
+            _line(Cell(f"{len(rest)} more"), sum(own.at(column) for own in rest))
         )
-    lines.append([Cell("all"), Cell(""), of_exact_bytes(timeline.peak)])
+    lines.append(_line(Cell("all"), timeline.peak))
     own = table(
-        "Alive at the peak", ["name", "component", "bytes"], lines, last_is_total=True, id="step-alive",
+        "Alive at the peak", ["name", "size", "component", "bytes"], lines, last_is_total=True, id="step-alive",
         data_shown=str(_SHOWN),
     )  # fmt: skip
     return element("div", own, class_="alive")
 
 
-__all__ = ["STACKED", "joined", "percent", "step"]
+def _line(name: Cell, nbytes: int, component: Cell = _EMPTY) -> list[Cell]:
+    return [name, of_bytes(nbytes), component, of_count(nbytes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -20,6 +19,9 @@ BAND: Final = 26
 _SCALE: Final = 1000
 """The picture's units from 0 to the top of the axis."""
 _MOST_NUMBERS: Final = 200
+_MOST_WORDS: Final = 6
+_NARROWEST: Final = 0.004
+"""The part of the picture that even the shortest span takes."""
 _KINDS: Final = {"forward": "f", "backward": "b", "step": "s"}
 
 
@@ -78,7 +80,7 @@ def grid(top: float, capacity: int | None) -> Markup:
     if capacity is not None:
         y = _y(capacity, top)
         shapes.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="limit"))
-        shapes.append(element("text", f"the GPU's {show_bytes(capacity)}", x="99%", y=y + 14, text_anchor="end"))
+        shapes.append(element("text", f"GPU: {show_bytes(capacity)}", x="99%", y=y + 14, text_anchor="end"))
     return element("g", *shapes)
 
 
@@ -105,22 +107,38 @@ def peak_mark(column: int, columns: int, peak: int, top: float) -> Markup:
     return element("g", element("line", x1=x, x2=x, y1=0, y2=HEIGHT, class_="peak-line"), words)
 
 
-def band(spans: Sequence[Span], moments: Sequence[int]) -> Markup:
-    """Return the forwards and backwards of micro-batches and the optimizer's step, below the areas."""
-    columns = len(moments)
-    shapes: list[Markup] = []
+def band(spans: Sequence[Span], moments: int) -> Markup:
+    """Return the forwards and backwards of micro-batches and the optimizer's step, below the areas of so many moments."""
     numbered = len(spans) <= _MOST_NUMBERS
+    shapes: list[Markup] = []
     for span in spans:
-        first, end = bisect_left(moments, span.first), bisect_right(moments, span.last)
-        if end <= first:
-            continue
         kind = _KINDS.get(span.phase, "s")
-        words = span_words(span)
-        text = element("text", _short(span), x="50%", y=15, class_=f"on-{kind}") if numbered else NOTHING
-        box = element("rect", element("title", words), width="100%", height=20, class_=f"cell-{kind}")
-        width = percent(end - first, columns)
-        shapes.append(element("svg", box, text, x=percent(first, columns), y=HEIGHT + 4, width=width, height=20))
+        box = element("rect", element("title", span_words(span)), width="100%", height=20, class_=f"cell-{kind}")
+        text = element("text", _short(span, len(spans)), x="50%", y=15, class_=f"on-{kind}") if numbered else NOTHING
+        width = max(span.last - span.first, moments * _NARROWEST)
+        start = min(span.first, moments - width)
+        place = {"x": percent(start, moments), "width": percent(width, moments)}
+        shapes.append(element("svg", box, text, y=HEIGHT + 4, height=20, **place))
     return element("g", *shapes, class_="band")
+
+
+def band_legend(spans: Sequence[Span]) -> Markup:
+    """Return what the band's colours and numbers are."""
+    kinds = [(phase, kind) for phase, kind in _KINDS.items() if any(span.phase == phase for span in spans)]
+    entries = [
+        element("li", element("span", square(kind), "optimizer step" if kind == "s" else phase, class_="labelled"))
+        for phase, kind in kinds
+    ]
+    numbered = any(span.micro_batch is not None for span in spans)
+    last = [element("li", "numbers are micro-batches")] if numbered and len(spans) <= _MOST_NUMBERS else []
+    return element("ul", *entries, *last, class_="legend")
+
+
+def square(kind: str) -> Markup:
+    """Return a small square of the colour of forwards ("f"), backwards ("b"), the step ("s") or idle times ("idle")."""
+    own = "idle" if kind == "idle" else f"cell-{kind}"
+    inside = element("rect", width=14, height=14, rx=2, class_=own)
+    return element("svg", inside, width=14, height=14, class_="swatch", aria_hidden="true")
 
 
 def span_words(span: Span) -> str:
@@ -131,5 +149,8 @@ def span_words(span: Span) -> str:
     return span.phase if span.micro_batch is None else f"{span.phase} of micro-batch {span.micro_batch + 1}{chunk}"
 
 
-def _short(span: Span) -> str:
-    return span.phase if span.micro_batch is None else str(span.micro_batch + 1)
+def _short(span: Span, among: int) -> str:
+    """Return the words in a span's box: of many, the number of the micro-batch."""
+    if span.micro_batch is None:
+        return span.phase
+    return str(span.micro_batch + 1) if among > _MOST_WORDS else f"{span.phase} {span.micro_batch + 1}"
