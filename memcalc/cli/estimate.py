@@ -18,6 +18,7 @@ memcalc estimate llama-7b --zero 3 --gpus 8 --gpu a100-80gb
 memcalc estimate llama-3-8b -s 32k --recompute full --gpu 80GB
 memcalc estimate -m gpt2-xl -b 4 -s 1024 --precision fp32 --recompute full --rows
 memcalc estimate -m llama-7b --gpus 16 --tp 4 --pp 2 --global-batch-size 32 --per-layer
+memcalc estimate llama-7b --zero 3 --gpus 8 --html page.html
 memcalc estimate --params 7.5B --zero 2 --gpus 64 --json
 """
 
@@ -66,6 +67,10 @@ def estimate(
             rich_help_panel="Output",
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Also write a page with pictures to a file.", rich_help_panel="Output"),
+    ] = None,
     **setup: Any,
 ) -> None:
     """Estimate what one training step needs per GPU: memory by component and phase, communication, and a verdict."""
@@ -83,10 +88,18 @@ def estimate(
         raise InputError(f"--all-ranks: contradicts --pp-rank {given['pp_rank']}; give one of them")
     if params is not None and model is None:
         _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
+    if html is not None:
+        from memcalc.cli.html_page import check_page
+
+        check_page(html, output)
     with waiting("the step, on paper"):
         report = run(model, params=params, **given)
     if check:
         _check_known(report)
+    if html is not None:
+        from memcalc.cli.html_page import write_page
+
+        write_page(report, html)
     status = 1 if check and report.fits is False else 0
     with answering(status):
         write(report, kind, tables=Tables(rows, per_layer, all_ranks, verbose), output=output)

@@ -26,6 +26,7 @@ SHORT: Final = {
     "gpu": "Does it fit? A name of `memcalc gpus`, 80GB, auto.",
     "check": "Exit with 1 if it does not fit --gpu.",
     "output": "Write to this file (.json, .csv, .md).",
+    "html": "Also write a page with pictures.",
 }
 """The setup options that `--help` lists, with their short help; and the short help of some options of commands."""
 _COLUMNS_OF_HELP: Final = 26

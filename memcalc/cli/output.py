@@ -71,14 +71,21 @@ def write(report: Report, kind: str, *, tables: Tables, output: Path | str | Non
     if output is None or str(output) == STDOUT:
         _write_to(report, kind, tables, sys.stdout)
         return
-    if output == "":  # an empty word is not converted to a path
-        raise InputError("--output '': expected the name of a file")
+    with written("--output", output) as file:
+        _write_to(report, kind, tables, file)
+
+
+@contextmanager
+def written(option: str, path: Path | str) -> Generator[IO[str]]:
+    """Return the opened file that an option names. Raise InputError if it cannot be written."""
+    if path == "":  # an empty word is not converted to a path
+        raise InputError(f"{option} '': expected the name of a file")
     try:
-        with Path(output).open("w", encoding="utf-8", newline="") as file:
-            _write_to(report, kind, tables, file)
+        with Path(path).open("w", encoding="utf-8", errors="replace", newline="") as file:
+            yield file
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"--output {one_line(output)}: cannot be written ({one_line(why)})") from None
+        raise InputError(f"{option} {one_line(path)}: cannot be written ({one_line(why)})") from None
 
 
 def _write_to(report: Report, kind: str, tables: Tables, file: IO[str]) -> None:

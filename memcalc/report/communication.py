@@ -46,15 +46,21 @@ def communication_table(report: Report, width: int) -> list[RenderableType]:
 
 
 def communication_lines(report: Report) -> list[Text]:
+    return [layer_line(report), *time_lines(report), *textbook_lines(report)]
+
+
+def layer_line(report: Report) -> Text:
     payload, wire = report.per_layer()
-    lines = [Text(f"per layer: payload {show_bytes(payload)}, wire {show_bytes(wire)}"), *time_lines(report)]
-    if report.textbook:
-        wire = sum(c.wire for c in report.textbook)
-        kinds = " + ".join(f"{c.collective} {show_bytes(c.payload)}" for c in report.textbook)
-        lines.append(
-            Text(f"textbook: {kinds}; wire {show_bytes(wire)} (what is printed above is what the engine does)")
-        )
-    return lines
+    return Text(f"per layer: payload {show_bytes(payload)}, wire {show_bytes(wire)}")
+
+
+def textbook_lines(report: Report) -> list[Text]:
+    """Return what papers count; [] if the engine sends just that."""
+    if not report.textbook:
+        return []
+    wire = sum(c.wire for c in report.textbook)
+    kinds = " + ".join(f"{c.collective} {show_bytes(c.payload)}" for c in report.textbook)
+    return [Text(f"textbook: {kinds}; wire {show_bytes(wire)} (what is printed above is what the engine does)")]
 
 
 def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from memcalc.hardware.cost import Unknown
-from memcalc.report.communication import time_lines
+from memcalc.report.communication import layer_line, time_lines
 from memcalc.report.fitting import Column, fitting, table_of
 from memcalc.units import show_bytes, show_seconds
 
@@ -65,11 +65,10 @@ def communication_summary(report: Report, width: int) -> list[Any]:
     ]
     kept, left_out = fitting(columns, width, ("ranks", "wire", "time", "calls"))
     table = table_of(kept, title="Communication per step and GPU", bold=len(lines))
-    payload, wire = report.per_layer()
     return [
         table,
         *([Text(left_out)] if left_out else []),
-        Text(f"per layer: payload {show_bytes(payload)}, wire {show_bytes(wire)}"),
+        layer_line(report),
         *time_lines(report, bracketed=False),
     ]
 

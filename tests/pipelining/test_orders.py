@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.pipelining import schedules as real
 
 from memcalc.megatron import schedules as megatron
-from memcalc.pipelining.orders import COMPUTES, Action, bubble, lowered, most_in_flight, order
+from memcalc.pipelining.orders import COMPUTES, Action, bubble, lowered, most_in_flight, order, placed, waited
 
 CLASSES: dict[str, Any] = {
     "gpipe": real.ScheduleGPipe,
@@ -179,3 +179,30 @@ def test_bubbles_are_those_of_the_papers(ranks: int, micro_batches: int) -> None
     assert bubble("1f1b", ranks, micro_batches) == pytest.approx(expected)
     assert bubble("interleaved", ranks, micro_batches, 2) == pytest.approx(expected / 2)
     assert bubble("zero-bubble", ranks, micro_batches) == pytest.approx(expected / 3)
+
+
+@CASES
+def test_every_action_has_its_place(schedule: str, ranks: int, micro_batches: int, chunks: int) -> None:
+    """In the rank's order, and not before its inputs are there."""
+    try:
+        lanes = placed(schedule, ranks, micro_batches, chunks)
+    except ValueError:
+        return
+    lasts = {"forward": 1, "backward": 2, "backward of inputs": 1, "backward of weights": 1}
+    ends: dict[tuple[str, int, int | None], int] = {}
+    for rank, lane in enumerate(lanes):
+        assert [one.action for one in lane] == order(schedule, rank, ranks, micro_batches, chunks)
+        assert all(one.end - one.start == lasts[one.action.kind] for one in lane)
+        assert all(one.end <= after.start for one, after in zip(lane, lane[1:], strict=False))
+        ends |= {(one.action.kind, one.action.chunk * ranks + rank, one.action.micro_batch): one.end for one in lane}
+    for rank, lane in enumerate(lanes):
+        clock = 0
+        for (kind, chunk, i), start, end in lane:
+            stage = chunk * ranks + rank
+            before = ("forward", stage - 1) if kind == "forward" else (kind, stage + 1)
+            if kind != "forward" and stage == ranks * chunks - 1:
+                before = ("forward", stage)
+            ready = 0 if kind == "backward of weights" else ends.get((*before, i), 0)
+            assert start == max(clock, ready)
+            clock = end
+    assert bubble(schedule, ranks, micro_batches, chunks) == waited(lanes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memcalc.pictures.html.bars import percent
-from memcalc.pictures.html.markup import Cell, Markup, drawing, element, joined, of_bytes, of_count, section, size, table
-from memcalc.report.communication import communication_lines
+from memcalc.pictures.html.markup import Cell, Markup, drawing, element, joined, lines, of_bytes, of_count, section, size, table
+from memcalc.report.communication import layer_line, textbook_lines, time_lines
 from memcalc.report.communication_summary import Sent, sent
 from memcalc.units import show_bytes, show_seconds
 
@@ -30,13 +30,14 @@ def communication(report: Report) -> Markup:
         if report.setup.gpus > 1 and not report.states_only:
             words = "This rank sends nothing."
         return section("communication", "Communication", element("p", words, class_="lead"))
+    told = [layer_line(report), *time_lines(report, bracketed=False), *textbook_lines(report)]
     return section(
         "communication",
         "Communication",
         element("p", _WORDS, class_="lead"),
         _by_axis(found),
         _table(report, found),
-        *(element("p", line.plain) for line in communication_lines(report)),
+        *lines(line.plain for line in told),
     )
 
 
@@ -75,7 +76,7 @@ def _row(axis: str, payload: int, wire: int, scale: int) -> Markup:
 
 def _table(report: Report, found: list[Sent]) -> Markup:
     timed = report.gpu is not None
-    lines = [
+    rows = [
         [
             Cell(one.axis),
             Cell(one.collective, code=True),
@@ -92,9 +93,9 @@ def _table(report: Report, found: list[Sent]) -> Markup:
     sums += [of_bytes(sum(getattr(one, name) for one in found)) for name in ("payload", "wire")]
     known = [one.seconds for one in found if one.seconds is not None]
     total = _seconds(sum(known) if len(known) == len(found) else None)
-    lines.append([Cell("all"), Cell(""), empty, *sums, *([total] if timed else [])])
+    rows.append([Cell("all"), Cell(""), empty, *sums, *([total] if timed else [])])
     header = ["axis", "collective", "ranks", "calls", "payload", "wire", *(["time"] if timed else [])]
-    return table("By axis and kind of collective", header, lines, last_is_total=True, data_sortable="")
+    return table("By axis and kind of collective", header, rows, last_is_total=True, data_sortable="")
 
 
 def _seconds(seconds: float | None) -> Cell:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 def head(report: Report) -> Markup:
     name, parts = title_words(report)
     headline, *reasons = answer_lines(report)
+    if report.verdict is None and ": " in headline:
+        headline, *reasons = headline.split(": ", 1)
     verdict = element(
         "div",
         element("p", headline, class_="headline"),
