@@ -136,6 +136,8 @@ def timeline_of(report: Report) -> Timeline:
 def _setup_words(report: Report) -> str:
     setup = report.setup
     words = [f"--engine {setup.engine}"]
-    words += [f"--{name} {getattr(setup, name)}" for name in ("zero", "tp", "pp", "cp", "ep") if getattr(setup, name) > 1]
+    words += [
+        f"--{name} {getattr(setup, name)}" for name in ("zero", "tp", "pp", "cp", "ep") if getattr(setup, name) > 1
+    ]
     words += [f"--schedule {setup.schedule}"] if setup.pp > 1 else []
     return " ".join(words)
