@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from memcalc.device.process import in_turn
 
@@ -74,7 +74,7 @@ def of_script(block: Any) -> Label:
     Raise LookupError for a name that is not known.
     """
     if isinstance(block, tuple):
-        kind, number = block
+        kind, number = cast("tuple[str, Any]", block)
         component, words = _NUMBERED.get(kind, ("optimizer_states", f"{kind}, group {{}}"))
         return Label(component, words.format(number))
     return _NAMED[block]

@@ -81,7 +81,7 @@ class Timeline(NamedTuple):
     rank: int
     """The pipeline rank."""
     notes: tuple[str, ...] = ()
-    """What the timeline leaves out, and where it differs from the report."""
+    """Sentences about parts that the timeline leaves out, and about differences from the report's table."""
 
     def alive_at(self, moment: int) -> list[Block]:
         """Return the blocks that are alive at a moment, the largest first."""
