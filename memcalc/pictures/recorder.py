@@ -135,11 +135,10 @@ class _Recorder(Observer):
                 self.parts.append(Span(phase, now.micro_batch, now.chunk, layer, begin, begin + last - first))
 
     def finished(self) -> tuple[tuple[Block, ...], tuple[Span, ...], tuple[Span, ...], tuple[Segment, ...]]:
-        """Return the blocks, spans, layers and segments of the last step."""
+        """Return the blocks, spans, parts and segments of the last step."""
         self._end()
         segments = sorted((*self.given_back, *self.segments.values()), key=lambda one: (one.begin, one.address))
-        layers = (part for part in self.parts if part.layer is not None)
-        return tuple(_in_spans(self.blocks, self.spans)), tuple(self.spans), tuple(layers), tuple(segments)
+        return tuple(_in_spans(self.blocks, self.spans)), tuple(self.spans), tuple(self.parts), tuple(segments)
 
 
 def _in_spans(blocks: Iterable[Block], spans: Sequence[Span]) -> Iterator[Block]:
@@ -191,9 +190,9 @@ def recorded(report: Report) -> Timeline:
     """Return the timeline of the last step of a report's rank. The order of its allocations has to be known."""
     recorder = _Recorder(report.rank.layers, report.rank.on_paper)
     played = report.record(_Allocator(recorder), recorder)
-    blocks, spans, layers, segments = recorder.finished()
+    blocks, spans, parts, segments = recorder.finished()
     capacity = None if report.gpu is None else report.gpu.capacity
-    made = Timeline(blocks, spans, layers, segments, recorder.events, 0, 0, capacity, report.rank.number)
+    made = Timeline(blocks, spans, parts, segments, recorder.events, 0, 0, capacity, report.rank.number)
     allocated = made.allocated()
     made = made._replace(peak=max(allocated), peak_event=allocated.index(max(allocated)))
     return made._replace(notes=tuple(notes_of(made, report, played)))
