@@ -87,7 +87,7 @@ class Prepared(Protocol):
     """A run whose allocations are written out."""
 
     def play(self, allocator: CachingAllocator, workspaces: Workspaces, observer: Observer = SILENT) -> Replay:
-        """Play the run from its beginning. Raise OutOfMemory if the allocator's limit is too low. `observer` hears of each step."""
+        """Play the run from its beginning while `observer` listens. Raise OutOfMemory if the allocator's limit is too low."""
         ...
 
 

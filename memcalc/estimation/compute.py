@@ -116,3 +116,16 @@ def seconds_at_peak(items: Iterable[Computed], gpu: GPU | None) -> float | None:
         assert rate.unit == "TFLOP/s"
         seconds += item.flops / (rate.value * _TERA)
     return seconds
+
+
+def seconds_by_place(run: Trace, setup: Setup, gpu: GPU) -> dict[tuple[str, int | None], float] | None:
+    """Return the seconds of a run's products at the rates of `seconds_at_peak`, by phase and layer of the run. Recomputation is
+    part of backward. Return None if the rate of a dtype is not known."""
+    seconds: Counter[tuple[str, int | None]] = Counter()
+    for work in run.work:
+        rate = gpu.dense_flops_per_second.get(work.dtype.name)
+        if rate is None:
+            return None
+        flops = 2 * work.products * evaluate(numel(work.factors)[1], setup.micro_batch_size, setup.tokens_per_part)
+        seconds["forward" if work.phase == "forward" else "backward", work.layer] += flops / (rate.value * _TERA)  # type: ignore[assignment]
+    return dict(seconds)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from memcalc.device.process import in_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from memcalc.core.rows import Row
     from memcalc.device.process import Log
@@ -67,16 +68,16 @@ _NUMBERED: Final = {
 """The blocks of DeepSpeed's scripts that have a name and a number."""
 
 
-def of_script(block: Hashable) -> Label:
+def of_script(block: Any) -> Label:
     """Return the label of a block of an engine's script. A numbered name that is none of the above is an optimizer's state.
 
     Raise LookupError for a name that is not known.
     """
     if isinstance(block, tuple):
-        kind, number = block
+        kind, number = cast("tuple[str, Any]", block)
         component, words = _NUMBERED.get(kind, ("optimizer_states", f"{kind}, group {{}}"))
         return Label(component, words.format(number))
-    return _NAMED[block]  # type: ignore[index]
+    return _NAMED[block]
 
 
 def of_rows(rows: Iterable[Row], layers: int) -> Iterator[Label]:
@@ -113,7 +114,7 @@ def _lives(log: Log) -> tuple[Sequence[int | None], frozenset[int], frozenset[in
     alive: dict[int, bool] = {}  # True: allocated outside backward
     saved: set[int] = set()
     cuts = [*log.names.segments, (len(log.events), "", None)]
-    for (start, phase, layer), (end, following, _) in zip(cuts, cuts[1:], strict=False):
+    for (start, phase, layer), (end, following, _) in pairwise(cuts):
         for event in log.events[start:end]:
             if event >= 0:
                 layers.append(layer)

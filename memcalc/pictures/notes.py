@@ -28,17 +28,16 @@ def notes_of(timeline: Timeline, report: Report, played: Replay) -> Iterator[str
 def _left_out(timeline: Timeline, report: Report) -> Iterator[str]:
     """Yield the note of micro-batches that are not shown."""
     whole = report.setup.micro_batches
-    shown = _micro_batches(timeline, report)
+    shown = micro_batches_of(timeline, report)
     if shown < whole:
         yield f"{shown} of {whole} micro-batches are shown; the others repeat what these do"
 
 
-def _micro_batches(timeline: Timeline, report: Report) -> int:
-    """Return the number of micro-batches in a timeline."""
-    numbers = {span.micro_batch for span in timeline.spans if span.micro_batch is not None}
+def micro_batches_of(timeline: Timeline, report: Report) -> int:
+    """Return the number of micro-batches that a timeline shows."""
     if report.rank.on_paper > 1:
-        return len(numbers) * report.rank.on_paper
-    return len(numbers)
+        return report.rank.on_paper
+    return len({span.micro_batch for span in timeline.spans if span.micro_batch is not None})
 
 
 def _other_components(timeline: Timeline, report: Report) -> Iterator[str]:

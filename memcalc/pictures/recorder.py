@@ -4,6 +4,7 @@ the allocator where the blocks are."""
 from __future__ import annotations
 
 from collections import Counter, deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memcalc.device.allocator import Block as Taken
@@ -11,10 +12,11 @@ from memcalc.device.allocator import CachingAllocator, Pool
 from memcalc.device.observer import Observer
 from memcalc.pictures.labels import BETWEEN, WORKSPACE, Label, of_log, of_rows, of_script
 from memcalc.pictures.notes import notes_of
+from memcalc.pictures.spans import spans_of
 from memcalc.pictures.timeline import Block, Segment, Span, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from memcalc.core.rows import Row
     from memcalc.device.process import Log
@@ -28,8 +30,10 @@ _BEFORE: Final = Span("", None, 0, None, 0, 0)
 class _Recorder(Observer):
     """The blocks of the step that runs, and those from before it that are still there."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, on_paper: int) -> None:
         self.layers_of_rank = layers
+        self.on_paper = on_paper
+        """How many micro-batches a forward and backward of the run cover."""
         self.next: Iterator[Label] = iter(())
         """The labels of the blocks that come."""
         self.blocks: list[Block] = []
@@ -39,7 +43,8 @@ class _Recorder(Observer):
         self.given_back: list[Segment] = []
         self.events = 0
         self.spans: list[Span] = []
-        self.layers: list[Span] = []
+        self.parts: list[Span] = []
+        """The parts of the step with one layer, or with none."""
         self.now = _BEFORE
         self.waiting: dict[int, deque[int]] = {}
         self.begun: Counter[int] = Counter()
@@ -48,11 +53,12 @@ class _Recorder(Observer):
     # --- from the process
 
     def step_begins(self) -> None:
+        self._end()
         places = {number: i for i, number in enumerate(sorted(self.alive.values()))}
-        self.blocks = [self.blocks[number]._replace(begin=0, micro_batch=None, phase="") for number in places]
+        self.blocks = [self.blocks[number]._replace(begin=0) for number in places]
         self.alive = {block: places[number] for block, number in self.alive.items()}
         self.segments = {address: segment._replace(begin=0) for address, segment in self.segments.items()}
-        self.given_back, self.spans, self.layers, self.events = [], [], [], 0
+        self.given_back, self.spans, self.parts, self.events = [], [], [], 0
         self.begun.clear()
 
     def turn_begins(self, kind: Kind, chunk: int) -> None:
@@ -63,6 +69,9 @@ class _Recorder(Observer):
         self._begin(Span(kind, waiting[-1] if kind == "forward" else waiting.popleft(), chunk, None, self.events, 0))
 
     def turns_are_over(self) -> None:
+        self._end()
+        if self.on_paper > 1:
+            self.spans = spans_of(self.parts, self.on_paper)
         self._begin(Span("step", None, 0, None, self.events, 0))
 
     def rows_come(self, rows: Sequence[Row]) -> None:
@@ -79,7 +88,7 @@ class _Recorder(Observer):
             self.labels[id(log)] = of_log(log)
         labels = self.labels[id(log)]
         self.next = (labels[event] for event in log.events[start:end] if event >= 0)
-        self._note_layers(log, start, end)
+        self._note_parts(log, start, end)
 
     def script_plays(self, events: Sequence[Event]) -> None:
         self.next = (of_script(event.block) for event in events if event.nbytes is not None)
@@ -90,9 +99,8 @@ class _Recorder(Observer):
         self.events += 1
         self.alive[block] = len(self.blocks)
         component, name = next(self.next)
-        now = self.now
         self.blocks.append(
-            Block(name, component, nbytes, block.size, self.events, None, stream, block.address, now.micro_batch, now.phase)
+            Block(name, component, nbytes, block.size, self.events, None, stream, block.address, None, "")
         )
 
     def released(self, block: Taken) -> None:
@@ -117,20 +125,30 @@ class _Recorder(Observer):
             self.spans.append(self.now._replace(last=self.events))
         self.now = _BEFORE
 
-    def _note_layers(self, log: Log, start: int, end: int) -> None:
-        """Note the layers that a part of a log goes through. It begins at the present moment."""
+    def _note_parts(self, log: Log, start: int, end: int) -> None:
+        """Note the phases and layers that a part of a log goes through. It begins at the present moment."""
         now, cuts = self.now, [*log.names.segments, (len(log.events), "", None)]
-        for (first, phase, layer), (last, _, _) in zip(cuts, cuts[1:], strict=False):
+        for (first, phase, layer), (last, _, _) in pairwise(cuts):
             first, last = max(first, start), min(last, end)
-            if first < last and layer is not None:
+            if first < last:
                 begin = self.events + first - start
-                self.layers.append(Span(phase, now.micro_batch, now.chunk, layer, begin, begin + last - first))
+                self.parts.append(Span(phase, now.micro_batch, now.chunk, layer, begin, begin + last - first))
 
     def finished(self) -> tuple[tuple[Block, ...], tuple[Span, ...], tuple[Span, ...], tuple[Segment, ...]]:
-        """Return the blocks, spans, layers and segments of the last step."""
+        """Return the blocks, spans, parts and segments of the last step."""
         self._end()
         segments = sorted((*self.given_back, *self.segments.values()), key=lambda one: (one.begin, one.address))
-        return tuple(self.blocks), tuple(self.spans), tuple(self.layers), tuple(segments)
+        return tuple(_in_spans(self.blocks, self.spans)), tuple(self.spans), tuple(self.parts), tuple(segments)
+
+
+def _in_spans(blocks: Iterable[Block], spans: Sequence[Span]) -> Iterator[Block]:
+    """Yield blocks, sorted by `begin`, with the phase and micro-batch of the span that allocates them."""
+    rest = iter(spans)
+    now = _BEFORE
+    for block in blocks:
+        while block.begin > now.last:
+            now = next(rest)
+        yield block._replace(micro_batch=now.micro_batch, phase=now.phase)
 
 
 def _forever(label: Label) -> Iterator[Label]:
@@ -170,11 +188,11 @@ class _Allocator(CachingAllocator):
 
 def recorded(report: Report) -> Timeline:
     """Return the timeline of the last step of a report's rank. The order of its allocations has to be known."""
-    recorder = _Recorder(report.rank.layers)
+    recorder = _Recorder(report.rank.layers, report.rank.on_paper)
     played = report.record(_Allocator(recorder), recorder)
-    blocks, spans, layers, segments = recorder.finished()
+    blocks, spans, parts, segments = recorder.finished()
     capacity = None if report.gpu is None else report.gpu.capacity
-    made = Timeline(blocks, spans, layers, segments, recorder.events, 0, 0, capacity, report.rank.number)
+    made = Timeline(blocks, spans, parts, segments, recorder.events, 0, 0, capacity, report.rank.number)
     allocated = made.allocated()
     made = made._replace(peak=max(allocated), peak_event=allocated.index(max(allocated)))
     return made._replace(notes=tuple(notes_of(made, report, played)))

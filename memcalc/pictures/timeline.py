@@ -45,7 +45,7 @@ class Span(NamedTuple):
     """None for a run of several micro-batches, and in the optimizer's step."""
     chunk: int
     layer: int | None
-    """The layer, in a span of one layer."""
+    """The layer, in a part that runs one layer."""
     first: int
     last: int
 
@@ -67,8 +67,8 @@ class Timeline(NamedTuple):
     """All blocks, in the order in which they are allocated."""
     spans: tuple[Span, ...]
     """The forwards and backwards of the step in their order, and the optimizer's step."""
-    layers: tuple[Span, ...]
-    """The parts of these spans that run one layer each."""
+    parts: tuple[Span, ...]
+    """The parts of these spans: each runs one layer, or what is before, between and after the layers."""
     segments: tuple[Segment, ...]
     events: int
     """The number of allocations and frees: the number of the last moment."""
@@ -81,7 +81,12 @@ class Timeline(NamedTuple):
     rank: int
     """The pipeline rank."""
     notes: tuple[str, ...] = ()
-    """What the timeline leaves out, and where it differs from the report."""
+    """Sentences about parts that the timeline leaves out, and about differences from the report's table."""
+
+    @property
+    def layers(self) -> tuple[Span, ...]:
+        """Return the parts that run one layer each."""
+        return tuple(part for part in self.parts if part.layer is not None)
 
     def alive_at(self, moment: int) -> list[Block]:
         """Return the blocks that are alive at a moment, the largest first."""
@@ -136,6 +141,8 @@ def timeline_of(report: Report) -> Timeline:
 def _setup_words(report: Report) -> str:
     setup = report.setup
     words = [f"--engine {setup.engine}"]
-    words += [f"--{name} {getattr(setup, name)}" for name in ("zero", "tp", "pp", "cp", "ep") if getattr(setup, name) > 1]
+    words += [
+        f"--{name} {getattr(setup, name)}" for name in ("zero", "tp", "pp", "cp", "ep") if getattr(setup, name) > 1
+    ]
     words += [f"--schedule {setup.schedule}"] if setup.pp > 1 else []
     return " ".join(words)
