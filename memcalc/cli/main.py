@@ -24,7 +24,18 @@ COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
     ("estimate", "explain", "validate", "models", "gpus"),
     _command_of,
-    helpers=("completion", "group", "help", "html_page", "main", "options", "output", "setup_options", "streams", "waiting"),
+    helpers=(
+        "completion",
+        "group",
+        "help",
+        "html_page",
+        "main",
+        "options",
+        "output",
+        "setup_options",
+        "streams",
+        "waiting",
+    ),
 )
 """The modules of the commands by name. Only the called command is imported."""
 

@@ -19,7 +19,9 @@ def test_the_page_and_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert parsed(file.read_text(encoding="utf-8")).one("h1").text == "gpt2"
 
 
-@pytest.mark.parametrize("more", [("--json",), ("--format", "csv"), ("--rows", "--verbose"), ("--check", "--gpu", "80GB")])
+@pytest.mark.parametrize(
+    "more", [("--json",), ("--format", "csv"), ("--rows", "--verbose"), ("--check", "--gpu", "80GB")]
+)
 def test_with_other_formats(more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "page.html"
     ran = here(capsys, *SETUP, *more, "--html", str(file))

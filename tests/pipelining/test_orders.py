@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_every_action_has_its_place(schedule: str, ranks: int, micro_batches: in
     for rank, lane in enumerate(lanes):
         assert [one.action for one in lane] == order(schedule, rank, ranks, micro_batches, chunks)
         assert all(one.end - one.start == lasts[one.action.kind] for one in lane)
-        assert all(one.end <= after.start for one, after in zip(lane, lane[1:], strict=False))
+        assert all(one.end <= after.start for one, after in pairwise(lane))
         ends |= {(one.action.kind, one.action.chunk * ranks + rank, one.action.micro_batch): one.end for one in lane}
     for rank, lane in enumerate(lanes):
         clock = 0

@@ -59,9 +59,16 @@ def _row(identifier: str, bar: Bar, scale: int, limit: int) -> Markup:
             shown = f"{LABELS[component]}: {show_bytes(part)}"
             shapes.append(
                 element(
-                    "rect", element("title", shown), x=percent(start, scale), width=percent(part, scale),
-                    height=_HEIGHT, fill=fill(component), data_component=component, data_bytes=part, class_="part",
-                )  # fmt: skip
+                    "rect",
+                    element("title", shown),
+                    x=percent(start, scale),
+                    width=percent(part, scale),
+                    height=_HEIGHT,
+                    fill=fill(component),
+                    data_component=component,
+                    data_bytes=part,
+                    class_="part",
+                )
             )
             start += part
     if limit:

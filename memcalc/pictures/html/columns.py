@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def columns_of(timeline: Timeline, most: int = MOST_COLUMNS) -> list[int]:
     borders = [i * count // most for i in range(most + 1)]
     return [
         timeline.peak_event if first <= timeline.peak_event < end else max(range(first, end), key=totals.__getitem__)
-        for first, end in zip(borders, borders[1:], strict=False)
+        for first, end in pairwise(borders)
     ]
 
 

@@ -1,11 +1,23 @@
-"""What a GPU sends in a step: by axis, and by kind of collective."""
+"""The bytes that a GPU sends in a step: by axis, and by kind of collective."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.pictures.html.bars import percent
-from memcalc.pictures.html.markup import Cell, Markup, drawing, element, joined, lines, of_bytes, of_count, section, size, table
+from memcalc.pictures.html.markup import (
+    Cell,
+    Markup,
+    drawing,
+    element,
+    joined,
+    lines,
+    of_bytes,
+    of_count,
+    section,
+    size,
+    table,
+)
 from memcalc.report.communication import layer_line, textbook_lines, time_lines
 from memcalc.report.communication_summary import Sent, sent
 from memcalc.units import show_bytes, show_seconds
@@ -21,6 +33,15 @@ AXES: Final = {
     "ep": "expert parallel",
 }
 _HEIGHT: Final = 12
+_KINDS: Final = ("payload", "wire")
+
+
+class _Sums(NamedTuple):
+    """The bytes of all collectives of an axis."""
+
+    axis: str
+    payload: int
+    wire: int
 
 
 def communication(report: Report) -> Markup:
@@ -42,21 +63,22 @@ def communication(report: Report) -> Markup:
 
 
 _WORDS: Final = (
-    "Bytes per step and GPU. Payload is the full tensor that a collective is called on; wire is what one GPU sends for it."
+    "Bytes per step and GPU. Payload is the full tensor that a collective is called on; wire is what one GPU sends for "
+    "it."
 )
 
 
 def _by_axis(found: list[Sent]) -> Markup:
     axes = list(dict.fromkeys(one.axis for one in found))
-    sums = {
-        axis: [sum(getattr(one, name) for one in found if one.axis == axis) for name in ("payload", "wire")]
-        for axis in axes
-    }
-    scale = max(max(sizes) for sizes in sums.values()) or 1
-    return element("div", *(_row(axis, *sizes, scale) for axis, sizes in sums.items()), class_="bars axes")
+    sums = [
+        _Sums(axis, *(sum(getattr(one, name) for one in found if one.axis == axis) for name in _KINDS)) for axis in axes
+    ]
+    scale = max(max(own.payload, own.wire) for own in sums) or 1
+    return element("div", *(_row(own, scale) for own in sums), class_="bars axes")
 
 
-def _row(axis: str, payload: int, wire: int, scale: int) -> Markup:
+def _row(own: _Sums, scale: int) -> Markup:
+    axis, payload, wire = own
     shapes = [
         element("rect", x=0, y=y, width=percent(nbytes, scale), height=_HEIGHT, class_=name, data_bytes=nbytes)
         for name, nbytes, y in (("payload", payload, 0), ("wire", wire, _HEIGHT + 2))
@@ -90,7 +112,7 @@ def _table(report: Report, found: list[Sent]) -> Markup:
     ]
     empty = Cell("", numeric=True)
     sums = [of_count(sum(one.calls for one in found))]
-    sums += [of_bytes(sum(getattr(one, name) for one in found)) for name in ("payload", "wire")]
+    sums += [of_bytes(sum(getattr(one, name) for one in found)) for name in _KINDS]
     known = [one.seconds for one in found if one.seconds is not None]
     total = _seconds(sum(known) if len(known) == len(found) else None)
     rows.append([Cell("all"), Cell(""), empty, *sums, *([total] if timed else [])])

@@ -81,7 +81,9 @@ def _legend(setup: Setup) -> Markup:
         element("li", element("span", square(kind), words, class_="labelled"))
         for kind, words in [*kinds, ("idle", "idle")]
     ]
-    chunks = [element("li", f"one row for each of the {setup.virtual_stages} chunks")] if setup.virtual_stages > 1 else []
+    chunks = (
+        [element("li", f"one row for each of the {setup.virtual_stages} chunks")] if setup.virtual_stages > 1 else []
+    )
     return element("ul", *entries, element("li", "numbers are micro-batches"), *chunks, class_="legend")
 
 
@@ -105,7 +107,9 @@ def _boxed(shown: Sequence[tuple[int, Sequence[Placed]]], chunks: int, reported:
         identifier="lanes", width=width, height=height, viewBox=f"0 0 {width} {height}", class_="lanes",
     )  # fmt: skip
     side = element("svg", *names, width=56, height=height, class_="lane-names", aria_hidden="true")
-    box = element("div", picture, class_="scroll", tabindex=0, role="region", aria_label="Schedule of the pipeline ranks")
+    box = element(
+        "div", picture, class_="scroll", tabindex=0, role="region", aria_label="Schedule of the pipeline ranks"
+    )
     return element("div", side, box, class_="lane-box")
 
 

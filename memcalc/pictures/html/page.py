@@ -75,7 +75,9 @@ def _head(report: Report) -> Markup:
 def _made_by() -> str:
     from memcalc import __version__
 
-    return f"memcalc {__version__}. Sizes are of one GPU; GiB is 2^30 bytes. Every size has its exact bytes as its title."
+    return (
+        f"memcalc {__version__}. Sizes are of one GPU; GiB is 2^30 bytes. Every size has its exact bytes as its title."
+    )
 
 
 def _text(name: str) -> str:

@@ -44,11 +44,11 @@ _WORDS: Final = "What is alive at the fullest moment of each phase. The device a
 
 def _at(report: Report, phase: str) -> dict[str, int]:
     """Return the bytes of each component at the peak of a phase. They add up to `Report.phases`."""
-    parts = dict.fromkeys(COMPONENTS, 0)
+    parts: dict[str, int] = dict.fromkeys(COMPONENTS, 0)
     batch, seq = report.setup.micro_batch_size, report.setup.tokens_per_part
     for row in report.rows_at(phase):
-        parts[row.component] += row.bytes_at(batch, seq)  # type: ignore[index]
-    return dict(parts)
+        parts[row.component] += row.bytes_at(batch, seq)
+    return parts
 
 
 def _table(report: Report, by_phase: dict[str, dict[str, int]], beside: dict[str, int]) -> Markup:

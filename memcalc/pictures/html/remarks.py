@@ -33,5 +33,8 @@ def suggestions(report: Report) -> Markup | None:
     ]
     words = told.heading[:1].upper() + told.heading[1:]
     return section(
-        "advice", "Advice", element("p", words, class_="lead"), element("dl", *entries, class_="advice") if entries else None
+        "advice",
+        "Advice",
+        element("p", words, class_="lead"),
+        element("dl", *entries, class_="advice") if entries else None,
     )

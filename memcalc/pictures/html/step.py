@@ -57,7 +57,9 @@ def step(report: Report) -> Markup:
 def _words(timeline: Timeline, moments: Sequence[int], *, piped: bool) -> str:
     of_rank = f" of pipeline rank {timeline.rank}" if piped else ""
     every = timeline.events + 1
-    thinned = "" if len(moments) == every else f" Of about {every // len(moments)} moments in a row the fullest is drawn."
+    thinned = (
+        "" if len(moments) == every else f" Of about {every // len(moments)} moments in a row the fullest is drawn."
+    )
     return (
         f"Allocated bytes{of_rank} at {every:,} moments, each after an allocation or a free; "
         f"the peak is {show_bytes(timeline.peak)}.{thinned} Time is not to scale."
@@ -135,9 +137,7 @@ def _alive(found: Sequence[Changes], column: int, timeline: Timeline) -> Markup:
     ]
     rest = alive[_SHOWN:]
     if rest:
-        lines.append(
-            _line(Cell(f"{len(rest)} more"), sum(own.at(column) for own in rest))
-        )
+        lines.append(_line(Cell(f"{len(rest)} more"), sum(own.at(column) for own in rest)))
     lines.append(_line(Cell("all"), timeline.peak))
     own = table(
         "Alive at the peak", ["name", "size", "component", "bytes"], lines, last_is_total=True, id="step-alive",

@@ -31,7 +31,9 @@ def timelines(draw: st.DrawFn) -> Timeline:
         begin = draw(st.integers(0, events))
         end = draw(st.one_of(st.none(), st.integers(begin, events)))
         name = draw(st.sampled_from(["a", "layers.3.b", "layers.4.b"]))
-        blocks.append(block(name, draw(st.integers(1, 9)), begin, end, draw(st.sampled_from(["buffers", "temporaries"])), i % 2))
+        blocks.append(
+            block(name, draw(st.integers(1, 9)), begin, end, draw(st.sampled_from(["buffers", "temporaries"])), i % 2)
+        )
     return timeline(blocks, events)
 
 

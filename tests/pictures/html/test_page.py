@@ -74,12 +74,18 @@ def test_it_asks_for_nothing_and_is_small(name: str) -> None:
             if "url(" in value:
                 assert value.startswith("url(#"), element
     for element in [*tree.all("style"), *tree.all("script")]:
-        assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch|XMLHttp|import\(|eval|innerHTML", _code(element)), element.tag
+        assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch|XMLHttp|import\(|eval|innerHTML", _code(element)), (
+            element.tag
+        )
 
 
 def _code(element: Element) -> str:
     """The code of a script or a style; no code if it is data."""
-    return "" if element.attributes.get("type") == "application/json" else re.sub(r"^ *// .*", "", element.text, flags=re.M)
+    return (
+        ""
+        if element.attributes.get("type") == "application/json"
+        else re.sub(r"^ *// .*", "", element.text, flags=re.M)
+    )
 
 
 @ALL
@@ -136,7 +142,9 @@ def test_the_phases_add_up(name: str) -> None:
     for column, phase in enumerate(PHASES, 2):
         *parts, total = [exact(line[column]) for line in lines]
         assert sum(parts) == total == report.phases[phase]
-    labels = dict(zip(("parameters", "gradients", "optimizer states", "saved activations", "buffers"), COMPONENTS, strict=False))
+    labels = dict(
+        zip(("parameters", "gradients", "optimizer states", "saved activations", "buffers"), COMPONENTS, strict=False)
+    )
     for line in lines[:-1]:
         if line[0].text in labels:
             assert exact(line[1]) == report.total(labels[line[0].text])
@@ -191,7 +199,12 @@ def test_pipeline_ranks(name: str) -> None:
     assert drawn == [one.peak for one in each]
     lines = table_cells(found[0].one("table"))
     assert [[exact(cell) for cell in line[3:]] for line in lines] == [
-        [*(one.total(component) for component in COMPONENTS[:-1]), one.peak, one.device, sum(c.wire for c in one.collectives)]
+        [
+            *(one.total(component) for component in COMPONENTS[:-1]),
+            one.peak,
+            one.device,
+            sum(c.wire for c in one.collectives),
+        ]
         for one in each
     ]
 

@@ -13,9 +13,9 @@ from command import LLAMA
 from page_tree import Element, exact, parsed, table_cells
 
 import memcalc
+from memcalc.pictures.html.columns import Changes, Key
 from memcalc.pictures.html.step import STACKED, step
 from memcalc.pictures.html.step_plot import areas, grid, span_words
-from memcalc.pictures.html.columns import Changes, Key
 from memcalc.pictures.timeline import Span, Timeline, timeline_of
 
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
