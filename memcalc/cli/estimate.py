@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memcalc.cli import options as o
+from memcalc.cli import pictures as p
+from memcalc.cli.html_page import Page, write_page
 from memcalc.cli.setup_options import takes_setup
 
 if TYPE_CHECKING:
@@ -67,10 +69,10 @@ def estimate(
             rich_help_panel="Output",
         ),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Also write a page with pictures to a file.", rich_help_panel="Output"),
-    ] = None,
+    timeline: p.Drawn = False,
+    snapshot: p.Snapshot = None,
+    trace: p.Trace = None,
+    html: Page = None,
     **setup: Any,
 ) -> None:
     """Estimate what one training step needs per GPU: memory by component and phase, communication, and a verdict."""
@@ -80,29 +82,30 @@ def estimate(
     from memcalc.estimation.estimate import estimate as run
 
     kind = choose_format(json, format, output)
+    pictures = p.Pictures(timeline, snapshot, trace)
     model = o.model_of(name, model)
     given = o.setup_of(setup)
     if check and "gpu" not in given:
         raise InputError("--check: needs --gpu, the GPU that it has to fit")
     if all_ranks and "pp_rank" in given:
         raise InputError(f"--all-ranks: contradicts --pp-rank {given['pp_rank']}; give one of them")
-    if params is not None and model is None:
+    states_only = params is not None and model is None
+    p.check_files({"--output": output, "--html": html, **pictures.files})
+    p.check_pictures(pictures, output=output, states_only=states_only)
+    if states_only:
         _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
-    if html is not None:
-        from memcalc.cli.html_page import check_page
-
-        check_page(html, output)
     with waiting("the step, on paper"):
         report = run(model, params=params, **given)
     if check:
         _check_known(report)
     if html is not None:
-        from memcalc.cli.html_page import write_page
-
         write_page(report, html)
     status = 1 if check and report.fits is False else 0
+    drawn = p.recorded(pictures, report)
     with answering(status):
         write(report, kind, tables=Tables(rows, per_layer, all_ranks, verbose), output=output)
+        if drawn is not None and timeline:
+            p.draw(drawn, kind=kind, output=output)
     if status:
         raise typer.Exit(status)
 

@@ -26,13 +26,13 @@ SHORT: Final = {
     "gpu": "Does it fit? A name of `memcalc gpus`, 80GB, auto.",
     "check": "Exit with 1 if it does not fit --gpu.",
     "output": "Write to this file (.json, .csv, .md).",
-    "html": "Also write a page with pictures.",
+    "html": "Write a page with pictures.",
 }
 """The setup options that `--help` lists, with their short help; and the short help of some options of commands."""
 _COLUMNS_OF_HELP: Final = 26
 """The width of the help column on a terminal of 80 columns, beside the longest names. typer cuts longer words."""
-_LEFT_OUT: Final = ("name", "format", "help")
-"""The parameters that `--help` leaves out: the usage line or another option stands for them."""
+_LEFT_OUT: Final = ("name", "format", "help", "snapshot", "trace")
+"""The parameters that `--help` leaves out: the usage line or another option stands for them, or few need them."""
 
 
 def shorten(command: Any, setup: Collection[str]) -> None:

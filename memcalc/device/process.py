@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from typing import NamedTuple, TypeVar
 
 from memcalc.core.rows import Row
@@ -16,6 +16,15 @@ from memcalc.megatron.between_stages import Kind
 from memcalc.optimizers import Parameter
 
 
+class Part(NamedTuple):
+    """The events of a log from `start` to `end`, which are of one phase and layer."""
+
+    start: int
+    end: int
+    phase: str
+    layer: int | None
+
+
 class Names(NamedTuple):
     """The rows that a log's blocks were allocated as, and its phases and layers."""
 
@@ -24,6 +33,12 @@ class Names(NamedTuple):
     """The index in `rows` of each block."""
     segments: Sequence[tuple[int, str, int | None]] = ()
     """The indices in the log's events at which another phase or layer begins."""
+
+    def parts(self, end: int) -> Iterator[Part]:
+        """Yield the parts of a log with `end` events. What comes before the first segment is a part too."""
+        for (start, phase, layer), (stop, _, _) in pairwise([(0, "", None), *self.segments, (end, "", None)]):
+            if start < stop:
+                yield Part(start, stop, phase, layer)
 
 
 class Log(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def columns_of(timeline: Timeline, count: int) -> Columns:
     for span, width in zip(spans, widths, strict=True):
         placed.append((span, len(moments), len(moments) + width))
         moments += _parts(span.first, span.last, width)
-    moments[0] = range(0, moments[0].stop)
+    moments[0] = range(moments[0].stop)
     moments[-1] = range(moments[-1].start, timeline.events + 1)
     return Columns(moments, placed)
 
@@ -61,4 +62,4 @@ def _parts(first: int, end: int, count: int) -> list[range]:
     """Return `count` ranges of about equal length from `first` to `end`. None is empty: with fewer moments some are repeated."""
     size = end - first
     starts = [first + size * i // count for i in range(count + 1)]
-    return [range(start, max(stop, start + 1)) for start, stop in zip(starts, starts[1:], strict=False)]
+    return [range(start, max(stop, start + 1)) for start, stop in pairwise(starts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from memcalc.device.process import in_turn
+from memcalc.device.process import Part, in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -113,15 +113,15 @@ def _lives(log: Log) -> tuple[Sequence[int | None], frozenset[int], frozenset[in
     layers: list[int | None] = []
     alive: dict[int, bool] = {}  # True: allocated outside backward
     saved: set[int] = set()
-    cuts = [*log.names.segments, (len(log.events), "", None)]
-    for (start, phase, layer), (end, following, _) in pairwise(cuts):
+    parts = [*log.names.parts(len(log.events)), Part(0, 0, "", None)]
+    for (start, end, phase, layer), following in pairwise(parts):
         for event in log.events[start:end]:
             if event >= 0:
                 layers.append(layer)
                 alive[event] = phase != "backward"
             else:
                 alive.pop(~event, None)
-        if phase != "backward" and following == "backward":
+        if phase != "backward" and following.phase == "backward":
             saved |= {block for block, outside in alive.items() if outside}
     return layers, frozenset(saved), frozenset(alive)
 

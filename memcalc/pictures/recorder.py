@@ -4,7 +4,6 @@ the allocator where the blocks are."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memcalc.device.allocator import Block as Taken
@@ -127,12 +126,12 @@ class _Recorder(Observer):
 
     def _note_parts(self, log: Log, start: int, end: int) -> None:
         """Note the phases and layers that a part of a log goes through. It begins at the present moment."""
-        now, cuts = self.now, [*log.names.segments, (len(log.events), "", None)]
-        for (first, phase, layer), (last, _, _) in pairwise(cuts):
-            first, last = max(first, start), min(last, end)
+        now = self.now
+        for part in log.names.parts(len(log.events)):
+            first, last = max(part.start, start), min(part.end, end)
             if first < last:
                 begin = self.events + first - start
-                self.parts.append(Span(phase, now.micro_batch, now.chunk, layer, begin, begin + last - first))
+                self.parts.append(Span(part.phase, now.micro_batch, now.chunk, part.layer, begin, begin + last - first))
 
     def finished(self) -> tuple[tuple[Block, ...], tuple[Span, ...], tuple[Span, ...], tuple[Segment, ...]]:
         """Return the blocks, spans, parts and segments of the last step."""

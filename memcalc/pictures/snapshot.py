@@ -54,7 +54,7 @@ class _Snapshot:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        streams = dict.fromkeys(block.stream for block in timeline.blocks)
+        streams = dict.fromkeys(part.stream for part in (*timeline.segments, *timeline.blocks))
         self.streams = {stream: i for i, stream in enumerate(sorted(streams, key=lambda one: one != "default"))}
         self.frames: dict[tuple[str, str, int | None], list[dict[str, Any]]] = {}
 

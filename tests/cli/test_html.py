@@ -53,7 +53,7 @@ def test_a_size_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("html", ["-", ""])
 def test_what_is_no_file(html: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check_refused(here(capsys, *SETUP, "--html", html), "--html", "page.html")
+    check_refused(here(capsys, *SETUP, "--html", html), "--html", "name of a file")
 
 
 def test_one_file_for_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +61,7 @@ def test_one_file_for_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for html in ("report.md", "./report.md", "other"):
         ran = here(capsys, *SETUP, "--html", str(tmp_path / html), "-o", str(tmp_path / "report.md"))
         check_refused(ran, "--html", "--output")
+    check_refused(here(capsys, *SETUP, "--html", "a.json", "--trace", "./a.json"), "--html", "--trace")
     assert not (tmp_path / "report.md").exists()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.pictures.html.markup import Markup, element, size
+from memcalc.pictures.html.markup import Markup, element, joined, size
 from memcalc.report.answer import answer_lines
 from memcalc.report.title import title_words
 
@@ -49,8 +49,13 @@ def _totals(report: Report) -> Markup:
     return element(
         "dl",
         *(
-            element("div", element("dt", name), element("dd", size(nbytes), element("span", note, class_="remark")))
+            element("div", element("dt", name), element("dd", size(nbytes), element("span", _breakable(note), class_="remark")))
             for name, nbytes, note in told
         ),
         class_="totals",
     )
+
+
+def _breakable(words: str) -> Markup:
+    """Return words that may break after a dot in them."""
+    return joined(words.split("."), Markup(".<wbr>"))

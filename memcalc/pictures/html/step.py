@@ -61,8 +61,8 @@ def _words(timeline: Timeline, moments: Sequence[int], *, piped: bool) -> str:
         "" if len(moments) == every else f" Of about {every // len(moments)} moments in a row the fullest is drawn."
     )
     return (
-        f"Allocated bytes{of_rank} at {every:,} moments, each after an allocation or a free; "
-        f"the peak is {show_bytes(timeline.peak)}.{thinned} Time is not to scale."
+        f"What is allocated{of_rank} at {every:,} moments, each after an allocation or a free: tensors, and what the allocator "
+        f"adds to them. The peak is {show_bytes(timeline.peak)}.{thinned} Time is not to scale."
     )
 
 
