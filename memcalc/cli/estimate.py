@@ -90,8 +90,7 @@ def estimate(
     if all_ranks and "pp_rank" in given:
         raise InputError(f"--all-ranks: contradicts --pp-rank {given['pp_rank']}; give one of them")
     states_only = params is not None and model is None
-    p.check_files({"--output": output, "--html": html, **pictures.files})
-    p.check_pictures(pictures, output=output, states_only=states_only)
+    p.check_pictures(pictures, output=output, page=html, states_only=states_only)
     if states_only:
         _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
     with waiting("the step, on paper"):

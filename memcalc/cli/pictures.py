@@ -81,9 +81,9 @@ def _place(option: str, file: Path) -> Path:
         raise _unwritable(option, file, error) from None
 
 
-def check_pictures(pictures: Pictures, *, output: Path | None, states_only: bool) -> None:
+def check_pictures(pictures: Pictures, *, output: Path | None, page: Path | None, states_only: bool) -> None:
     """Raise InputError if a picture has no file to go to, or needs a model that is not given."""
-    check_files({"--output": output, **pictures.files})
+    check_files({"--output": output, "--html": page, **pictures.files})
     if pictures.asked and states_only:
         raise InputError(f"{pictures.asked[0]}: {STATES_ONLY}")
 
