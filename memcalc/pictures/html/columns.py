@@ -59,14 +59,14 @@ def changes(
     out. `key_of` may give several names one key."""
     now: dict[Key, int] = defaultdict(int)
     out: dict[Key, Changes] = {}
-    touched: set[Key] = set()
+    touched: dict[Key, None] = {}
     turns = iter(sorted(_turns(blocks)))
     waiting = next(turns, None)
     for column, moment in enumerate(moments):
         while waiting is not None and waiting.moment <= moment:
             key = key_of(waiting.key)
             now[key] += waiting.nbytes
-            touched.add(key)
+            touched[key] = None
             waiting = next(turns, None)
         for key in touched:
             own = out.setdefault(key, Changes(key, [], []))

@@ -58,7 +58,7 @@ def communication(report: Report) -> Markup:
         element("p", _WORDS, class_="lead"),
         _by_axis(found),
         _table(report, found),
-        *lines(line.plain for line in told),
+        lines(line.plain for line in told),
     )
 
 

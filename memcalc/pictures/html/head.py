@@ -49,7 +49,11 @@ def _totals(report: Report) -> Markup:
     return element(
         "dl",
         *(
-            element("div", element("dt", name), element("dd", size(nbytes), element("span", _breakable(note), class_="remark")))
+            element(
+                "div",
+                element("dt", name),
+                element("dd", size(nbytes), element("span", _breakable(note), class_="remark")),
+            )
             for name, nbytes, note in told
         ),
         class_="totals",

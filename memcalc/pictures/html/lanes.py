@@ -26,6 +26,9 @@ _DIGIT: Final = 6
 _ROW: Final = (22, 15)
 """The pixels of a lane's row: alone, or one of several chunks' rows."""
 _GAP: Final = 6
+_NAMES: Final = 56
+_PRINTED: Final = 640
+"""The pixels that a printed page has room for."""
 
 _KINDS: Final = {
     "forward": "f",
@@ -106,11 +109,17 @@ def _boxed(shown: Sequence[tuple[int, Sequence[Placed]]], chunks: int, reported:
         "The order in which pipeline ranks run", sums, *drawn,
         identifier="lanes", width=width, height=height, viewBox=f"0 0 {width} {height}", class_="lanes",
     )  # fmt: skip
-    side = element("svg", *names, width=56, height=height, class_="lane-names", aria_hidden="true")
+    side = element("svg", *names, width=_NAMES, height=height, class_="lane-names", aria_hidden="true")
     box = element(
         "div", picture, class_="scroll", tabindex=0, role="region", aria_label="Schedule of the pipeline ranks"
     )
-    return element("div", side, box, class_="lane-box")
+    return element("div", side, box, class_=f"lane-box{_zoom(width + _NAMES)}")
+
+
+def _zoom(width: int) -> str:
+    """Return the class that makes a picture of this width as narrow as a printed page."""
+    tenths = max(1, 10 * _PRINTED // width)
+    return f" zoom-{tenths}" if tenths < 10 else ""
 
 
 def _idle(lane: Sequence[Placed], length: int) -> float:

@@ -18,6 +18,7 @@ from memcalc.estimation.report import PHASES, Report
 from memcalc.pictures.html.page import page
 from memcalc.report.advice_lines import advised
 from memcalc.report.answer import answer_lines
+from memcalc.report.communication import layer_line, textbook_lines, time_lines
 from memcalc.report.notes import notes
 from memcalc.report.title import title_words
 
@@ -186,6 +187,17 @@ def test_every_collective_is_there(name: str) -> None:
         column = {"payload": 4, "wire": 5}[kind]
         *parts, total = [exact(line[column]) for line in table_cells(section.one("table"))]
         assert sum(parts) == total == whole
+
+
+@ALL
+def test_the_lines_on_communication(name: str) -> None:
+    report, tree = report_of(name), tree_of(name)
+    said = [one.text for one in tree.one("section", id="communication").all("p")]
+    if report.collectives:
+        told = [layer_line(report), *time_lines(report, bracketed=False), *textbook_lines(report)]
+        assert said[1:] == [line.plain for line in told]
+    else:
+        assert len(said) == 1
 
 
 @ALL
