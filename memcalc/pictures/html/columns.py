@@ -39,17 +39,14 @@ class Changes(NamedTuple):
 
 
 def columns_of(timeline: Timeline, most: int = MOST_COLUMNS) -> list[int]:
-    """Return the moment of each column, in order: the one with most bytes of all moments that fall into the column. The
-    step's peak is one of them."""
+    """Return the moment of each column, in order: the first one with most bytes of all moments that fall into the column.
+    So the step's peak is one of them."""
     totals = timeline.allocated()
     count = len(totals)
     if count <= most:
         return list(range(count))
     borders = [i * count // most for i in range(most + 1)]
-    return [
-        timeline.peak_event if first <= timeline.peak_event < end else max(range(first, end), key=totals.__getitem__)
-        for first, end in pairwise(borders)
-    ]
+    return [max(range(first, end), key=totals.__getitem__) for first, end in pairwise(borders)]
 
 
 def changes(

@@ -9,12 +9,12 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from command import LLAMA
 from page_tree import Element, exact, parsed, table_cells
 
 import memcalc
 from memcalc.pictures.html.columns import Changes, Key
 from memcalc.pictures.html.step import STACKED, step
+from memcalc.pictures.html.step_data import data_block
 from memcalc.pictures.html.step_plot import areas, grid, span_words
 from memcalc.pictures.timeline import Span, Timeline, timeline_of
 
@@ -134,6 +134,9 @@ def test_what_has_no_timeline_says_so() -> None:
 
 
 def test_data_cannot_end_their_element() -> None:
-    text = step(memcalc.estimate(LLAMA))
-    inside = text[text.index('id="step-data">') + len('id="step-data">') : text.rindex("</script>")]
-    assert not set("<>&") & set(inside)
+    name = "</script><!--<script>&amp;"
+    made = timeline("plain")
+    text = data_block(made, [made.peak_event], [Changes(Key("buffers", name), [0], [1])], STACKED)
+    (script,) = parsed(text).all("*")
+    assert json.loads(script.text)["alive"] == [[STACKED.index("buffers"), name, [0], [1]]]
+    assert not set("<>&") & set(script.text)
