@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 _MOST_ACTIONS: Final = 1600
+_FEWEST_LANES: Final = 4
 _MOST_LANES: Final = 16
 _WIDE: Final = 1060
 _UNIT: Final = 36
@@ -45,7 +46,7 @@ def schedule(report: Report) -> Markup | None:
         return None
     drawn = drawable(setup, _MOST_ACTIONS)
     every = lanes(setup, drawn)
-    shown = _shown(setup.pp, report.rank.number)
+    shown = _shown(setup.pp, report.rank.number, _MOST_ACTIONS // len(every[0]))
     return section(
         "schedule",
         "Schedule",
@@ -68,12 +69,13 @@ def _words(report: Report, drawn: int, every: Sequence[Sequence[Placed]]) -> str
     )
 
 
-def _shown(ranks: int, reported: int) -> list[int]:
-    """Return all ranks; of many, the first, the last, the reported one, and some at equal distances."""
-    if ranks <= _MOST_LANES:
+def _shown(ranks: int, reported: int, most: int) -> list[int]:
+    """Return all ranks; of more than `most`, the first, the last, the reported one, and some at equal distances."""
+    most = min(max(most, _FEWEST_LANES), _MOST_LANES)
+    if ranks <= most:
         return list(range(ranks))
-    apart = (ranks - 1) / (_MOST_LANES - 2)
-    return sorted({reported, *(round(i * apart) for i in range(_MOST_LANES - 1))})
+    apart = (ranks - 1) / (most - 2)
+    return sorted({reported, *(round(i * apart) for i in range(most - 1))})
 
 
 def _legend(setup: Setup) -> Markup:

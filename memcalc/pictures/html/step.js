@@ -48,8 +48,11 @@
     return low === 0 ? 0 : own.nbytes[low - 1];
   };
   const spanAt = (moment) => {
-    const found = data.spans.filter(([, first, last]) => first <= moment && moment <= last);
-    return found.length ? found[found.length - 1][0] : "between";
+    const found = data.spans.filter(([, , , first, last]) => first <= moment && moment <= last);
+    if (!found.length) return "between";
+    const [phase, number, chunk] = found[found.length - 1];
+    const words = data.phases[phase] === "step" ? "optimizer step" : data.phases[phase];
+    return `${words}${number ? ` of micro-batch ${number}` : ""}${chunk ? `, chunk ${chunk + 1}` : ""}`;
   };
 
   const labels = data.components.map((component) => {

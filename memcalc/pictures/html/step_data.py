@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from memcalc.pictures.html.components import LABELS
 from memcalc.pictures.html.markup import Markup
-from memcalc.pictures.html.step_plot import span_words
 
 if TYPE_CHECKING:
     from memcalc.pictures.html.columns import Changes
-    from memcalc.pictures.timeline import Timeline
+    from memcalc.pictures.timeline import Span, Timeline
 
 
 def data_block(
@@ -20,11 +19,15 @@ def data_block(
 ) -> Markup:
     """Return a script element that is only data: the columns' moments, the spans, and by name the bytes from column to
     column."""
+    phases = list(dict.fromkeys(span.phase for span in timeline.spans))
     content = {
         "last": timeline.events,
         "peak": moments.index(timeline.peak_event),
         "moments": _differences(moments),
-        "spans": [[span_words(span), span.first, span.last] for span in timeline.spans],
+        "spans": [
+            [phases.index(span.phase), _number(span), span.chunk, span.first, span.last] for span in timeline.spans
+        ],
+        "phases": phases,
         "components": list(components),
         "labels": [LABELS[component] for component in components],
         "alive": [
@@ -33,6 +36,11 @@ def data_block(
     }
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
     return Markup(f'<script type="application/json" id="step-data">{_harmless(text)}</script>')
+
+
+def _number(span: Span) -> int:
+    """Return the number of the span's micro-batch, from 1 on; 0 without one."""
+    return 0 if span.micro_batch is None else span.micro_batch + 1
 
 
 def _differences(numbers: Sequence[int]) -> list[int]:

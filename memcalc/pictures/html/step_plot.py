@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.pictures.html.bars import percent
-from memcalc.pictures.html.markup import NOTHING, Markup, element
+from memcalc.pictures.html.markup import Markup, element
 from memcalc.units import show_bytes
 
 if TYPE_CHECKING:
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 HEIGHT: Final = 300
 BAND: Final = 26
+_BOX: Final = 20
+_ROOM: Final = 14
+"""The pixels below the top in which a line has no words: they would stick out."""
 _SCALE: Final = 1000
 """The picture's units from 0 to the top of the axis."""
-_MOST_NUMBERS: Final = 200
+MOST_NUMBERS: Final = 200
 _MOST_WORDS: Final = 6
 _NARROWEST: Final = 0.004
-"""The part of the picture that even the shortest span takes."""
+"""The part of the picture that even the shortest optimizer step takes."""
 _KINDS: Final = {"forward": "f", "backward": "b", "step": "s"}
 
 
@@ -75,7 +78,7 @@ def grid(top: float, capacity: int | None) -> Markup:
     for nbytes in _ticks(top):
         y = _y(nbytes, top)
         shapes.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="grid over"))
-        if nbytes:
+        if nbytes and y > _ROOM:
             shapes.append(element("text", show_bytes(nbytes).replace(".00", ""), x=6, y=y - 4))
     if capacity is not None:
         y = _y(capacity, top)
@@ -109,17 +112,55 @@ def peak_mark(column: int, columns: int, peak: int, top: float) -> Markup:
 
 def band(spans: Sequence[Span], moments: int) -> Markup:
     """Return the forwards and backwards of micro-batches and the optimizer's step, below the areas of so many moments."""
-    numbered = len(spans) <= _MOST_NUMBERS
-    shapes: list[Markup] = []
-    for span in spans:
-        kind = _KINDS.get(span.phase, "s")
-        box = element("rect", element("title", span_words(span)), width="100%", height=20, class_=f"cell-{kind}")
-        text = element("text", _short(span, len(spans)), x="50%", y=15, class_=f"on-{kind}") if numbered else NOTHING
-        width = max(span.last - span.first, moments * _NARROWEST)
-        start = min(span.first, moments - width)
-        place = {"x": percent(start, moments), "width": percent(width, moments)}
-        shapes.append(element("svg", box, text, y=HEIGHT + 4, height=20, **place))
+    places = [_Place(span, *_from_to(span, moments)) for span in spans]
+    shapes = _numbered(places, moments) if len(spans) <= MOST_NUMBERS else [_unnumbered(places, moments)]
     return element("g", *shapes, class_="band")
+
+
+class _Place(NamedTuple):
+    """A span, and the moments from and to which its box is drawn."""
+
+    span: Span
+    start: int
+    width: int
+
+    @property
+    def kind(self) -> str:
+        return _KINDS.get(self.span.phase, "s")
+
+
+def _from_to(span: Span, moments: int) -> tuple[int, int]:
+    least = round(moments * _NARROWEST) if span.phase == "step" else 0
+    width = max(span.last - span.first, least)
+    return min(span.first, moments - width), width
+
+
+def _numbered(places: Sequence[_Place], moments: int) -> list[Markup]:
+    """Return a box for every span, with its words as far as there is room."""
+    boxes: list[Markup] = []
+    for place in places:
+        title = element("title", span_words(place.span))
+        box = element("rect", title, width="100%", height=_BOX, class_=f"cell-{place.kind}")
+        text = element("text", _short(place.span, len(places)), x="50%", y=15, class_=f"on-{place.kind}")
+        x, width = percent(place.start, moments), percent(place.width, moments)
+        boxes.append(element("svg", box, text, x=x, y=HEIGHT + 4, width=width, height=_BOX))
+    return boxes
+
+
+def _unnumbered(places: Sequence[_Place], moments: int) -> Markup:
+    """Return one path for each kind of span: there is no room for words."""
+    paths = [
+        element(
+            "path",
+            d="".join(f"M{place.start} 0h{place.width}v1h-{place.width}z" for place in places if place.kind == kind),
+            class_=f"cell-{kind}",
+        )
+        for kind in dict.fromkeys(place.kind for place in places)
+    ]
+    return element(
+        "svg", *paths,
+        x=0, y=HEIGHT + 4, width="100%", height=_BOX, viewBox=f"0 0 {moments} 1", preserveAspectRatio="none",
+    )  # fmt: skip
 
 
 def band_legend(spans: Sequence[Span]) -> Markup:
@@ -130,7 +171,7 @@ def band_legend(spans: Sequence[Span]) -> Markup:
         for phase, kind in kinds
     ]
     numbered = any(span.micro_batch is not None for span in spans)
-    last = [element("li", "numbers are micro-batches")] if numbered and len(spans) <= _MOST_NUMBERS else []
+    last = [element("li", "numbers are micro-batches")] if numbered and len(spans) <= MOST_NUMBERS else []
     return element("ul", *entries, *last, class_="legend")
 
 

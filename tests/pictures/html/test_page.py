@@ -39,6 +39,11 @@ SETUPS: dict[str, tuple[Any, dict[str, Any]]] = {
         "llama-3.1-405b", {"gpus": 256, "tp": 8, "pp": 16, "global_batch_size": 256, "gpu": "h100-80gb"},
     ),
     "many micro-batches": ("llama-7b", {"engine": "megatron", "pp": 8, "gpus": 8, "global_batch_size": 4096}),
+    "many chunks": (
+        "llama-3.1-405b",
+        {"engine": "megatron", "pp": 14, "tp": 8, "gpus": 112, "virtual_stages": 9, "schedule": "interleaved",
+         "global_batch_size": 140, "pp_rank": 3},
+    ),
     "too large": ("llama-7b", {"gpu": "rtx4090"}),
     "states": (None, {"params": "7B", "zero": 2, "gpus": 8, "gpu": "a100-80gb"}),
 }  # fmt: skip

@@ -15,7 +15,7 @@ import memcalc
 from memcalc.pictures.html.columns import Changes, Key
 from memcalc.pictures.html.step import STACKED, step
 from memcalc.pictures.html.step_data import data_block
-from memcalc.pictures.html.step_plot import areas, grid, span_words
+from memcalc.pictures.html.step_plot import areas, band, grid, span_words
 from memcalc.pictures.timeline import Span, Timeline, timeline_of
 
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,6 +99,28 @@ def test_the_areas_have_the_heights_of_the_components(name: str) -> None:
 def test_the_band_has_every_span(name: str) -> None:
     drawn = [one.text for one in tree(name).one("g", class_="band").all("title")]
     assert drawn == [span_words(span) for span in timeline(name).spans]
+
+
+@ALL
+def test_the_data_have_every_span(name: str) -> None:
+    carried = data(name)
+    assert [
+        (carried["phases"][phase], number or None, chunk, *ends) for phase, number, chunk, *ends in carried["spans"]
+    ] == [
+        (span.phase, None if span.micro_batch is None else span.micro_batch + 1, span.chunk, span.first, span.last)
+        for span in timeline(name).spans
+    ]
+
+
+def test_a_band_of_many_spans_has_a_path_for_each_kind() -> None:
+    spans = [Span(("forward", "backward")[i % 2], i // 2, 0, None, 10 * i, 10 * i + 10) for i in range(400)]
+    tree = parsed(band([*spans, Span("step", None, 0, None, 4000, 4000)], 4001))
+    assert tree.all("text") == []
+    forward, backward, step = tree.all("path")
+    assert [one.attributes["class"] for one in (forward, backward, step)] == ["cell-f", "cell-b", "cell-s"]
+    assert forward.attributes["d"].startswith("M0 0h10v1h-10zM20 0h10")
+    assert step.attributes["d"] == "M3985 0h16v1h-16z"  # wide enough to be seen
+    assert tree.one("svg").attributes["viewbox"] == "0 0 4001 1"
 
 
 def test_names_of_spans() -> None:
