@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, pairwise
 from typing import NamedTuple, TypeVar
 
@@ -33,6 +33,8 @@ class Names(NamedTuple):
     """The index in `rows` of each block."""
     segments: Sequence[tuple[int, str, int | None]] = ()
     """The indices in the log's events at which another phase or layer begins."""
+    layer_of: Callable[[int], int | None] = lambda _block: None
+    """Returns the layer of the real stack that a block belongs to."""
 
     def parts(self, end: int) -> Iterator[Part]:
         """Yield the parts of a log with `end` events. What comes before the first segment is a part too."""

@@ -8,6 +8,7 @@ played until one leaves the same free blocks as an earlier step: from then on al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from memcalc.core.dims import evaluate, numel
@@ -225,7 +226,8 @@ def _micro_batch(run: Trace, order: Order, setup: Setup, stays: frozenset[str]) 
     of_blocks = [sizes[i] for i in whole.rows], [streams[i] for i in whole.rows]
     kept = {i: run.rows[k].name for i, k in enumerate(whole.rows) if run.rows[k].name in stays} if stays else {}
     events = [event for event in whole.log if event >= 0 or ~event not in kept] if kept else whole.log
-    return Log(events, *of_blocks, whole.backward, whole.gradients, kept, Names(run.rows, whole.rows, whole.segments))
+    names = Names(run.rows, whole.rows, whole.segments, partial(whole.layer, run))
+    return Log(events, *of_blocks, whole.backward, whole.gradients, kept, names)
 
 
 def _nbytes(row: StorageRow | Row, batch: int, seq: int) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 from memcalc.pictures.columns import Columns, columns_of
 from memcalc.pictures.labels import ALLOCATOR
 from memcalc.report.consoles import console_for
-from memcalc.units import GIB, show_bytes
+from memcalc.units import GIB, MIB, show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,6 +95,7 @@ class _Picture:
         capacity = timeline.capacity
         self.shown_capacity = capacity if capacity is not None and capacity <= _ABOVE * timeline.peak else None
         self.top = max(timeline.peak, self.shown_capacity or 0)
+        self.unit = (GIB, "GiB") if self.top >= GIB else (MIB, "MiB")
         self.live = timeline.live()
 
     # --- the drawing
@@ -102,16 +103,18 @@ class _Picture:
     def drawing(self) -> Iterator[Text]:
         yield Text("")
         yield Text(self._title(), style="bold")
-        yield Text(self._peak_line())
+        yield Text(self._peak_line().rstrip())
         stacks = [self._stack(moments) for moments in self.columns.moments]
         for row in reversed(range(_HEIGHT)):
             yield self._row(row, stacks)
-        yield Text(f"{0:>{_MARGIN - 5}} GiB {self.lines.corner}{self.lines.level * len(self.columns.moments)}")
+        yield Text(
+            f"{0:>{_MARGIN - 5}} {self.unit[1]} {self.lines.corner}{self.lines.level * len(self.columns.moments)}"
+        )
         yield from self._axis()
 
     def _title(self) -> str:
         rank = f", pipeline rank {self.timeline.rank}" if self.timeline.rank else ""
-        return f"Timeline of a step{rank}: bytes allocated after each of {self.timeline.events:,} allocations and frees"
+        return f"Timeline of a step{rank}: {self.timeline.events:,} allocations and frees"
 
     def _peak_line(self) -> str:
         words = f"peak {show_bytes(self.timeline.peak)}"
@@ -134,13 +137,16 @@ class _Picture:
         at_capacity = self.shown_capacity is not None and low < self.shown_capacity <= high
         for edges in stacks:
             self._cell(text, edges, low, high, at_capacity=at_capacity)
+        text.rstrip()
         return text
 
     def _tick(self, row: int) -> str:
         """Return the label left of a row: the bytes at its upper edge, for every fourth row."""
         if (row + 1) % 4:
             return " " * (_MARGIN - 1)
-        return f"{self.top * (row + 1) / _HEIGHT / GIB:>{_MARGIN - 5}.{_digits(self.top)}f} GiB"
+        unit, name = self.unit
+        value = self.top * (row + 1) / _HEIGHT / unit
+        return f"{value:>{_MARGIN - 5}.{2 if value < 9.99 else 1 if value < 99.9 else 0}f} {name}"
 
     def _cell(self, text: Text, edges: list[int], low: int, high: int, *, at_capacity: bool) -> None:
         """Append one character, which shows the bytes from `low` to `high`."""
@@ -196,10 +202,12 @@ class _Picture:
                 continue
             words = f" {component.replace('_', ' ')} {show_bytes(nbytes)}  "
             if len(line) + 1 + len(words.rstrip()) > width:
+                line.rstrip()
                 yield line
                 line = Text(" " * 13)
             line.append("█" if self.blocks else paint.letter, paint.colour if self.coloured else "")
             line.append(words)
+        line.rstrip()
         yield line
 
     def at_peak(self, width: int) -> Iterator[Text]:
@@ -207,7 +215,7 @@ class _Picture:
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         for block in self.timeline.alive_at(self.timeline.peak_event):
-            kind = re.sub(r"\.\d+\.", ".*.", block.name)
+            kind = re.sub(r"\.\d+(?=[.:]|$)", ".*", block.name)
             sizes[kind] += block.nbytes
             counts[kind] += 1
         for kind, nbytes in sizes.most_common(_ROWS):
@@ -225,10 +233,6 @@ class _Picture:
 
         for note in notes:
             yield from wrap(note, width)
-
-
-def _digits(top: int) -> int:
-    return 1 if top >= 10 * GIB else 3 if top < GIB else 2
 
 
 def _shares(edges: list[int], low: int, high: int) -> list[int]:

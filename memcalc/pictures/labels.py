@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from memcalc.device.process import Part, in_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from memcalc.core.rows import Row
     from memcalc.device.process import Log
@@ -86,14 +87,14 @@ def of_rows(rows: Iterable[Row], layers: int) -> Iterator[Label]:
         yield Label(row.component, _in_layer(row.name, number if row.copies == layers else None))
 
 
-def of_log(log: Log) -> list[Label]:
-    """Return the label of every block of a log, by number."""
+def of_log(log: Log, layers: int) -> list[Label]:
+    """Return the label of every block of a log, by number, for a rank of so many layers."""
+    if not log.names.segments:
+        return _of_update(log, layers)
     names, gradients = log.names, frozenset(log.gradients)
-    if not names.segments:  # an optimizer's step
-        return [Label("temporaries", f"optimizer step: {names.rows[i].label}") for i in names.of_blocks]
-    layers, saved, left = _lives(log)
+    saved, left = _lives(log)
     out: list[Label] = []
-    for number, (i, layer) in enumerate(zip(names.of_blocks, layers, strict=True)):
+    for number, i in enumerate(names.of_blocks):
         row = names.rows[i]
         if number in gradients or row.component == "gradients":
             component = "gradients"
@@ -103,27 +104,35 @@ def of_log(log: Log) -> list[Label]:
             component = "buffers"
         else:
             component = "saved_activations" if number in saved else "temporaries"
-        out.append(Label(component, _in_layer(row.label, None if row.layer is None else layer)))
+        out.append(Label(component, _in_layer(row.label, names.layer_of(number))))
     return out
 
 
-def _lives(log: Log) -> tuple[Sequence[int | None], frozenset[int], frozenset[int]]:
-    """Return the layer that each block is allocated in, the blocks that a forward leaves for a backward, and the blocks that are
-    alive after the log."""
-    layers: list[int | None] = []
+def _of_update(log: Log, layers: int) -> list[Label]:
+    """Return the labels of an optimizer's step. A tensor that comes once for each layer has its layer's number."""
+    words = [f"optimizer step: {log.names.rows[i].label}" for i in log.names.of_blocks]
+    times, seen = Counter(words), Counter[str]()
+    out: list[Label] = []
+    for one in words:
+        out.append(Label("temporaries", _in_layer(one, seen[one] if times[one] == layers else None)))
+        seen[one] += 1
+    return out
+
+
+def _lives(log: Log) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the blocks that a forward leaves for a backward, and the blocks that are alive after the log."""
     alive: dict[int, bool] = {}  # True: allocated outside backward
     saved: set[int] = set()
     parts = [*log.names.parts(len(log.events)), Part(0, 0, "", None)]
-    for (start, end, phase, layer), following in pairwise(parts):
+    for (start, end, phase, _layer), following in pairwise(parts):
         for event in log.events[start:end]:
             if event >= 0:
-                layers.append(layer)
                 alive[event] = phase != "backward"
             else:
                 alive.pop(~event, None)
         if phase != "backward" and following.phase == "backward":
             saved |= {block for block, outside in alive.items() if outside}
-    return layers, frozenset(saved), frozenset(alive)
+    return frozenset(saved), frozenset(alive)
 
 
 def _in_layer(name: str, layer: int | None) -> str:

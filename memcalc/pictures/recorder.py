@@ -84,7 +84,7 @@ class _Recorder(Observer):
 
     def log_plays(self, log: Log, start: int, end: int) -> None:
         if id(log) not in self.labels:
-            self.labels[id(log)] = of_log(log)
+            self.labels[id(log)] = of_log(log, self.layers_of_rank)
         labels = self.labels[id(log)]
         self.next = (labels[event] for event in log.events[start:end] if event >= 0)
         self._note_parts(log, start, end)

@@ -30,6 +30,17 @@ class Unrolled(NamedTuple):
     """The blocks that are gradients in the end, in the order in which they became gradients."""
     segments: list[tuple[int, str, int | None]]
     """The places in `log` at which another phase or layer begins, with the phase and the layer of the real stack."""
+    reals: list[int | None]
+    """The period of the real stack that each block belongs to; empty for a run at the real depth."""
+
+    def layer(self, run: Trace, block: int) -> int | None:
+        """Return the layer of the real stack that a block of this run belongs to."""
+        layer, real = run.rows[self.rows[block]].layer, self.reals[block] if self.reals else None
+        if layer is None or real is None:
+            return layer
+        periods = periods_of(run)
+        period = periods.of(layer)
+        return layer if period is None else layer + (real - period) * periods.length
 
 
 class NotPeriodic(Exception):
@@ -49,7 +60,7 @@ def unrolled(run: Trace) -> Unrolled:
     out = Unrolling(run)
     for piece in pieces(run):
         out.play(piece)
-    return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients), out.segments)
+    return Unrolled(out.log, out.rows, out.backward, tuple(out.gradients), out.segments, out.reals)
 
 
 def _held(component: str) -> bool:
@@ -84,7 +95,7 @@ def _as_it_is(run: Trace) -> Unrolled:
                         gradients[number[event]] = None
             elif ~event in number:
                 log.append(~number.pop(~event))
-    return Unrolled(log, rows, backward, tuple(gradients), segments)
+    return Unrolled(log, rows, backward, tuple(gradients), segments, [])
 
 
 def _rename(run: Trace, number: dict[int, int], event: int, renamed: int, log: list[int]) -> None:
@@ -171,6 +182,7 @@ class Unrolling:
         self.log: list[int] = []
         self.rows: list[int] = []
         self.segments: list[tuple[int, str, int | None]] = []
+        self.reals: list[int | None] = []
         self.gradients: dict[int, None] = {}
         self.backward = 0
         self.renamed = -1
@@ -230,7 +242,7 @@ class Unrolling:
             else:
                 self._comes(block, key, renamed=place - 1 in run.renamed)
 
-    def _comes(self, block: int, key: Hashable, *, renamed: bool) -> None:
+    def _comes(self, block: int, key: tuple[int | None, int], *, renamed: bool) -> None:
         if key in self.live:
             raise NotPeriodic(f"{key} is there twice")
         number = self.live[key] = self.renamed if renamed else len(self.rows)
@@ -239,6 +251,7 @@ class Unrolling:
         if not renamed:
             self.log.append(number)
             self.rows.append(block)
+            self.reals.append(key[0])
 
     def number_of(self, key: Hashable) -> int:
         if key not in self.live:

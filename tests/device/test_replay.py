@@ -13,6 +13,7 @@ from memcalc.core.dtypes import bf16, fp32
 from memcalc.core.rows import Row
 from memcalc.device import replay
 from memcalc.device.allocator import ROUNDING, Block, CachingAllocator
+from memcalc.device.process import Names, Part
 from memcalc.device.replay import MOST_STEPS, replayed
 from memcalc.device.shown import Workspaces
 from memcalc.engines import ranks
@@ -55,6 +56,18 @@ def events(run: Trace) -> list[tuple[int, str, str, object]]:
     ]
 
 
+def layers(run: Trace) -> list[int | None]:
+    """The layer of every block."""
+    whole = unrolled(run)
+    return [whole.layer(run, block) for block in range(len(whole.rows))]
+
+
+def parts(run: Trace) -> list[Part]:
+    """The phases and layers that the run goes through."""
+    whole = unrolled(run)
+    return list(Names(segments=whole.segments).parts(len(whole.log)))
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -87,6 +100,8 @@ def test_written_out_it_is_the_run_at_the_real_depth(name: str, options: dict[st
     run = report.rank.profiles[0].run
     assert events(run) == events(whole)
     assert unrolled(run).backward == unrolled(whole).backward
+    assert layers(run) == layers(whole)
+    assert parts(run) == parts(whole)
 
 
 @pytest.mark.parametrize(

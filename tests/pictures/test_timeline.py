@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ def tensors(timeline: Timeline) -> list[int]:
     return [sum(parts) for parts in zip(*(live[component] for component in COMPONENTS), strict=True)]
 
 
+SCALARS = 64
+"""The bytes by which DeepSpeed's rows and its script may differ at the peak: norms that are counted at other moments."""
+
+
 def check(report: Report, timeline: Timeline) -> None:
     """What holds for every timeline."""
     assert report.played is not None
@@ -34,7 +39,7 @@ def check(report: Report, timeline: Timeline) -> None:
     assert max(allocated) == timeline.peak == allocated[timeline.peak_event]
     assert timeline.peak not in allocated[: timeline.peak_event]
     assert sum(block.size for block in timeline.alive_at(timeline.peak_event)) == timeline.peak
-    assert max(tensors(timeline)) == report.peak
+    assert abs(max(tensors(timeline)) - report.peak) <= (SCALARS if report.setup.engine == "deepspeed" else 0)
     assert max(timeline.reserved()) <= report.played.reserved
     assert all(block.size >= rounded(block.nbytes) for block in timeline.blocks)
     check_events(timeline)
@@ -54,7 +59,7 @@ def check_events(timeline: Timeline) -> None:
         taken = {block.address: block for block in timeline.alive_at(moment)}
         assert len(taken) == len(timeline.alive_at(moment))
         places = sorted((block.address, block.size) for block in taken.values())
-        assert all(start + size <= after for (start, size), (after, _) in zip(places, places[1:], strict=False))
+        assert all(start + size <= after for (start, size), (after, _) in pairwise(places))
 
 
 def check_spans(timeline: Timeline) -> None:
@@ -62,7 +67,7 @@ def check_spans(timeline: Timeline) -> None:
     assert timeline.spans[0].first == 0
     assert timeline.spans[-1].last == timeline.events
     assert timeline.spans[-1].phase == "step"
-    for span, after in zip(timeline.spans, timeline.spans[1:], strict=False):
+    for span, after in pairwise(timeline.spans):
         assert span.last <= after.first
     for part in timeline.parts:
         assert any(span.first <= part.first <= part.last <= span.last for span in timeline.spans)
@@ -70,7 +75,9 @@ def check_spans(timeline: Timeline) -> None:
 
 @pytest.mark.parametrize("name", SETUPS)
 def test_it_is_the_step_that_is_played(name: str) -> None:
-    check(*pictured(name))
+    report, timeline = pictured(name)
+    check(report, timeline)
+    assert max(tensors(timeline)) == report.peak
 
 
 @pytest.mark.parametrize("name", SETUPS)

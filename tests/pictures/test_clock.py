@@ -1,0 +1,53 @@
+"""The time of moments: all of the step's products, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pictured import LLAMA, SETUPS, pictured
+
+import memcalc
+from memcalc.pictures.clock import EACH, clock_of
+from memcalc.pictures.notes import micro_batches_of
+from memcalc.pictures.timeline import timeline_of
+
+H100 = "h100-80gb"
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_forward_and_backward_last_as_long_as_their_products(name: str) -> None:
+    report, timeline = pictured(name, H100)
+    clock = clock_of(timeline, report)
+    assert clock.is_time
+    assert len(clock.at) == timeline.events + 1
+    assert all(after >= before for before, after in zip(clock.at, clock.at[1:], strict=False))
+    assert report.seconds_at_peak is not None
+    shown = report.seconds_at_peak * micro_batches_of(timeline, report) / report.setup.micro_batches
+    drawn = clock.at[-1] * 1e-6
+    assert shown < drawn <= shown + timeline.events * EACH * 1e-6
+
+
+def test_a_layers_backward_lasts_twice_as_long() -> None:
+    report, timeline = pictured("none", H100)
+    clock = clock_of(timeline, report)
+    forward, backward = (
+        next(part for part in timeline.layers if (part.phase, part.layer) == (phase, 5))
+        for phase in ("forward", "backward")
+    )
+    lengths = [clock.at[part.last] - clock.at[part.first] for part in (forward, backward)]
+    assert 1.9 < lengths[1] / lengths[0] < 2.6  # attention's backward multiplies five matrices, its forward two
+
+
+def test_without_a_gpu_it_is_no_time() -> None:
+    report, timeline = pictured("none")
+    clock = clock_of(timeline, report)
+    assert clock.at == [float(moment) for moment in range(timeline.events + 1)]
+    assert "not time" in clock.words
+
+
+@pytest.mark.parametrize("options", [{"gpu": "80GB"}, {"gpu": "v100-16gb", "precision": "bf16"}])
+def test_nor_with_a_gpu_whose_rate_is_not_known(options: dict[str, Any]) -> None:
+    report = memcalc.estimate(dict(LLAMA), **options)
+    assert report.seconds_at_peak is None
+    assert not clock_of(timeline_of(report), report).is_time
