@@ -168,6 +168,21 @@ def test_searching_by_the_keyboard(browser: Browser, folder: Path) -> None:
         assert shown.locator(".search output").first.text_content() == ""
 
 
+def test_thousands_of_rows(browser: Browser, tmp_path: Path) -> None:
+    report = memcalc.estimate("gpt2")
+    report.items = [item._replace(name=f"{item.name} {i}") for i in range(50) for item in report.items]  # type: ignore[misc]
+    (tmp_path / "page.html").write_text(page(report), encoding="utf-8")
+    with opened(browser, tmp_path, "page") as shown:
+        shown.locator("#memory-rows thead button").nth(2).click()
+        values = shown.locator("#memory-rows tbody tr td:nth-child(3)").evaluate_all(
+            "all => all.map(one => +one.dataset.n)"
+        )
+        assert values == sorted(values, reverse=True)
+        assert len(values) > 2000
+        shown.locator("#memory-rows-search").fill("weight 49")
+        assert 0 < len(column(shown, 1)) < 100
+
+
 # --- timeline
 
 

@@ -29,21 +29,21 @@ class Bar(NamedTuple):
 
 def bars(identifier: str, given: Sequence[Bar], limit: int | None = None) -> Markup:
     """Return the bars below each other, each with its name and its total. `limit` is drawn as a line through them."""
-    near = limit if _is_near(given, limit) else 0
-    scale = max(near or 0, *(bar.total for bar in given)) or 1
-    rows = [_row(f"{identifier}-{i}", bar, scale, near or 0) for i, bar in enumerate(given)]
+    longest = max(bar.total for bar in given)
+    line = if_near(limit, longest) or 0
+    rows = [_row(f"{identifier}-{i}", bar, max(line, longest) or 1, line) for i, bar in enumerate(given)]
     return element("div", *rows, class_="bars")
 
 
 def limit_words(given: Sequence[Bar], limit: int | None) -> Markup | None:
     """Return a line that says what the line through the bars is; None if there is none."""
-    if limit is None or not _is_near(given, limit):
-        return None
-    return element("p", f"Dashed line: the GPU has {show_bytes(limit)}.", class_="remark")
+    line = if_near(limit, max(bar.total for bar in given))
+    return None if line is None else element("p", f"Dashed line: the GPU has {show_bytes(line)}.", class_="remark")
 
 
-def _is_near(given: Sequence[Bar], limit: int | None) -> bool:
-    return limit is not None and limit <= _FAR * max(bar.total for bar in given)
+def if_near(limit: int | None, longest: int) -> int | None:
+    """Return a limit that can be drawn beside so many bytes; None if there is none, or if they would be small beside it."""
+    return limit if limit is not None and limit <= _FAR * longest else None
 
 
 def percent(part: float, whole: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.pictures.html.markup import Markup, drawing, element, section
 from memcalc.pictures.html.step_plot import square
@@ -24,8 +24,9 @@ _UNIT: Final = 36
 """The most pixels of a forward."""
 _DIGIT: Final = 6
 """The pixels of a digit."""
-_ROW: Final = (22, 15)
-"""The pixels of a lane's row: alone, or one of several chunks' rows."""
+_ROW: Final = 22
+_ROW_OF_SEVERAL: Final = 15
+"""The pixels of a chunk's row, if a rank has several chunks."""
 _GAP: Final = 6
 _NAMES: Final = 56
 _PRINTED: Final = 640
@@ -39,6 +40,17 @@ _KINDS: Final = {
 }
 
 
+class _Lane(NamedTuple):
+    """A rank and its actions."""
+
+    rank: int
+    placed: Sequence[Placed]
+
+    def idle(self, length: int) -> float:
+        """Return the part of a step of this length in which the rank is idle."""
+        return 1 - sum(one.end - one.start for one in self.placed) / length
+
+
 def schedule(report: Report) -> Markup | None:
     """Return the lanes with a legend; None without stages."""
     setup = report.setup
@@ -46,14 +58,14 @@ def schedule(report: Report) -> Markup | None:
         return None
     drawn = drawable(setup, _MOST_ACTIONS)
     every = lanes(setup, drawn)
-    shown = _shown(setup.pp, report.rank.number, _MOST_ACTIONS // len(every[0]))
+    shown = [_Lane(rank, every[rank]) for rank in _shown(setup.pp, report.rank.number, _MOST_ACTIONS // len(every[0]))]
     return section(
         "schedule",
         "Schedule",
         element("p", _words(report, drawn, every), class_="lead"),
         element("p", f"Of {setup.pp} ranks, {len(shown)} are drawn.") if len(shown) < setup.pp else None,
         _legend(setup),
-        _boxed([(rank, every[rank]) for rank in shown], setup.virtual_stages, report.rank.number),
+        _boxed(shown, _scale(shown, setup.virtual_stages), report.rank.number),
     )
 
 
@@ -92,23 +104,51 @@ def _legend(setup: Setup) -> Markup:
     return element("ul", *entries, element("li", "numbers are micro-batches"), *chunks, class_="legend")
 
 
-def _boxed(shown: Sequence[tuple[int, Sequence[Placed]]], chunks: int, reported: int) -> Markup:
-    """Return the picture in a box that scrolls, with the names of the ranks beside it."""
-    length = max(lane[-1].end for _, lane in shown)
-    digits = len(str(max((one.action.micro_batch or 0) + 1 for _, lane in shown for one in lane)))
+class _Scale(NamedTuple):
+    """The sizes of the picture: in pixels, but for the length of the step."""
+
+    length: int
+    unit: int
+    """The width of a forward."""
+    row: int
+    """The height of a chunk's row."""
+    chunks: int
+
+    @property
+    def high(self) -> int:
+        """Return the height of a lane."""
+        return self.row * self.chunks
+
+    def top(self, place: int) -> int:
+        """Return the upper edge of the lane at a place."""
+        return place * (self.high + _GAP)
+
+
+def _scale(shown: Sequence[_Lane], chunks: int) -> _Scale:
+    length = max(one.placed[-1].end for one in shown)
+    digits = len(str(max(_number(action) for one in shown for action in one.placed)))
     unit = min(max(_WIDE // length, (digits + 1) * _DIGIT), _UNIT)
-    row = _ROW[chunks > 1]
-    high = row * chunks
-    pitch = high + _GAP
-    width, height = length * unit, len(shown) * pitch
+    return _Scale(length, unit, _ROW if chunks == 1 else _ROW_OF_SEVERAL, chunks)
+
+
+def _number(one: Placed) -> int:
+    """Return the number of an action's micro-batch, from 1 on."""
+    return (one.action.micro_batch or 0) + 1
+
+
+def _boxed(shown: Sequence[_Lane], scale: _Scale, reported: int) -> Markup:
+    """Return the picture in a box that scrolls, with the names of the ranks beside it."""
+    width, height = scale.length * scale.unit, scale.top(len(shown))
     names = [
-        element("text", f"rank {rank}", x=0, y=i * pitch + high / 2 + 4, class_="marked" if rank == reported else None)
-        for i, (rank, _) in enumerate(shown)
-    ]
-    drawn = [_lane(lane, i * pitch, unit, row, chunks, length) for i, (_, lane) in enumerate(shown)]
-    sums = "; ".join(f"rank {rank} is idle {_idle(lane, length):.0%} of the step" for rank, lane in shown)
+        element(
+            "text", f"rank {one.rank}",
+            x=0, y=f"{scale.top(i) + scale.high / 2 + 4:g}", class_="marked" if one.rank == reported else None,
+        )
+        for i, one in enumerate(shown)
+    ]  # fmt: skip
+    idle = "; ".join(f"rank {one.rank} is idle {one.idle(scale.length):.0%} of the step" for one in shown)
     picture = drawing(
-        "The order in which pipeline ranks run", sums, *drawn,
+        "The order in which pipeline ranks run", idle, *(_lane(one.placed, scale.top(i), scale) for i, one in enumerate(shown)),
         identifier="lanes", width=width, height=height, viewBox=f"0 0 {width} {height}", class_="lanes",
     )  # fmt: skip
     side = element("svg", *names, width=_NAMES, height=height, class_="lane-names", aria_hidden="true")
@@ -124,26 +164,23 @@ def _zoom(width: int) -> str:
     return f" zoom-{tenths}" if tenths < 10 else ""
 
 
-def _idle(lane: Sequence[Placed], length: int) -> float:
-    return 1 - sum(one.end - one.start for one in lane) / length
-
-
-def _lane(lane: Sequence[Placed], top: int, unit: int, row: int, chunks: int, length: int) -> Markup:
+def _lane(lane: Sequence[Placed], top: int, scale: _Scale) -> Markup:
     """Return a rank's lane: idle times, cells of each kind as one path, and their numbers."""
-    parts = [element("path", d=_boxes(_gaps(lane, length), unit, top, row * chunks), class_="idle")]
+    parts = [element("path", d=_boxes(_gaps(lane, scale.length), top, scale.unit, scale.high), class_="idle")]
     for kind in dict.fromkeys(_KINDS.values()):
-        own = [one for one in lane if _KINDS[one.action.kind] == kind]
+        own = [(one, top + one.action.chunk * scale.row) for one in lane if _KINDS[one.action.kind] == kind]
         if own:
-            boxes = "".join(_boxes([(p.start, p.end)], unit, top + p.action.chunk * row, row - 1) for p in own)
+            cells = "".join(_boxes([(one.start, one.end)], y, scale.unit, scale.row - 1) for one, y in own)
             numbers = [
-                element(
-                    "text", str((p.action.micro_batch or 0) + 1),
-                    x=f"{(p.start + p.end) * unit / 2:g}", y=f"{top + p.action.chunk * row + row / 2 + 3:g}",
-                )
-                for p in own
-            ]  # fmt: skip
-            parts += [element("path", d=boxes, class_=f"cell-{kind}"), element("g", *numbers, class_=f"on-{kind}")]
+                element("text", str(_number(one)), x=f"{_middle(one) * scale.unit:g}", y=f"{y + scale.row / 2 + 3:g}")
+                for one, y in own
+            ]
+            parts += [element("path", d=cells, class_=f"cell-{kind}"), element("g", *numbers, class_=f"on-{kind}")]
     return element("g", *parts)
+
+
+def _middle(one: Placed) -> float:
+    return (one.start + one.end) / 2
 
 
 def _gaps(lane: Sequence[Placed], length: int) -> list[tuple[int, int]]:
@@ -152,6 +189,6 @@ def _gaps(lane: Sequence[Placed], length: int) -> list[tuple[int, int]]:
     return [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
-def _boxes(spans: Iterable[tuple[int, int]], unit: int, top: int, height: int) -> str:
+def _boxes(spans: Iterable[tuple[int, int]], top: int, unit: int, height: int) -> str:
     """Return the path of boxes from time to time, with a pixel between neighbours."""
     return "".join(f"M{start * unit} {top}h{(end - start) * unit - 1}v{height}H{start * unit}z" for start, end in spans)

@@ -18,9 +18,6 @@ class Markup(str):
     __slots__ = ()
 
 
-NOTHING: Final = Markup("")
-
-
 def element(tag: str, *children: str | None, **attributes: str | int | float | None) -> Markup:
     """Return an element. A child or an attribute that is None is left out.
 

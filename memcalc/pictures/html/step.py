@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from memcalc.errors import InputError
+from memcalc.pictures.html.bars import if_near
 from memcalc.pictures.html.columns import Changes, changes, columns_of, with_small_ones_together
 from memcalc.pictures.html.components import LABELS, labelled, swatch
 from memcalc.pictures.html.markup import Cell, Markup, drawing, element, of_bytes, of_count, section, size, table
@@ -22,6 +23,7 @@ STACKED: Final = (
     "parameters", "optimizer_states", "gradients", "saved_activations", "buffers", "temporaries", "allocator",
 )  # fmt: skip
 """The components from below: those that vary least come first."""
+_HEADROOM: Final = 1.08
 _EMPTY: Final = Cell("")
 _MOST_CHANGES: Final = 9000
 _LEAST: Final = (0, 4096, 1024, 256, 64, 16)
@@ -96,7 +98,8 @@ def _sum(found: Sequence[Changes], component: str, column: int) -> int:
 
 
 def _plot(timeline: Timeline, moments: Sequence[int], found: Sequence[Changes]) -> Markup:
-    top = max(timeline.peak * 1.08, timeline.capacity or 0 if _is_near(timeline) else 0)
+    capacity = if_near(timeline.capacity, timeline.peak)
+    top = max(timeline.peak * _HEADROOM, capacity or 0)
     stack = [(one, [own for own in found if own.key.component == one]) for one in STACKED]
     used = [(one, own) for one, own in stack if own]
     picture = drawing(
@@ -104,17 +107,13 @@ def _plot(timeline: Timeline, moments: Sequence[int], found: Sequence[Changes]) 
         "Stacked by component, from the first allocation of the step to the last. The table below says what is alive at the "
         "cursor.",
         areas(used, len(moments), top),
-        grid(top, timeline.capacity if _is_near(timeline) else None),
+        grid(top, capacity),
         peak_mark(moments.index(timeline.peak_event), len(moments), timeline.peak, top),
         band(timeline.spans, timeline.events + 1),
         element("line", x1="0", x2="0", y1=0, y2=HEIGHT + BAND, class_="cursor", visibility="hidden"),
         identifier="step-picture", width="100%", height=HEIGHT + BAND,
     )  # fmt: skip
     return element("div", picture, class_="plot", id="step-plot")
-
-
-def _is_near(timeline: Timeline) -> bool:
-    return timeline.capacity is not None and timeline.capacity <= 1.6 * timeline.peak
 
 
 def _controls() -> Markup:

@@ -21,7 +21,7 @@ _ROOM: Final = 14
 """The pixels below the top in which a line has no words: they would stick out."""
 _SCALE: Final = 1000
 """The picture's units from 0 to the top of the axis."""
-MOST_NUMBERS: Final = 200
+_MOST_NUMBERS: Final = 200
 _MOST_WORDS: Final = 6
 _NARROWEST: Final = 0.004
 """The part of the picture that even the shortest optimizer step takes."""
@@ -113,7 +113,7 @@ def peak_mark(column: int, columns: int, peak: int, top: float) -> Markup:
 def band(spans: Sequence[Span], moments: int) -> Markup:
     """Return the forwards and backwards of micro-batches and the optimizer's step, below the areas of so many moments."""
     places = [_Place(span, *_from_to(span, moments)) for span in spans]
-    shapes = _numbered(places, moments) if len(spans) <= MOST_NUMBERS else [_unnumbered(places, moments)]
+    shapes = _numbered(places, moments) if len(spans) <= _MOST_NUMBERS else [_unnumbered(places, moments)]
     return element("g", *shapes, class_="band")
 
 
@@ -171,7 +171,7 @@ def band_legend(spans: Sequence[Span]) -> Markup:
         for phase, kind in kinds
     ]
     numbered = any(span.micro_batch is not None for span in spans)
-    last = [element("li", "numbers are micro-batches")] if numbered and len(spans) <= MOST_NUMBERS else []
+    last = [element("li", "numbers are micro-batches")] if numbered and len(spans) <= _MOST_NUMBERS else []
     return element("ul", *entries, *last, class_="legend")
 
 
