@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.pictures.called import called
 from memcalc.pictures.clock import EACH
 from memcalc.pictures.notes import micro_batches_of
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from memcalc.pictures.timeline import Span, Timeline
 
 IN_LAYER: Final = "in the layer that sends it"
+CALLED: Final = "where the engine calls it"
 AT_END: Final = "not known within the phase: drawn from the phase's end on"
 
 
@@ -25,6 +27,8 @@ class Sent(NamedTuple):
 
     collective: Collective
     calls: int
+    share: float
+    """Their part of the payload of all calls in the step."""
     begin: float
     """In microseconds since the step began, as `microseconds` is."""
     microseconds: float
@@ -46,46 +50,47 @@ class _Wanted(NamedTuple):
 
     collective: Collective
     calls: int
+    share: float
     begin: float
     place: str
 
 
 def sent_of(timeline: Timeline, report: Report, clock: Clock) -> dict[str, list[Sent]]:
     """Return the slices of each axis. A lane sends one collective after the other, and compute does not wait for it."""
-    each = {collective: _seconds_of_a_call(report, i) for i, collective in enumerate(report.collectives)}
-    batches = _Batches(report.setup.micro_batches, micro_batches_of(timeline, report))
+    seconds = {collective: _seconds(report, i) for i, collective in enumerate(report.collectives)}
     wanted: dict[str, list[_Wanted]] = defaultdict(list)
     for collective in report.collectives:
-        wanted[collective.axis] += _places(collective, timeline, batches, clock)
+        wanted[collective.axis] += _places(collective, timeline, report, clock)
     lanes: dict[str, list[Sent]] = {}
     for axis, waiting in wanted.items():
         lane, free = lanes.setdefault(axis, []), 0.0
-        for collective, calls, begin, place in sorted(waiting, key=lambda one: one.begin):
-            seconds = each[collective]
-            length = EACH if seconds is None else calls * seconds * 1e6
-            lane.append(Sent(collective, calls, max(begin, free), length, seconds is not None, place))
+        for collective, calls, share, begin, place in sorted(waiting, key=lambda one: one.begin):
+            whole = seconds[collective]
+            length = EACH if whole is None else share * whole * 1e6
+            lane.append(Sent(collective, calls, share, max(begin, free), length, whole is not None, place))
             free = max(begin, free) + length
     return lanes
 
 
-def _seconds_of_a_call(report: Report, number: int) -> float | None:
-    """Return the seconds of one call of the report's collective of this number; None if they are not known."""
-    if not report.costs:
-        return None
-    seconds = getattr(report.costs[number], "seconds", None)
-    return None if seconds is None else seconds / report.collectives[number].calls
+def _seconds(report: Report, number: int) -> float | None:
+    """Return the seconds of all calls of the report's collective of this number; None if they are not known."""
+    return getattr(report.costs[number], "seconds", None) if report.costs else None
 
 
-def _places(collective: Collective, timeline: Timeline, batches: _Batches, clock: Clock) -> Iterator[_Wanted]:
+def _places(collective: Collective, timeline: Timeline, report: Report, clock: Clock) -> Iterator[_Wanted]:
     """Yield the calls of a collective with their places. All calls of the micro-batches that are shown are there, and no call is
     left out because its place is not known."""
+    batches = _Batches(report.setup.micro_batches, micro_batches_of(timeline, report))
     parts = _layers_of(collective, timeline, batches)
+    noted = [] if parts else called(collective, timeline, report)
     if parts:
-        yield from (_Wanted(collective, calls, clock.at[part.first], IN_LAYER) for part, calls in parts)
-        return
-    spans = [span for span in timeline.spans if span.phase == collective.phase] or timeline.spans[-1:]
-    spans, calls = _shared_out(collective.calls, spans, batches)
-    yield from (_Wanted(collective, calls, clock.at[span.last], AT_END) for span in spans)
+        yield from (_Wanted(collective, n, n / collective.calls, clock.at[part.first], IN_LAYER) for part, n in parts)
+    elif noted:
+        yield from (_Wanted(collective, one.calls, one.share, clock.at[one.part.first], CALLED) for one in noted)
+    else:
+        spans = [span for span in timeline.spans if span.phase == collective.phase] or timeline.spans[-1:]
+        spans, n = _shared_out(collective.calls, spans, batches)
+        yield from (_Wanted(collective, n, n / collective.calls, clock.at[span.last], AT_END) for span in spans)
 
 
 def _shared_out(calls: int, spans: Sequence[Span], batches: _Batches) -> tuple[Sequence[Span], int]:

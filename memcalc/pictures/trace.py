@@ -109,8 +109,8 @@ def _sent(pid: int, lanes: Mapping[str, list[Sent]]) -> Iterator[dict[str, Any]]
             c = one.collective
             args = {
                 "calls": one.calls,
-                "payload": f"{c.payload * one.calls // c.calls} B",
-                "wire": f"{c.wire * one.calls // c.calls} B",
+                "payload": f"{round(c.payload * one.share)} B",
+                "wire": f"{round(c.wire * one.share)} B",
                 "ranks": c.group_size,
                 "dtype": c.dtype,
                 "can hide behind": c.overlap,

@@ -99,6 +99,7 @@ class Rewriting:
         self._held: dict[int, bool] = {}
         """The blocks that the engine refers to; True if the old log has freed them."""
         self._sent = 0
+        self._sent_at: list[int] = []
 
     def reach(self, place: int) -> None:
         """Copy the old log up to this place."""
@@ -118,9 +119,12 @@ class Rewriting:
     def send(self, sent: Sent, after: int) -> None:
         self._copy_sent(after)
         self.memory.sent.append(sent)
+        self._sent_at.append(len(self.memory.log))
 
     def _copy_sent(self, end: int) -> None:
-        self.memory.sent += self.run.sent[self._sent : end]
+        own = self.run.sent[self._sent : end]
+        self.memory.sent += own
+        self._sent_at += [len(self.memory.log)] * len(own)
         self._sent = max(self._sent, end)
 
     def block(self, name: str, dim: str, elements: int, dtype: DType) -> Block:
@@ -148,6 +152,7 @@ class Rewriting:
             segments=[(reached[place], phase, layer) for place, phase, layer in run.segments],
             forward_end=reached[run.forward_end],
             sent=tuple(memory.sent),
+            sent_at=tuple(self._sent_at),
             renamed=frozenset(self._copied[place] for place in run.renamed),
             noted=None,
         )

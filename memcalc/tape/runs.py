@@ -59,6 +59,8 @@ class Trace(NamedTuple):
     """The places in the log at which a block goes on under the next number."""
     noted: Noted | None = None
     """The recorded events, if the run was asked to record them."""
+    sent_at: tuple[int, ...] = ()
+    """The places in the log at which the collectives of `sent` are called, in a run that an engine has been played over."""
     pads_queries: bool = False
     """True if the run holds only for sequences of the same remainder (`Program.remainder`)."""
 
