@@ -57,13 +57,13 @@ def step(report: Report) -> Markup:
 
 
 def _words(timeline: Timeline, moments: Sequence[int], *, piped: bool) -> str:
-    of_rank = f" of pipeline rank {timeline.rank}" if piped else ""
+    who = f"pipeline rank {timeline.rank}" if piped else "a GPU"
     every = timeline.events + 1
     thinned = (
         "" if len(moments) == every else f" Of about {every // len(moments)} moments in a row the fullest is drawn."
     )
     return (
-        f"What is allocated{of_rank} at {every:,} moments, each after an allocation or a free: tensors, and what the allocator "
+        f"What {who} has allocated at {every:,} moments, each after an allocation or a free: tensors, and what the allocator "
         f"adds to them. The peak is {show_bytes(timeline.peak)}.{thinned} Time is not to scale."
     )
 
