@@ -113,8 +113,8 @@ def test_a_free_is_two_events_and_a_category_is_unknown(name: str) -> None:
     _, made = of(name)
     (trace,) = made["device_traces"]
     for event, after in pairwise(trace):
-        if event["action"] == "free_requested":
-            assert (after["action"], after["addr"]) == ("free_completed", event["addr"])
+        assert (event["action"] == "free_requested") == (after["action"] == "free_completed")
+        assert event["action"] != "free_requested" or event["addr"] == after["addr"]
     categories = {event["category"] for event in trace if "category" in event}
     assert "unknown" in categories
     assert {"activation", "gradient", "temporary"} <= categories

@@ -116,7 +116,8 @@ def test_what_is_from_before_the_step_is_alive_at_its_begin() -> None:
 def test_the_state_of_a_weight_names_the_layer() -> None:
     _, timeline = pictured("none")
     names = {block.name for block in timeline.blocks}
-    assert {f"model.layers.{i}.mlp.up_proj.weight: exp_avg" for i in range(12)} <= names
+    for name in ("{}", "{}: exp_avg", "optimizer step: {}: exp_avg_sq_sqrt"):
+        assert {name.format(f"model.layers.{i}.mlp.up_proj.weight") for i in range(12)} <= names
     assert not any("*" in block.name for block in timeline.blocks)
 
 
@@ -130,14 +131,26 @@ def test_layers_of_the_real_stack_run_in_their_order() -> None:
     assert all(part.first < block.begin <= part.last for block in saved)
 
 
-def test_the_turns_of_a_pipeline_are_those_of_its_schedule() -> None:
-    report, timeline = pictured("megatron, stages")
+@pytest.mark.parametrize("name", ["megatron, stages", "megatron, interleaved"])
+def test_the_turns_of_a_pipeline_are_those_of_its_schedule(name: str) -> None:
+    report, timeline = pictured(name)
     kinds = [(span.phase, span.chunk) for span in timeline.spans[:-1]]
     assert kinds == [(turn.kind, turn.chunk) for turn in report.rank.turns]
-    forwards = [span.micro_batch for span in timeline.spans if span.phase == "forward"]
-    assert forwards == [*range(len(forwards))]
-    assert [span.micro_batch for span in timeline.spans if span.phase == "backward"] == forwards
+    for chunk in {span.chunk for span in timeline.spans}:
+        forwards, backwards = (
+            [span.micro_batch for span in timeline.spans if (span.phase, span.chunk) == (phase, chunk)]
+            for phase in ("forward", "backward")
+        )
+        assert forwards == backwards == [*range(len(forwards))]
     assert timeline.rank == report.rank.number
+
+
+def test_that_an_earlier_step_allocates_more_is_a_note() -> None:
+    report = memcalc.estimate("llama-7b", engine="megatron", gpus=8, tp=2, zero=1, global_batch_size=16)
+    timeline = timeline_of(report)
+    assert report.played is not None and report.played.allocated > timeline.peak
+    assert any(note.startswith("an earlier step allocates 4.50 MiB more") for note in timeline.notes)
+    check(report, timeline)
 
 
 def test_an_observer_changes_no_number() -> None:
