@@ -187,7 +187,7 @@ class _Picture:
 
     def _layers(self, span: Span) -> list[str]:
         own = [part.layer for part in self.timeline.layers if span.first <= part.first and part.last <= span.last]
-        if len(own) < 2:
+        if len(own) < 2 or len(set(own)) < len(own):  # several passes
             return []
         upright = self.lines.upright
         return [f"{upright}layers {own[0]} to {own[-1]}", f"{upright}{own[0]}..{own[-1]}"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.pictures.timeline import Span
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memcalc.pictures.timeline import Span, Timeline
+    from memcalc.pictures.timeline import Timeline
 
 _LEAST: Final = 4
 """The columns of a span that has hardly any moments, if there is room."""
@@ -20,7 +22,7 @@ class Columns(NamedTuple):
     moments: list[range]
     """The moments of each column, at least one."""
     spans: list[tuple[Span, int, int]]
-    """The spans with their first column and the one after their last."""
+    """The spans, or sections of several spans, with their first column and the one after their last."""
 
     def of(self, moment: int) -> int:
         """Return the first column that stands for a moment."""
@@ -28,10 +30,11 @@ class Columns(NamedTuple):
 
 
 def columns_of(timeline: Timeline, count: int) -> Columns:
-    """Return `count` columns for a timeline. A span's columns are in proportion to its moments, and at least a few."""
+    """Return `count` columns for a timeline. A span's columns are in proportion to its moments, and at least a few. If there
+    are more spans than have room, sections of the step take their place."""
     spans = [span for span in timeline.spans if span.last > span.first]
     if len(spans) * _LEAST > count:
-        return _plain(timeline, spans, count)
+        spans = _sections(spans)
     widths = _shared([span.last - span.first for span in spans], count)
     moments: list[range] = []
     placed: list[tuple[Span, int, int]] = []
@@ -43,12 +46,19 @@ def columns_of(timeline: Timeline, count: int) -> Columns:
     return Columns(moments, placed)
 
 
-def _plain(timeline: Timeline, spans: Sequence[Span], count: int) -> Columns:
-    """Return columns of equally many moments, for more spans than have room."""
-    moments = _parts(0, timeline.events + 1, count)
-    columns = Columns(moments, [])
-    placed = [(span, columns.of(span.first), columns.of(span.last)) for span in spans]
-    return columns._replace(spans=[(span, first, end) for span, first, end in placed if end > first])
+def _sections(spans: Sequence[Span]) -> list[Span]:
+    """Return a pipeline's step in four sections: forwards alone, both, backwards alone, and the optimizer's step."""
+    turns = [span for span in spans if span.phase != "step"]
+    phases = [span.phase for span in turns]
+    first = phases.index("backward") if "backward" in phases else len(phases)
+    last = len(phases) - phases[::-1].index("forward") if "forward" in phases else 0
+    cuts = {
+        "forwards": turns[:first],
+        "forwards and backwards": turns[first:last],
+        "backwards": turns[max(first, last) :],
+    }
+    sections = [Span(words, None, 0, None, own[0].first, own[-1].last) for words, own in cuts.items() if own]
+    return [*sections, *(span for span in spans if span.phase == "step")]
 
 
 def _shared(sizes: Sequence[int], count: int) -> list[int]:

@@ -38,6 +38,15 @@ def test_a_short_span_is_seen(lengths: list[int]) -> None:
     assert all(end - first >= 4 for _, first, end in columns.spans)
 
 
+def test_more_spans_than_columns_are_sections() -> None:
+    one = timeline([10] * 80)
+    kinds = ["forward"] * 20 + ["forward", "backward"] * 20 + ["backward"] * 19 + ["step"]
+    spans = tuple(span._replace(phase=kind) for span, kind in zip(one.spans, kinds, strict=True))
+    found = columns_of(one._replace(spans=spans), 80).spans
+    assert [span.phase for span, _, _ in found] == ["forwards", "forwards and backwards", "backwards", "step"]
+    assert [span.first for span, _, _ in found] == [0, 210, 590, 790]
+
+
 @pytest.mark.parametrize("name", SETUPS)
 def test_the_peak_is_in_its_column(name: str) -> None:
     _, one = pictured(name)
