@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc",),
     ("memcalc.report",),
     ("memcalc.explanation",),
+    ("memcalc.quiz",),
     ("memcalc.cli", "memcalc.__main__"),
 )
 """Every module by the longest prefix of its name, low to high. A module imports from its own layer and from below."""
@@ -61,7 +62,7 @@ UPWARD = {
 ONLY: dict[str, tuple[str, ...]] = {
     "typer": ("memcalc.cli",),
     "click": (),
-    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation"),
+    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation", "memcalc.quiz"),
     "huggingface_hub": ("memcalc.inputs.hub",),
     "torch": ("memcalc.tracing", "memcalc.validate"),
     "transformers": ("memcalc.tracing", "memcalc.validate"),
@@ -84,6 +85,7 @@ IN_PLAIN_WORDS = (
     "memcalc.megatron",
     "memcalc.optimizers",
     "memcalc.pipelining",
+    "memcalc.quiz",
     "memcalc.registry",
     "memcalc.report",
     "memcalc.setup",

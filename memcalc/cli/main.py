@@ -22,9 +22,20 @@ def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
 
 COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
-    ("estimate", "explain", "validate", "models", "gpus"),
+    ("estimate", "explain", "quiz", "validate", "models", "gpus"),
     _command_of,
-    helpers=("completion", "group", "help", "main", "options", "output", "setup_options", "streams", "waiting"),
+    helpers=(
+        "completion",
+        "group",
+        "help",
+        "language",
+        "main",
+        "options",
+        "output",
+        "setup_options",
+        "streams",
+        "waiting",
+    ),
 )
 """The modules of the commands by name. Only the called command is imported."""
 

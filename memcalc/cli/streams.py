@@ -6,6 +6,8 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import IO, Any, Final
 
 at_interrupt = b""
@@ -22,6 +24,21 @@ def end_at_interrupt() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+
+
+@contextmanager
+def interrupts_raise() -> Generator[None]:
+    """Make Ctrl-C raise KeyboardInterrupt inside the block, for a command that ends in its own way. Where SIGINT is ignored, it
+    stays ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not _end:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(*_: Any) -> None:
