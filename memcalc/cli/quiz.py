@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -22,6 +23,7 @@ memcalc quiz --json --lang zh
 """
 _MOST_QUESTIONS: Final = 100
 _SEEDS: Final = 2**32
+_LONGEST_LINE: Final = 10_000
 
 
 def _topics(incomplete: str) -> list[str]:
@@ -95,7 +97,7 @@ def _number(flag: str, given: object, default: int | None, low: int, high: int) 
     return given
 
 
-def _kinds(topic: str | None, level: object) -> list[Any]:
+def _kinds(topic: str | None, level: int | None) -> list[Any]:
     from memcalc.errors import InputError, one_line
     from memcalc.quiz.dealt import kinds_of
     from memcalc.quiz.question import LEVELS
@@ -121,14 +123,25 @@ def _ask(questions: list[Question], seed: int, language: str) -> None:
     printer.score(score)
 
 
+def _read() -> str:
+    """Return what stdin has up to the next end of a line; '' at its end, or where it cannot be read."""
+    if sys.stdin is None:
+        return ""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    try:
+        return sys.stdin.readline(_LONGEST_LINE)
+    except OSError:
+        return ""
+
+
 def _line(printer: Any) -> str | None:
     """Return the next line of stdin; None at its end. A line that no terminal echoes is printed."""
-    line = "" if sys.stdin is None else sys.stdin.readline()
-    shown = sys.stdin is not None and sys.stdin.isatty()
+    line = _read()
     if not line:
         printer.line()
         return None
     text = line.rstrip("\r\n")
-    if not shown:
+    if not sys.stdin.isatty():
         printer.line("".join(c for c in text if c.isprintable())[:200])
     return text

@@ -71,7 +71,6 @@ _NOUNS: Final[Mapping[Quantity, tuple[str, ...]]] = {
     "elements": ("elements", "element", "个元素", "元素", "个"),
     "gpus": ("gpus", "gpu", "张gpu", "张 gpu", "块gpu", "块 gpu", "个gpu", "个 gpu", "张", "块", "卡", "张卡", "个"),
     "micro-batches": ("micro-batches", "micro-batch", "microbatches", "个微批次", "微批次", "个"),
-    "layers": ("layers", "layer", "层"),
 }
 _YES: Final = ("yes", "y", "true", "fits", "it fits", "是", "能", "可以", "放得下", "对")
 _NO: Final = ("no", "n", "false", "does not fit", "不", "否", "不能", "不可以", "放不下", "不是")
@@ -181,7 +180,7 @@ def _of_bytes(unit: str, lower: str) -> Fraction:
         raise NotANumber(NO_UNIT)
     if lower in _BARE_SIZES:
         raise NotANumber(WHICH_BASE)
-    if _BITS.fullmatch(unit) or _BITS.fullmatch(lower) and lower not in _SIZES:
+    if _BITS.fullmatch(unit) or (_BITS.fullmatch(lower) and lower not in _SIZES):
         raise NotANumber(BITS)
     if lower in _SIZES:
         return Fraction(_SIZES[lower])

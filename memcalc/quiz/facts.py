@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 _GIVEN: Final = Words("Given: {facts}.", "已知：{facts}。")
-_LETTER: Final = Words("{number} {words} ({letter})", "{words} {letter} = {number}")
+_LETTER: Final = Words("{letter} = {number} ({words})", "{letter} = {number}（{words}）")
 _SETUP: Final = Words("Setup: {facts}.", "设置：{facts}。")
 _MODEL: Final = Words("{name} with {count:,} parameters", "{name}，{count:,} 个参数")
 _SIZE: Final = Words("a model of {count:,} parameters", "{count:,} 个参数的模型")
@@ -38,7 +38,7 @@ _DEGREES: Final = {
     "ep": Words("expert parallel {n}", "专家并行 {n}"),
 }
 _ENGINES: Final = {
-    "none": "PyTorch",
+    "none": "PyTorch with transformers' modules",
     "ddp": "torch DDP",
     "fsdp2": "FSDP2",
     "deepspeed": "DeepSpeed",
@@ -52,8 +52,8 @@ _SEQUENCE_PARALLEL: Final = {
     False: Words("without sequence parallelism", "不使用序列并行"),
 }
 _BATCH: Final = Words(
-    "{batch} sequences of {seq} tokens in a micro-batch, {count} micro-batches a step",
-    "微批次为 {batch} 个 {seq} token 的序列，每步 {count} 个微批次",
+    "micro-batch {batch} × {seq} tokens, micro-batches a step: {count}",
+    "微批次 {batch} × {seq} 个 token，每步 {count} 个微批次",
 )
 _METHOD: Final = Words("precision {precision}, optimizer {optimizer}", "精度 {precision}，优化器 {optimizer}")
 _ATTENTION: Final = Words("attention {attention}", "注意力 {attention}")
@@ -81,7 +81,7 @@ def setup_of(report: Report, language: str) -> str:
 
 def _facts(report: Report, language: str) -> Iterator[str]:
     model, setup = report.model, report.setup
-    words = _SIZE if report.states_only else _MODEL
+    words = _SIZE if model.name in (None, "", model.model_type) else _MODEL
     yield words.said(language, name=model.name, count=model.num_parameters)
     architecture = _architecture(report)
     if architecture is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from memcalc.estimation.estimate import estimate
@@ -47,6 +48,20 @@ class Two(NamedTuple):
 
 Pairs = Callable[[Draw], Two]
 """Draws two rules with their numbers."""
+
+
+def one(topic: Topic, rule: Rule, asks: Words, puts: Callable[[Draw], Put]) -> Kind:
+    """Return the kind of question of level 1 that asks for what a rule gives, with numbers that no setup has."""
+
+    def make(draw: Draw, language: str) -> Question:
+        put = puts(draw)
+        step = put.step(language)
+        made = question(
+            topic, rule.title.en, asks.said(language), (put,), (step,), step.result, quantity_of(rule.unit), language
+        )
+        return replace(made, level=1)
+
+    return Kind(topic.name, 1, rule.title.en, make)
 
 
 def times(topic: Topic, name: str, asks: Words, pairs: Pairs) -> Kind:

@@ -23,17 +23,20 @@ _WITHIN: Final = Words(" Right within {percent} %.", "误差在 {percent}% 以�
 _EXACT: Final = Words(" Only the exact number is right.", "必须完全正确。")
 _HOW: Final = {
     "bytes": Words(
-        "Answer with a unit: GB (10^9 bytes), GiB (2^30 bytes), MB, TB …", "请带单位作答：GB（10^9 字节）、GiB（2^30 字节）、MB、TB 等。"
+        "Answer with a unit: GB (10^9 bytes), GiB (2^30 bytes), MB, TB …",
+        "请带单位作答：GB（10^9 字节）、GiB（2^30 字节）、MB、TB 等。",
     ),
-    "flop": Words("Answer in FLOP: \"86 TFLOP\", \"8.6e13\" …", "请以 FLOP 作答：“86 TFLOP”“8.6e13” 等。"),
-    "ratio": Words("Answer as a factor, a fraction or with %: \"2 x\", \"1/3\", \"12.5%\" …", "请以倍数、分数或百分数作答：“2 倍”“1/3”“12.5%” 等。"),
-    "parameters": Words("Answer as a number: \"7 billion\", \"7e9\" …", "请用数字作答：“70 亿”“7e9” 等。"),
-    "elements": Words("Answer as a number: \"1.5 million\", \"1.5e6\" …", "请用数字作答：“150 万”“1.5e6” 等。"),
+    "flop": Words('Answer in FLOP: "86 TFLOP", "8.6e13" …', "请以 FLOP 作答：“86 TFLOP”“8.6e13” 等。"),
+    "ratio": Words(
+        'Answer as a factor, a fraction or with %: "2 x", "1/3", "12.5%" …',
+        "请以倍数、分数或百分数作答：“2 倍”“1/3”“12.5%” 等。",
+    ),
+    "parameters": Words('Answer as a number: "7 billion", "7e9" …', "请用数字作答：“70 亿”“7e9” 等。"),
+    "elements": Words('Answer as a number: "1.5 million", "1.5e6" …', "请用数字作答：“150 万”“1.5e6” 等。"),
     "gpus": Words("Answer with a number of GPUs.", "请回答 GPU 数。"),
     "micro-batches": Words("Answer with a number of micro-batches.", "请回答微批次数。"),
-    "layers": Words("Answer with a number of layers.", "请回答层数。"),
     "truth": Words("Answer yes or no.", "请回答“是”或“否”。"),
-}  # fmt: skip
+}
 _TITLE: Final = Words(
     "{questions} questions. Seed {seed}: --seed {seed} asks them again.",
     "共 {questions} 题。种子 {seed}：用 --seed {seed} 可以重做同一组题。",
@@ -48,7 +51,7 @@ _SCORE: Final = Words("Score: {right} of {answered} right", "得分：答对 {ri
 _SKIPPED: Final = Words("; {skipped} skipped", "；跳过 {skipped} 题")
 _READ: Final = Words("To read: {commands}", "建议阅读：{commands}")
 _YES: Final = {True: Words("yes", "是"), False: Words("no", "否")}
-_NOUNS: Final = {"micro-batches": Words("micro-batches", "个微批次"), "layers": Words("layers", "层")}
+_NOUNS: Final = {"micro-batches": Words("micro-batches", "个微批次")}
 PROMPT: Final = "> "
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from memcalc.explanation.step import Section
     from memcalc.quiz.numbers import Draw
 
-Quantity = Literal["bytes", "flop", "ratio", "parameters", "elements", "gpus", "micro-batches", "layers", "truth"]
-WHOLE: Final[tuple[Quantity, ...]] = ("gpus", "micro-batches", "layers")
+Quantity = Literal["bytes", "flop", "ratio", "parameters", "elements", "gpus", "micro-batches", "truth"]
+WHOLE: Final[tuple[Quantity, ...]] = ("gpus", "micro-batches")
 """Quantities that are small whole numbers, so that an answer is exact or wrong."""
 LEVELS: Final = {
     1: Words("by the rule of thumb", "按经验法则"),

@@ -20,6 +20,8 @@ _END: Final = ("q", "quit", "exit", "退出")
 _RIGHT: Final = Words("Right.", "正确。")
 _WRONG: Final = Words("Not right.", "不对。")
 _SKIPPED: Final = Words("Skipped.", "已跳过。")
+_MOST_TRIES: Final = 8
+"""After so many lines that are no answer a question is skipped: input of another program may never have one."""
 _AGAIN: Final = Words("Not read: {why} Try again.", "无法识别：{why}请重新输入。")
 
 
@@ -55,7 +57,7 @@ def play(questions: Sequence[Question], read: ReadLine, printer: Printer, score:
 
 def _asked(question: Question, read: ReadLine, printer: Printer) -> Outcome | None:
     """Ask until there is an answer that can be read; None at the end of the quiz."""
-    while True:
+    for _ in range(_MOST_TRIES):
         printer.prompt()
         line = read()
         if line is None or line.strip().lower() in _END:
@@ -64,9 +66,7 @@ def _asked(question: Question, read: ReadLine, printer: Printer) -> Outcome | No
             printer.text(question.hint)
             continue
         if not line.strip():
-            printer.say(_SKIPPED)
-            printer.derivation(question)
-            return "skipped"
+            break
         try:
             judged = judge(question, line)
         except NotANumber as error:
@@ -75,6 +75,9 @@ def _asked(question: Question, read: ReadLine, printer: Printer) -> Outcome | No
         printer.text(_RIGHT.said(printer.language) if judged.right else _said_wrong(judged.words, printer.language))
         printer.derivation(question)
         return "right" if judged.right else "wrong"
+    printer.say(_SKIPPED)
+    printer.derivation(question)
+    return "skipped"
 
 
 def _said_wrong(why: Words | None, language: str) -> str:

@@ -4,6 +4,7 @@ modules. Chinese breaks between any two characters, but no line begins with a cl
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len, chop_cells
@@ -83,7 +84,7 @@ def _may_break(before: str, after: str) -> bool:
 def _cuts_within(unit: str, width: int) -> Iterator[int]:
     """Yield the places at which a unit wider than a line is cut: after an operator, and inside of what has none."""
     places = [0, *_cuts(unit, width), len(unit)]
-    for begin, end in zip(places, places[1:], strict=False):
+    for begin, end in pairwise(places):
         if begin:
             yield begin
         place = begin

@@ -36,9 +36,10 @@ KINDS: Final = (
         TOPIC,
         SIXTEEN,
         Words(
-            "how many bytes do weights, gradients and optimizer states take with Adam and mixed precision (16-bit weights and "
-            "gradients, fp32 master weights)? Activations and buffers do not count.",
-            "使用 Adam 和混合精度（16 位权重和梯度，fp32 主权重），权重、梯度和优化器状态共占多少字节？不计激活值和缓冲区。",
+            "how many bytes do weights, gradients and optimizer states take with Adam and mixed precision (16-bit "
+            "weights and gradients, fp32 master weights)? Activations and buffers do not count.",
+            "使用 Adam 和混合精度（16 位权重和梯度，fp32 主权重），权重、梯度和优化器状态共占多少字节？不计激活值和"
+            "缓冲区。",
         ),
         sizes,
     ),
@@ -46,8 +47,8 @@ KINDS: Final = (
         TOPIC,
         FP32,
         Words(
-            "how many bytes do weights, gradients and optimizer states take with Adam, all of them in fp32? Activations and "
-            "buffers do not count.",
+            "how many bytes do weights, gradients and optimizer states take with Adam, all of them in fp32? "
+            "Activations and buffers do not count.",
             "使用 Adam，全部采用 fp32，权重、梯度和优化器状态共占多少字节？不计激活值和缓冲区。",
         ),
         sizes,
@@ -56,10 +57,10 @@ KINDS: Final = (
         TOPIC,
         "fits a GPU",
         Words(
-            "do weights, gradients and Adam's states fit one GPU of {room} GB (10^9 bytes each)? Precision is mixed: 16-bit "
-            "weights and gradients, fp32 master weights. Nothing else is on the GPU.",
-            "权重、梯度和 Adam 的状态能否放进一张 {room} GB（1 GB = 10^9 字节）的 GPU？混合精度：16 位权重和梯度，fp32 主权重。"
-            "GPU 上没有其他内容。",
+            "do weights, gradients and Adam's states fit one GPU of {room} GB (10^9 bytes each)? Precision is "
+            "mixed: 16-bit weights and gradients, fp32 master weights. Nothing else is on the GPU.",
+            "权重、梯度和 Adam 的状态能否放进一张 {room} GB（1 GB = 10^9 字节）的 GPU？混合精度：16 位权重和梯度，"
+            "fp32 主权重。GPU 上没有其他内容。",
         ),
         _on_a_gpu,
     ),
@@ -67,7 +68,8 @@ KINDS: Final = (
         TOPIC,
         SIXTEEN,
         Words(
-            "how many bytes do weights, gradients and optimizer states take on each GPU? Activations and buffers do not count.",
+            "how many bytes do weights, gradients and optimizer states take on each GPU? Activations and buffers do "
+            "not count.",
             "每张 GPU 上权重、梯度和优化器状态共占多少字节？不计激活值和缓冲区。",
         ),
         _in_an_engine,

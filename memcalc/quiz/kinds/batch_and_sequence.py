@@ -51,9 +51,10 @@ KINDS: Final = (
         TOPIC,
         SEQUENCE,
         Words(
-            "how many times as many activations do the layers of a GPT save if the sequence is twice as long as the one given "
-            "here? The attention scores are in memory, precision is 16 bits, and dropout is on.",
-            "序列长度变为所给长度的两倍时，GPT 各层保存的激活值变为多少倍？注意力分数存放在显存中，16 位精度，带 dropout。",
+            "how many times as many activations do the layers of a GPT save if the sequence is twice as long as the "
+            "one given here? The attention scores are in memory, precision is 16 bits, and dropout is on.",
+            "序列长度变为所给长度的两倍时，GPT 各层保存的激活值变为多少倍？注意力分数存放在显存中，16 位精度，带 "
+            "dropout。",
         ),
         _sequence,
     ),
@@ -61,8 +62,8 @@ KINDS: Final = (
         TOPIC,
         FLASH,
         Words(
-            "how many times as many activations do the layers save if the sequence is twice as long and a fused attention kernel "
-            "saves no scores?",
+            "how many times as many activations do the layers save if the sequence is twice as long and a fused "
+            "attention kernel saves no scores?",
             "序列长度加倍、融合注意力核不保存分数时，各层保存的激活值变为多少倍？",
         ),
         plain_models,
@@ -71,11 +72,11 @@ KINDS: Final = (
         TOPIC,
         "batch and sequence, scores in memory",
         Words(
-            "how many times as many activations do the layers of a GPT save if the micro-batch grows {batch} times from {b} "
-            "sequences, and the sequence {longer} times from {s} tokens? The attention scores are in memory, precision is 16 "
-            "bits, and dropout is on.",
-            "微批次从 {b} 个序列变为 {batch} 倍，序列从 {s} 个 token 变为 {longer} 倍，GPT 各层保存的激活值变为多少倍？注意力分数"
-            "存放在显存中，16 位精度，带 dropout。",
+            "how many times as many activations do the layers of a GPT save if the micro-batch grows {batch} times "
+            "from {b} sequences, and the sequence {longer} times from {s} tokens? The attention scores are in "
+            "memory, precision is 16 bits, and dropout is on.",
+            "微批次从 {b} 个序列变为 {batch} 倍，序列从 {s} 个 token 变为 {longer} 倍，GPT 各层保存的激活值变为多少"
+            "倍？注意力分数存放在显存中，16 位精度，带 dropout。",
         ),
         _grown(EAGER),
     ),
@@ -83,8 +84,9 @@ KINDS: Final = (
         TOPIC,
         "batch and sequence, flash attention",
         Words(
-            "how many times as many activations do the layers of a GPT save if the micro-batch grows {batch} times from {b} "
-            "sequences, and the sequence {longer} times from {s} tokens? A flash attention kernel saves no scores.",
+            "how many times as many activations do the layers of a GPT save if the micro-batch grows {batch} times "
+            "from {b} sequences, and the sequence {longer} times from {s} tokens? A flash attention kernel saves no "
+            "scores.",
             "微批次从 {b} 个序列变为 {batch} 倍，序列从 {s} 个 token 变为 {longer} 倍，GPT 各层保存的激活值变为多少倍？"
             "FlashAttention 不保存分数。",
         ),

@@ -12,18 +12,18 @@ from memcalc.quiz.of_rules import Least, Put, Two, fewest, times
 
 _MODELS: Final = ("llama-7b", "llama-2-7b", "mistral-7b", "llama-3-8b")
 _IDEAL: Final = Words(
-    'how large is the pipeline\'s bubble with 1F1B, over the ideal time of a step, which is the time without any waiting ("12%" '
-    'or "0.12")? All stages take equally long.',
+    "how large is the pipeline's bubble with 1F1B, over the ideal time of a step, which is the time without any "
+    'waiting ("12%" or "0.12")? All stages take equally long.',
     "使用 1F1B，流水线气泡占一步理想时间（即没有任何等待的时间）的多大比例（如“12%”或“0.12”）？各阶段耗时相同。",
 )
 _STEP: Final = Words(
-    'what share of the whole step, waiting included, is the pipeline\'s bubble with 1F1B ("12%" or "0.12")? All stages take '
-    "equally long.",
+    'what share of the whole step, waiting included, is the pipeline\'s bubble with 1F1B ("12%" or "0.12")? All '
+    "stages take equally long.",
     "使用 1F1B，流水线气泡占整步时间（含等待）的多大比例（如“12%”或“0.12”）？各阶段耗时相同。",
 )
 _INTERLEAVED: Final = Words(
-    "how large is the bubble of the interleaved schedule, over the ideal time of a step, which is the time without any waiting "
-    '("12%" or "0.12")? All stages take equally long.',
+    "how large is the bubble of the interleaved schedule, over the ideal time of a step, which is the time without "
+    'any waiting ("12%" or "0.12")? All stages take equally long.',
     "使用交错调度，气泡占一步理想时间（即没有任何等待的时间）的多大比例（如“12%”或“0.12”）？各阶段耗时相同。",
 )
 
@@ -58,8 +58,8 @@ KINDS: Final = (
         TOPIC,
         "fewest micro-batches",
         Words(
-            "with {stages} stages and 1F1B, how many micro-batches does a step need at least, for the bubble to be {percent} % of "
-            "the ideal time or less?",
+            "with {stages} stages and 1F1B, how many micro-batches does a step need at least, for the bubble to be "
+            "{percent} % of the ideal time or less?",
             "{stages} 个阶段、1F1B 调度，一步至少需要多少个微批次，才能使气泡不超过理想时间的 {percent}%？",
         ),
         _small_enough,
@@ -69,8 +69,8 @@ KINDS: Final = (
         TOPIC,
         "of the ideal time over of the step",
         Words(
-            "one bubble is said in two ways, as a share of the ideal time and as a share of the whole step. How many times is the "
-            "first number the second, with 1F1B?",
+            "one bubble is said in two ways, as a share of the ideal time and as a share of the whole step. How "
+            "many times is the first number the second, with 1F1B?",
             "同一个气泡有两种说法：占理想时间的比例，以及占整步时间的比例。使用 1F1B 时，前一个数是后一个数的多少倍？",
         ),
         _two_shares,

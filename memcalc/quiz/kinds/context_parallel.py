@@ -34,10 +34,11 @@ KINDS: Final = (
         TOPIC,
         PASSED,
         Words(
-            "how many elements of keys, values and their gradients does a GPU send for one layer and one micro-batch with ring "
-            "attention? Forward passes keys and values of all other ranks on once; backward sends twice what forward sends.",
-            "使用环形注意力，每张 GPU 每层每个微批次发送多少个 K、V 及其梯度的元素？前向把其他所有 rank 的 K、V 传递一遍，"
-            "反向的发送量是前向的两倍。",
+            "how many elements of keys, values and their gradients does a GPU send for one layer and one "
+            "micro-batch with ring attention? Forward passes keys and values of all other ranks on once; backward "
+            "sends twice what forward sends.",
+            "使用环形注意力，每张 GPU 每层每个微批次发送多少个 K、V 及其梯度的元素？前向把其他所有 rank 的 K、V 传递"
+            "一遍，反向的发送量是前向的两倍。",
         ),
         _ring,
     ),
@@ -54,8 +55,8 @@ KINDS: Final = (
         TOPIC,
         "all heads over grouped heads",
         Words(
-            "how many times as many elements does ring attention send with {heads} key-value heads as with {few}? The size of a "
-            "head stays.",
+            "how many times as many elements does ring attention send with {heads} key-value heads as with {few}? "
+            "The size of a head stays.",
             "KV 头数为 {heads} 时环形注意力的发送量是 {few} 个 KV 头时的多少倍？每个头的维度不变。",
         ),
         _all_heads_and_grouped,
@@ -64,8 +65,8 @@ KINDS: Final = (
         TOPIC,
         PASSED,
         Words(
-            "how many elements does a GPU send over the context-parallel axis for one layer and one micro-batch, forward and "
-            "backward?",
+            "how many elements does a GPU send over the context-parallel axis for one layer and one micro-batch, "
+            "forward and backward?",
             "每张 GPU 每层每个微批次（前向加反向）在上下文并行轴上发送多少个元素？",
         ),
         _ring,

@@ -13,10 +13,10 @@ from memcalc.quiz.question import Kind, Question
 from memcalc.units import to_bytes
 
 _SHARE: Final = Words(
-    "a CUDA context takes 1343 MiB (2^20 bytes each) of a V100 with {room} GiB (2^30 bytes each). How many bytes does it leave for "
-    "torch and everything else?",
-    "在有 {room} GiB（1 GiB = 2^30 字节）显存的 V100 上，CUDA 上下文占 1343 MiB（1 MiB = 2^20 字节）。还剩多少字节给 torch 和其他"
-    "部分？",
+    "a CUDA context takes 1343 MiB (2^20 bytes each) of a V100 with {room} GiB (2^30 bytes each). How many bytes "
+    "does it leave for torch and everything else?",
+    "在有 {room} GiB（1 GiB = 2^30 字节）显存的 V100 上，CUDA 上下文占 1343 MiB（1 MiB = 2^20 字节）。还剩多少字节"
+    "给 torch 和其他部分？",
 )
 _NAME: Final = "memory that the context leaves"
 _MEMORY: Final = Words("memory of the GPU", "GPU 显存")

@@ -16,9 +16,10 @@ _FP32: Final = Words(
     "全部采用 fp32，每张 GPU 上权重、梯度、Adam 的状态和 DDP 的桶共占多少字节？梯度不是桶的视图。不计激活值。",
 )
 _MIXED: Final = Words(
-    "how many bytes do weights, gradients, Adam's states and DDP's buckets take on each GPU? There are fp32 weights with a "
-    "16-bit copy, 16-bit gradients and 16-bit buckets. Activations do not count.",
-    "每张 GPU 上权重、梯度、Adam 的状态和 DDP 的桶共占多少字节？fp32 权重及其 16 位副本，16 位梯度，16 位的桶。不计激活值。",
+    "how many bytes do weights, gradients, Adam's states and DDP's buckets take on each GPU? There are fp32 weights "
+    "with a 16-bit copy, 16-bit gradients and 16-bit buckets. Activations do not count.",
+    "每张 GPU 上权重、梯度、Adam 的状态和 DDP 的桶共占多少字节？fp32 权重及其 16 位副本，16 位梯度，16 位的桶。不计"
+    "激活值。",
 )
 _SENT: Final = Words(
     "how many bytes does each GPU send in a step to reduce 16-bit gradients with a ring all-reduce?",
@@ -43,10 +44,11 @@ KINDS: Final = (
         TOPIC,
         "fp32 less mixed",
         Words(
-            "with DDP and Adam, how many bytes of weights, gradients, states and buckets does a GPU save by a change from fp32 "
-            "to 16 bits (fp32 weights with a 16-bit copy, 16-bit gradients and buckets)? Gradients are not views of the buckets.",
-            "使用 DDP 和 Adam，从 fp32 改为 16 位（fp32 权重及其 16 位副本，16 位梯度和桶），每张 GPU 的权重、梯度、状态和桶共"
-            "节省多少字节？梯度不是桶的视图。",
+            "with DDP and Adam, how many bytes of weights, gradients, states and buckets does a GPU save by a "
+            "change from fp32 to 16 bits (fp32 weights with a 16-bit copy, 16-bit gradients and buckets)? Gradients "
+            "are not views of the buckets.",
+            "使用 DDP 和 Adam，从 fp32 改为 16 位（fp32 权重及其 16 位副本，16 位梯度和桶），每张 GPU 的权重、梯度、"
+            "状态和桶共节省多少字节？梯度不是桶的视图。",
         ),
         _fp32_and_mixed,
     ),
@@ -54,7 +56,8 @@ KINDS: Final = (
         TOPIC,
         FP32_BUCKETS,
         Words(
-            "how many bytes do weights, gradients, optimizer states and DDP's buckets take on each GPU? Activations do not count.",
+            "how many bytes do weights, gradients, optimizer states and DDP's buckets take on each GPU? Activations "
+            "do not count.",
             "每张 GPU 上权重、梯度、优化器状态和 DDP 的桶共占多少字节？不计激活值。",
         ),
         _small,

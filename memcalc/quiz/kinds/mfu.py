@@ -12,24 +12,25 @@ from memcalc.quiz.of_rules import Put, question
 from memcalc.quiz.question import Kind, Question
 
 _SIX: Final = Words(
-    "how many FLOP does one step take on one GPU, forward and backward, without attention's scores and without recomputation?",
+    "how many FLOP does one step take on one GPU, forward and backward, without attention's scores and without "
+    "recomputation?",
     "单张 GPU 上一步（前向加反向）需要多少 FLOP？不计注意力分数和重计算。",
 )
 _GPT: Final = Words(
-    "how many FLOP does one step of a GPT take on one GPU, forward and backward, attention's scores (all s² pairs) and the output "
-    "head included, without recomputation?",
+    "how many FLOP does one step of a GPT take on one GPU, forward and backward, attention's scores (all s² pairs) "
+    "and the output head included, without recomputation?",
     "单张 GPU 上 GPT 的一步（前向加反向）需要多少 FLOP？计入注意力分数（全部 s² 对）和输出层，不计重计算。",
 )
 _EXACT: Final = Words(
-    "how many FLOP do all matrix products of one step take, forward and backward? The attention of all s² pairs is included, also "
-    "what its backward computes again.",
+    "how many FLOP do all matrix products of one step take, forward and backward? The attention of all s² pairs is "
+    "included, also what its backward computes again.",
     "一步的所有矩阵乘法（前向加反向）需要多少 FLOP？计入全部 s² 对的注意力，以及注意力反向中重新计算的部分。",
 )
 _MFU: Final = Words(
-    'what is the MFU ("45%" or "0.45") of a GPU that trains a model of {phi:,} parameters at {rate:,} tokens per second? Its '
-    "dense peak is {peak} TFLOP/s. The model needs 6 FLOP for each parameter and token.",
-    "一张 GPU 以每秒 {rate:,} 个 token 训练 {phi:,} 个参数的模型，其稠密峰值为 {peak} TFLOP/s。MFU 是多少（如“45%”或“0.45”）？"
-    "模型对每个参数每个 token 需要 6 FLOP。",
+    'what is the MFU ("45%" or "0.45") of a GPU that trains a model of {phi:,} parameters at {rate:,} tokens '
+    "per second? Its dense peak is {peak} TFLOP/s. The model needs 6 FLOP for each parameter and token.",
+    "一张 GPU 以每秒 {rate:,} 个 token 训练 {phi:,} 个参数的模型，其稠密峰值为 {peak} TFLOP/s。MFU 是多少（如“45%”或"
+    "“0.45”）？模型对每个参数每个 token 需要 6 FLOP。",
 )
 _NAME: Final = "MFU by throughput"
 _FLOPS_A_SECOND: Final = Words("FLOP that the model needs for the tokens of a second", "一秒内的 token 所需的模型 FLOP")

@@ -43,8 +43,8 @@ KINDS: Final = (
         TOPIC,
         PURE,
         Words(
-            "how many bytes do weights, gradients and Adam's states take if all of them are bf16 and there are no master "
-            "weights? Activations do not count.",
+            "how many bytes do weights, gradients and Adam's states take if all of them are bf16 and there are no "
+            "master weights? Activations do not count.",
             "如果权重、梯度和 Adam 的状态全部是 bf16，且没有主权重，它们共占多少字节？不计激活值。",
         ),
         sizes,
@@ -53,8 +53,8 @@ KINDS: Final = (
         TOPIC,
         AUTOCAST,
         Words(
-            "how many bytes do weights, gradients and Adam's states take with torch.autocast? The 16-bit copies that autocast "
-            "makes, and activations, do not count.",
+            "how many bytes do weights, gradients and Adam's states take with torch.autocast? The 16-bit copies "
+            "that autocast makes, and activations, do not count.",
             "使用 torch.autocast 时，权重、梯度和 Adam 的状态共占多少字节？不计 autocast 生成的 16 位副本和激活值。",
         ),
         sizes,
@@ -63,10 +63,10 @@ KINDS: Final = (
         TOPIC,
         MEGATRON,
         Words(
-            "how many bytes do weights, gradients and Adam's states take on one GPU with Megatron in bf16 (fp32 main gradients, "
-            "no distributed optimizer)? Activations and buffers do not count.",
-            "在单张 GPU 上用 Megatron 以 bf16 训练（fp32 主梯度，不用分布式优化器），权重、梯度和 Adam 的状态共占多少字节？"
-            "不计激活值和缓冲区。",
+            "how many bytes do weights, gradients and Adam's states take on one GPU with Megatron in bf16 (fp32 "
+            "main gradients, no distributed optimizer)? Activations and buffers do not count.",
+            "在单张 GPU 上用 Megatron 以 bf16 训练（fp32 主梯度，不用分布式优化器），权重、梯度和 Adam 的状态共占多"
+            "少字节？不计激活值和缓冲区。",
         ),
         sizes,
     ),
@@ -74,8 +74,8 @@ KINDS: Final = (
         TOPIC,
         "Megatron over the ZeRO paper",
         Words(
-            "by how many bytes do the model states of Megatron in bf16 (fp32 main gradients, one GPU) exceed those of the ZeRO "
-            "paper's mixed precision (16-bit gradients)? Both have Adam and fp32 master weights.",
+            "by how many bytes do the model states of Megatron in bf16 (fp32 main gradients, one GPU) exceed those "
+            "of the ZeRO paper's mixed precision (16-bit gradients)? Both have Adam and fp32 master weights.",
             "Megatron 的 bf16 训练（fp32 主梯度，单卡）的模型状态比 ZeRO 论文的混合精度（16 位梯度）多多少字节？"
             "两者都用 Adam 和 fp32 主权重。",
         ),
@@ -85,8 +85,9 @@ KINDS: Final = (
         TOPIC,
         "mixed over pure bf16",
         Words(
-            "how many times as many bytes do the model states take with mixed precision (16-bit weights and gradients, fp32 "
-            "master weights and moments) as with everything in bf16 and no master weights? The optimizer is Adam.",
+            "how many times as many bytes do the model states take with mixed precision (16-bit weights and "
+            "gradients, fp32 master weights and moments) as with everything in bf16 and no master weights? The "
+            "optimizer is Adam.",
             "混合精度（16 位权重和梯度，fp32 主权重和矩）的模型状态是全部 bf16（无主权重）的多少倍？优化器为 Adam。",
         ),
         _mixed_and_pure,

@@ -47,13 +47,13 @@ KINDS: Final = (
     by_rule(TOPIC, MOMENTUM, _MOMENTUM, sizes),
     by_rule(TOPIC, FP32, _ADAM, sizes),
     by_rule(TOPIC, EIGHT_BIT, _EIGHT_BIT, sizes),
-    by_rule(TOPIC, ADAFACTOR, _ADAFACTOR, sizes),
+    by_rule(TOPIC, ADAFACTOR, _ADAFACTOR, _model),
     times(
         TOPIC,
         "Adam over SGD",
         Words(
-            "how many times as many bytes do weights, gradients and optimizer states take with Adam as with plain SGD (no "
-            "momentum), everything in fp32?",
+            "how many times as many bytes do weights, gradients and optimizer states take with Adam as with plain "
+            "SGD (no momentum), everything in fp32?",
             "全部采用 fp32，使用 Adam 时权重、梯度和优化器状态的总字节数是普通 SGD（无动量）的多少倍？",
         ),
         _adam_and_sgd,
@@ -62,8 +62,8 @@ KINDS: Final = (
         TOPIC,
         "Adam less another",
         Words(
-            "how many bytes does a change of the optimizer from Adam (fp32 moments) to {other} save? Weights and gradients "
-            "are fp32.",
+            "how many bytes does a change of the optimizer from Adam (fp32 moments) to {other} save? Weights and "
+            "gradients are fp32.",
             "把优化器从 Adam（fp32 矩）换成 {other} 能省多少字节？权重和梯度为 fp32。",
         ),
         _adam_and_another,

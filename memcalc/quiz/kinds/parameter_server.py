@@ -27,8 +27,8 @@ KINDS: Final = (
         TOPIC,
         SERVER,
         Words(
-            "how many bytes does a single parameter server receive and send in a step, together, if each of the n GPUs pushes all "
-            "16-bit gradients and pulls all 16-bit weights?",
+            "how many bytes does a single parameter server receive and send in a step, together, if each of the n "
+            "GPUs pushes all 16-bit gradients and pulls all 16-bit weights?",
             "若 n 张 GPU 各推送全部 16 位梯度并拉取全部 16 位权重，一台参数服务器每步收发共多少字节？",
         ),
         sharded_models,
@@ -37,8 +37,8 @@ KINDS: Final = (
         TOPIC,
         WORKER,
         Words(
-            "how many bytes does one worker of a parameter server send in a step, if it pushes 16-bit gradients? What it receives "
-            "does not count.",
+            "how many bytes does one worker of a parameter server send in a step, if it pushes 16-bit gradients? "
+            "What it receives does not count.",
             "参数服务器架构中，一个 worker 推送 16 位梯度，每步发送多少字节？不计接收的部分。",
         ),
         sizes,
@@ -47,8 +47,8 @@ KINDS: Final = (
         TOPIC,
         "a server over a GPU of a ring",
         Words(
-            "how many times as many bytes does a parameter server move (received and sent, 16-bit gradients and weights) as a GPU "
-            "of a ring sends in an all-reduce of 16-bit gradients?",
+            "how many times as many bytes does a parameter server move (received and sent, 16-bit gradients and "
+            "weights) as a GPU of a ring sends in an all-reduce of 16-bit gradients?",
             "参数服务器的收发总量（16 位梯度和权重）是 16 位梯度环形 all-reduce 中每张 GPU 发送量的多少倍？",
         ),
         _server_and_ring,
@@ -57,8 +57,8 @@ KINDS: Final = (
         TOPIC,
         "a GPU of a ring over a worker",
         Words(
-            "how many times as many bytes does a GPU send in a ring all-reduce of 16-bit gradients as a worker sends to a parameter "
-            "server?",
+            "how many times as many bytes does a GPU send in a ring all-reduce of 16-bit gradients as a worker "
+            "sends to a parameter server?",
             "16 位梯度的环形 all-reduce 中每张 GPU 的发送量，是一个 worker 向参数服务器发送量的多少倍？",
         ),
         _ring_and_worker,

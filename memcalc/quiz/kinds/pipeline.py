@@ -49,8 +49,8 @@ KINDS: Final = (
         TOPIC,
         IN_FLIGHT,
         Words(
-            "how many micro-batches does the first stage hold activations of at once with the schedule 1F1B? There are at least "
-            "as many micro-batches as stages.",
+            "how many micro-batches does the first stage hold activations of at once with the schedule 1F1B? There "
+            "are at least as many micro-batches as stages.",
             "使用 1F1B 调度，第一个阶段最多同时保存多少个微批次的激活值？微批次数不少于阶段数。",
         ),
         _stages,
@@ -70,8 +70,8 @@ KINDS: Final = (
         TOPIC,
         "GPipe over 1F1B",
         Words(
-            "how many times as many micro-batches does the first stage hold at once with GPipe as with 1F1B? The pipeline has {p} "
-            "stages, and a step {m} micro-batches.",
+            "how many times as many micro-batches does the first stage hold at once with GPipe as with 1F1B? The "
+            "pipeline has {p} stages, and a step {m} micro-batches.",
             "流水线有 {p} 个阶段，每步 {m} 个微批次。GPipe 调度下第一个阶段同时保存的微批次数是 1F1B 的多少倍？",
         ),
         _gpipe_and_1f1b,
@@ -80,10 +80,10 @@ KINDS: Final = (
         TOPIC,
         "tensor over pipeline parallelism",
         Words(
-            "how many times as many elements does tensor parallelism send for a micro-batch in one layer (each all-reduce counted "
-            "twice, no factor (t-1)/t) as cross one boundary of a pipeline, forward and backward?",
-            "对一个微批次，张量并行在一层中发送的元素数（每次 all-reduce 计两倍，不计系数 (t-1)/t）是流水线一个边界上（前向加反向）"
-            "传输元素数的多少倍？",
+            "how many times as many elements does tensor parallelism send for a micro-batch in one layer (each "
+            "all-reduce counted twice, no factor (t-1)/t) as cross one boundary of a pipeline, forward and backward?",
+            "对一个微批次，张量并行在一层中发送的元素数（每次 all-reduce 计两倍，不计系数 (t-1)/t）是流水线一个边界"
+            "上（前向加反向）传输元素数的多少倍？",
         ),
         _tensor_and_pipeline,
     ),

@@ -12,8 +12,8 @@ from memcalc.quiz.of_cases import by_rule, exactly
 from memcalc.quiz.of_rules import Put, Two, less, letters_of
 
 _KEPT: Final = Words(
-    "how many bytes do all layers keep from forward to backward with full recomputation, if only the 16-bit input of each layer "
-    "is kept?",
+    "how many bytes do all layers keep from forward to backward with full recomputation, if only the 16-bit input "
+    "of each layer is kept?",
     "完全重计算时只保留每层的 16 位输入。从前向到反向，所有层共保留多少字节？",
 )
 
@@ -40,9 +40,10 @@ KINDS: Final = (
         TOPIC,
         SAVING,
         Words(
-            'what share of a GPT layer\'s saved activations is left with full recomputation ("3%" or "1/30")? The scores of '
-            "attention were in memory before, and dropout is on.",
-            "使用完全重计算后，GPT 层保存的激活值还剩多大比例（如“3%”或“1/30”）？原来注意力分数存放在显存中，且有 dropout。",
+            'what share of a GPT layer\'s saved activations is left with full recomputation ("3%" or "1/30")? '
+            "The scores of attention were in memory before, and dropout is on.",
+            "使用完全重计算后，GPT 层保存的激活值还剩多大比例（如“3%”或“1/30”）？原来注意力分数存放在显存中，且有 "
+            "dropout。",
         ),
         gpts,
     ),
@@ -50,10 +51,11 @@ KINDS: Final = (
         TOPIC,
         "bytes that full recomputation saves",
         Words(
-            "how many bytes of the layers' activations does full recomputation save at the end of forward? The model is a GPT in "
-            "16 bits with dropout, the attention scores were in memory, and the input of each layer stays.",
-            "到前向结束时，完全重计算能为各层省下多少字节的激活值？模型为带 dropout 的 16 位 GPT，原来注意力分数存放在显存中，"
-            "每层的输入仍保留。",
+            "how many bytes of the layers' activations does full recomputation save at the end of forward? The "
+            "model is a GPT in 16 bits with dropout, the attention scores were in memory, and the input of each "
+            "layer stays.",
+            "到前向结束时，完全重计算能为各层省下多少字节的激活值？模型为带 dropout 的 16 位 GPT，原来注意力分数存放"
+            "在显存中，每层的输入仍保留。",
         ),
         _saved,
     ),

@@ -45,7 +45,8 @@ KINDS: Final = (
         TOPIC,
         NAIVE,
         Words(
-            "how many bytes does each GPU send without a ring, if it sends all of its 16-bit gradients to every other GPU?",
+            "how many bytes does each GPU send without a ring, if it sends all of its 16-bit gradients to every "
+            "other GPU?",
             "如果不用环，每张 GPU 把自己的全部 16 位梯度发给其他每张 GPU，每张 GPU 发送多少字节？",
         ),
         sharded_models,
@@ -54,7 +55,8 @@ KINDS: Final = (
         TOPIC,
         "without a ring over with one",
         Words(
-            "how many times as many bytes does a GPU send if it sends its gradients to every other GPU as with a ring all-reduce?",
+            "how many times as many bytes does a GPU send if it sends its gradients to every other GPU as with a "
+            "ring all-reduce?",
             "每张 GPU 把梯度发给其他每张 GPU 时的发送量，是环形 all-reduce 的多少倍？",
         ),
         _naive_and_ring,
@@ -63,8 +65,8 @@ KINDS: Final = (
         TOPIC,
         "more GPUs over fewer",
         Words(
-            "how many times as many bytes does each GPU send in a ring all-reduce over {more} GPUs as over {fewer}? The gradients "
-            "are the same.",
+            "how many times as many bytes does each GPU send in a ring all-reduce over {more} GPUs as over {fewer}? "
+            "The gradients are the same.",
             "梯度相同，{more} 张 GPU 的环形 all-reduce 中每张 GPU 的发送量是 {fewer} 张 GPU 时的多少倍？",
         ),
         _more_and_fewer,

@@ -9,14 +9,14 @@ from memcalc.explanation.topics.zero import STAGE_3
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import Draw, Setup
 from memcalc.quiz.of_cases import by_rule, exactly
-from memcalc.quiz.of_rules import Least, Put, Room, fewest, fits
+from memcalc.quiz.of_rules import Least, Put, Room, fewest, fits, one
 
 _TRILLION: Final = 10**12
 _PER_GPU: Final = Words(
-    "how many bytes of weights, gradients and Adam's states does each GPU hold with Megatron in bf16 (fp32 main gradients, no "
-    "distributed optimizer), if tensor and pipeline parallelism split all parameters evenly?",
-    "使用 Megatron 以 bf16 训练（fp32 主梯度，不用分布式优化器），张量并行与流水线并行均匀切分全部参数，每张 GPU 上权重、梯度和 "
-    "Adam 的状态共占多少字节？",
+    "how many bytes of weights, gradients and Adam's states does each GPU hold with Megatron in bf16 (fp32 main "
+    "gradients, no distributed optimizer), if tensor and pipeline parallelism split all parameters evenly?",
+    "使用 Megatron 以 bf16 训练（fp32 主梯度，不用分布式优化器），张量并行与流水线并行均匀切分全部参数，每张 GPU 上"
+    "权重、梯度和 Adam 的状态共占多少字节？",
 )
 
 
@@ -30,8 +30,8 @@ def _layout(draw: Draw) -> Setup:
     return Setup(options={"gpus": gpus, "tp": 8, "pp": pp})
 
 
-def _size(draw: Draw) -> Setup:
-    return Setup(params=draw.one_of(("0.5T", "1T", "1.5T", "1.6T", "2T")))
+def _size(draw: Draw) -> Put:
+    return Put(TERABYTES, {"Φ": draw.one_of((1, 2, 3, 4)) * _TRILLION // 2})
 
 
 def _shards(draw: Draw) -> Least:
@@ -50,19 +50,19 @@ KINDS: Final = (
         TOPIC,
         GPUS,
         Words(
-            "Megatron-LM's model of a trillion parameters was split by tensor parallelism over the 8 GPUs of a node and by pipeline "
-            "parallelism into 64 stages, and had 6 data-parallel replicas. How many GPUs are that?",
-            "Megatron-LM 的万亿参数模型用张量并行切到一个节点的 8 张 GPU，用流水线并行切成 64 个阶段，并有 6 个数据并行副本。"
-            "共用了多少张 GPU？",
+            "Megatron-LM's model of a trillion parameters was split by tensor parallelism over the 8 GPUs of a node "
+            "and by pipeline parallelism into 64 stages, and had 6 data-parallel replicas. How many GPUs are that?",
+            "Megatron-LM 的万亿参数模型用张量并行切到一个节点的 8 张 GPU，用流水线并行切成 64 个阶段，并有 6 个数据"
+            "并行副本。共用了多少张 GPU？",
         ),
         _published,
     ),
-    by_rule(
+    one(
         TOPIC,
         TERABYTES,
         Words(
-            "how many bytes do weights, gradients and Adam's states take with mixed precision (16-bit weights and gradients, fp32 "
-            "master weights), over all GPUs together and each kept once?",
+            "how many bytes do weights, gradients and Adam's states take with mixed precision (16-bit weights and "
+            "gradients, fp32 master weights), over all GPUs together and each kept once?",
             "混合精度（16 位权重和梯度，fp32 主权重）下，权重、梯度和 Adam 的状态在所有 GPU 上各存一份，共占多少字节？",
         ),
         _size,
@@ -72,10 +72,11 @@ KINDS: Final = (
         TOPIC,
         "fewest GPUs for a trillion parameters",
         Words(
-            "how many GPUs of {room} GB (10^9 bytes each), at least and in multiples of 8, hold the model states of a trillion "
-            "parameters, each kept once and nothing else? Adam, mixed precision (16-bit weights and gradients, fp32 master weights).",
-            "至少需要多少张 {room} GB（1 GB = 10^9 字节）的 GPU（取 8 的倍数），才能放下一万亿参数的模型状态（只存一份，不放其他"
-            "内容）？Adam，混合精度（16 位权重和梯度，fp32 主权重）。",
+            "how many GPUs of {room} GB (10^9 bytes each), at least and in multiples of 8, hold the model states of "
+            "a trillion parameters, each kept once and nothing else? Adam, mixed precision (16-bit weights and "
+            "gradients, fp32 master weights).",
+            "至少需要多少张 {room} GB（1 GB = 10^9 字节）的 GPU（取 8 的倍数），才能放下一万亿参数的模型状态（只存一"
+            "份，不放其他内容）？Adam，混合精度（16 位权重和梯度，fp32 主权重）。",
         ),
         _shards,
         "gpus",
@@ -84,10 +85,11 @@ KINDS: Final = (
         TOPIC,
         "a trillion parameters split",
         Words(
-            "do the model states on each GPU fit {room} GB (10^9 bytes each), if nothing else is there? Megatron in bf16 has 18 bytes "
-            "a parameter (fp32 main gradients), and tensor and pipeline parallelism split all parameters evenly.",
-            "每张 GPU 上的模型状态能否放进 {room} GB（1 GB = 10^9 字节）？不放其他内容。Megatron 的 bf16 训练每个参数 18 字节（fp32 "
-            "主梯度），张量并行与流水线并行均匀切分全部参数。",
+            "do the model states on each GPU fit {room} GB (10^9 bytes each), if nothing else is there? Megatron in "
+            "bf16 has 18 bytes a parameter (fp32 main gradients), and tensor and pipeline parallelism split all "
+            "parameters evenly.",
+            "每张 GPU 上的模型状态能否放进 {room} GB（1 GB = 10^9 字节）？不放其他内容。Megatron 的 bf16 训练每个参"
+            "数 18 字节（fp32 主梯度），张量并行与流水线并行均匀切分全部参数。",
         ),
         _split,
     ),

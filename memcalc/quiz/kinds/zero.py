@@ -13,17 +13,17 @@ from memcalc.quiz.of_rules import Least, Put, Two, fewest, times
 
 def _states(stage: int) -> Words:
     return Words(
-        f"how many bytes of weights, gradients and optimizer states does each GPU hold with ZeRO stage {stage}, Adam and mixed "
-        "precision (16-bit weights and gradients, fp32 master weights)? Activations and buffers do not count.",
-        f"使用 ZeRO 第 {stage} 阶段、Adam 和混合精度（16 位权重和梯度，fp32 主权重），每张 GPU 上权重、梯度和优化器状态共占多少"
-        "字节？不计激活值和缓冲区。",
+        f"how many bytes of weights, gradients and optimizer states does each GPU hold with ZeRO stage {stage}, Adam and "
+        "mixed precision (16-bit weights and gradients, fp32 master weights)? Activations and buffers do not count.",
+        f"使用 ZeRO 第 {stage} 阶段、Adam 和混合精度（16 位权重和梯度，fp32 主权重），每张 GPU 上权重、梯度和优化器状态"
+        "共占多少字节？不计激活值和缓冲区。",
     )
 
 
 def _sent(stage: int) -> Words:
     return Words(
-        f"how many bytes does each GPU send over the data-parallel axis in a step with ZeRO stage {stage}? Weights and gradients "
-        "are 16 bits, collectives are rings, and there is one micro-batch a step.",
+        f"how many bytes does each GPU send over the data-parallel axis in a step with ZeRO stage {stage}? Weights and "
+        "gradients are 16 bits, collectives are rings, and there is one micro-batch a step.",
         f"使用 ZeRO 第 {stage} 阶段，每张 GPU 每步在数据并行轴上发送多少字节？权重和梯度为 16 位，集合通信用环形算法，"
         "每步一个微批次。",
     )
@@ -61,8 +61,8 @@ KINDS: Final = (
         TOPIC,
         "stage 3 sends over stage 2",
         Words(
-            "how many times as many bytes does a GPU send in a step with ZeRO stage 3 as with stage 2, over {n} GPUs and with one "
-            "micro-batch a step?",
+            "how many times as many bytes does a GPU send in a step with ZeRO stage 3 as with stage 2, over {n} "
+            "GPUs and with one micro-batch a step?",
             "在 {n} 张 GPU 上、每步一个微批次，ZeRO 第 3 阶段每张 GPU 每步的发送量是第 2 阶段的多少倍？",
         ),
         _three_and_two,
@@ -71,10 +71,11 @@ KINDS: Final = (
         TOPIC,
         "states of two stages",
         Words(
-            "how many times as many bytes of weights, gradients and optimizer states does a GPU hold with ZeRO stage {first} as "
-            "with stage {second}? Adam, mixed precision (16-bit weights and gradients, fp32 master weights).",
-            "ZeRO 第 {first} 阶段每张 GPU 的权重、梯度和优化器状态是第 {second} 阶段的多少倍？Adam，混合精度（16 位权重和梯度，"
-            "fp32 主权重）。",
+            "how many times as many bytes of weights, gradients and optimizer states does a GPU hold with ZeRO "
+            "stage {first} as with stage {second}? Adam, mixed precision (16-bit weights and gradients, fp32 master "
+            "weights).",
+            "ZeRO 第 {first} 阶段每张 GPU 的权重、梯度和优化器状态是第 {second} 阶段的多少倍？Adam，混合精度（16 位"
+            "权重和梯度，fp32 主权重）。",
         ),
         _two_stages,
     ),
@@ -82,10 +83,11 @@ KINDS: Final = (
         TOPIC,
         "fewest GPUs of stage 3",
         Words(
-            "on how many GPUs, at least and in multiples of 8, does ZeRO stage 3 bring weights, gradients and Adam's states down "
-            "to {room} GB (10^9 bytes each) per GPU or less? Mixed precision: 16-bit weights and gradients, fp32 master weights.",
-            "使用 ZeRO 第 3 阶段，至少需要多少张 GPU（取 8 的倍数），才能使每张 GPU 的权重、梯度和 Adam 状态不超过 {room} GB"
-            "（1 GB = 10^9 字节）？混合精度：16 位权重和梯度，fp32 主权重。",
+            "on how many GPUs, at least and in multiples of 8, does ZeRO stage 3 bring weights, gradients and "
+            "Adam's states down to {room} GB (10^9 bytes each) per GPU or less? Mixed precision: 16-bit weights and "
+            "gradients, fp32 master weights.",
+            "使用 ZeRO 第 3 阶段，至少需要多少张 GPU（取 8 的倍数），才能使每张 GPU 的权重、梯度和 Adam 状态不超过 "
+            "{room} GB（1 GB = 10^9 字节）？混合精度：16 位权重和梯度，fp32 主权重。",
         ),
         _shards_that_fit,
         "gpus",
