@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -109,10 +108,11 @@ def _kinds(topic: str | None, level: int | None) -> list[Any]:
 
 def _ask(questions: list[Question], seed: int, language: str) -> None:
     """Ask the questions. Ctrl-C and Ctrl-D end the quiz with the score so far."""
-    from memcalc.cli.streams import interrupts_raise
+    from memcalc.cli.streams import interrupts_raise, read_any_bytes
     from memcalc.quiz.printed import Printer
     from memcalc.quiz.session import Score, play
 
+    read_any_bytes()
     printer, score = Printer(sys.stdout, language), Score()
     with interrupts_raise():
         try:
@@ -127,8 +127,6 @@ def _read() -> str:
     """Return what stdin has up to the next end of a line; '' at its end, or where it cannot be read."""
     if sys.stdin is None:
         return ""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
     try:
         return sys.stdin.readline(_LONGEST_LINE)
     except OSError:

@@ -60,6 +60,13 @@ def open_closed() -> None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(number, "w"), encoding="utf-8", errors="replace"))
 
 
+def read_any_bytes() -> None:
+    """Make bytes of stdin that are no text in its encoding readable, as replacement characters."""
+    for stream in (sys.stdin,):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def drop(stream: IO[str]) -> None:
     """Send the rest of a stream to the null device. Else the text in its buffer would fail again when the interpreter ends."""
     _point(stream.fileno(), os.O_WRONLY)

@@ -33,6 +33,9 @@ MOST: Final = 200
 _MOST_EXPONENT: Final = 40
 _SUPERSCRIPTS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _POWER: Final = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_FRACTION_AFTER_A_DIGIT: Final = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
+_ASCII: Final = str.maketrans("\u2212\u2044’", "-/'")
+"""The minus sign, the slash of fractions and the apostrophe."""
 _NUMBER: Final = re.compile(
     r"""(?P<sign>[-+]?)
     (?:(?P<mantissa>\d{1,3}(?:[, _']\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)
@@ -119,7 +122,8 @@ def unit_sizes(quantity: Quantity) -> Mapping[str, int]:
 def _plain(text: str) -> str:
     """Return text with half-width characters and powers written with ^."""
     powers = _POWER.sub(lambda power: "^" + power[0].translate(_SUPERSCRIPTS), text)
-    normal = unicodedata.normalize("NFKC", powers).replace("\u2212", "-").replace("’", "'")
+    apart = _FRACTION_AFTER_A_DIGIT.sub(" ", powers)
+    normal = unicodedata.normalize("NFKC", apart).translate(_ASCII)
     return " ".join(normal.split())
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from memcalc.explanation.topics.ddp import ALL_REDUCE
 from memcalc.explanation.topics.parameter_server import SERVER, TOPIC, WORKER
 from memcalc.explanation.words import Words
-from memcalc.quiz.numbers import Draw, parameters, sharded_models, sizes
+from memcalc.quiz.numbers import Draw, parameters, sharded_models
 from memcalc.quiz.of_cases import by_rule
 from memcalc.quiz.of_rules import Put, Two, times
 
@@ -41,7 +41,7 @@ KINDS: Final = (
             "What it receives does not count.",
             "参数服务器架构中，一个 worker 推送 16 位梯度，每步发送多少字节？不计接收的部分。",
         ),
-        sizes,
+        sharded_models,
     ),
     times(
         TOPIC,
