@@ -37,8 +37,8 @@ _DEGREES: Final = {
     "cp": Words("context parallel {n}", "上下文并行 {n}"),
     "ep": Words("expert parallel {n}", "专家并行 {n}"),
 }
+_PLAIN: Final = Words("PyTorch with transformers' modules", "PyTorch（transformers 的模块）")
 _ENGINES: Final = {
-    "none": "PyTorch with transformers' modules",
     "ddp": "torch DDP",
     "fsdp2": "FSDP2",
     "deepspeed": "DeepSpeed",
@@ -134,6 +134,8 @@ def _engine(setup: Setup, language: str) -> str:
         return _DISTRIBUTED.said(language)
     if setup.engine == "fsdp2" and setup.zero == 3:
         return _RESHARDED.said(language)
+    if setup.engine == "none":
+        return _PLAIN.said(language)
     engine = _ENGINES.get(setup.engine, setup.engine)
     return _STAGE.said(language, engine=engine, zero=setup.zero) if setup.engine == "deepspeed" else engine
 

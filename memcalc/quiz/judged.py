@@ -17,6 +17,9 @@ class Judged(NamedTuple):
     words: Words | None = None
 
 
+THE_RULES: Final = Words(
+    "That is what the rule of thumb gives. The engine does something else.", "这是经验法则的结果，引擎的做法不同。"
+)
 _SPELLED: Final = {
     "kb": "kB",
     "mb": "MB",
@@ -39,6 +42,8 @@ def judge(question: Question, line: str) -> Judged:
         return Judged(question.is_right(answer))
     if question.is_right(answer.value):
         return Judged(True)
+    if question.is_the_rules(answer.value):
+        return Judged(False, THE_RULES)
     return Judged(False, _unit_alone(question, answer) or _how_far(question, answer.value))
 
 

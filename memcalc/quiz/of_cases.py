@@ -66,6 +66,7 @@ def exactly(topic: Topic, rule: Rule, asks: Words, setups: Setups, quantity: Qua
             hint=_RULE_SAYS.said(language, title=rule.title.said(language), differs=case.differs.said(language)),
             derivation=(compared(case, asked),),
             command=setup.command(topic.name),
+            by_rule=put_in(rule, asked.report, language).result,
         )
 
     return Kind(topic.name, 3, _name(rule), make)

@@ -22,8 +22,8 @@ _RATIO: Final = Words("one over the other", "两者之比")
 _DIFFERENCE: Final = Words("one less the other", "两者之差")
 _SUM: Final = Words("together", "合计")
 _CAPACITY: Final = Words("memory of the GPU", "GPU 显存")
-_ENOUGH: Final = Words("{count} is enough: {value} of {limit}.", "{count} 足够：{value}，上限 {limit}。")
-_TOO_FEW: Final = Words("{count} is too few: {value} of {limit}.", "{count} 不够：{value}，上限 {limit}。")
+_ENOUGH: Final = Words("with {count}, at most {limit}:", "取 {count}，不超过 {limit}：")
+_TOO_FEW: Final = Words("with {count}, more than {limit}:", "取 {count}，超过 {limit}：")
 
 
 class Put(NamedTuple):
@@ -128,9 +128,9 @@ def fewest(topic: Topic, name: str, asks: Words, searches: Callable[[Draw], Leas
             value = search.rule.value({**search.numbers, search.letter: count})
             enough = value <= search.limit
             words = _ENOUGH if enough else _TOO_FEW
-            shown = {"value": _shown(value, search.rule.unit), "limit": _shown(search.limit, search.rule.unit)}
+            limit = _shown(search.limit, search.rule.unit)
             step = search.rule.step(
-                words.said(language, count=count, **shown), {**search.numbers, search.letter: count}
+                words.said(language, count=count, limit=limit), {**search.numbers, search.letter: count}
             )
             steps = [*steps[-1:], step]
             if enough:

@@ -42,13 +42,22 @@ class Question:
     derivation: tuple[Section, ...]
     command: str
     """A command that shows the answer's rule or number."""
+    by_rule: int | float | None = None
+    """What the rule of thumb gives instead of the answer; None if the question asks for that, or no setup tells it."""
 
     def is_right(self, number: Fraction | bool) -> bool:
         """Return True if a number, in the unit of `answer`, is within the tolerance."""
         if isinstance(self.answer, bool) or isinstance(number, bool):
             return number is self.answer
-        exact = Fraction(self.answer)
-        return 100 * abs(number - exact) <= self.percent * abs(exact)
+        return _is_within(number, Fraction(self.answer), self.percent)
+
+    def is_the_rules(self, number: Fraction) -> bool:
+        """Return True if a number is what the rule of thumb gives, within the tolerance."""
+        return self.by_rule is not None and _is_within(number, Fraction(self.by_rule), self.percent)
+
+
+def _is_within(number: Fraction, exact: Fraction, percent: int) -> bool:
+    return 100 * abs(number - exact) <= percent * abs(exact)
 
 
 class Kind(NamedTuple):

@@ -84,8 +84,10 @@ def test_no(text: str) -> None:
         ("112 Gb", "bytes", answers.BITS), ("112 Gbit", "bytes", answers.BITS), ("112 parsecs", "bytes", answers.NO_UNIT),
         ("many", "bytes", answers.EMPTY), ("GB", "bytes", answers.EMPTY), ("nan GB", "bytes", answers.EMPTY),
         ("1,5 GB", "bytes", answers.COMMA), ("1,23,456 B", "bytes", answers.COMMA), ("1.2.3 GB", "bytes", answers.OTHER_UNIT),
-        ("1e999999999 B", "bytes", answers.TOO_LARGE), ("2^5000 B", "bytes", answers.TOO_LARGE), ("1/0 x", "ratio", answers.EMPTY),
-        ("2 GB", "ratio", answers.OTHER_UNIT), ("14 bananas", "gpus", answers.OTHER_UNIT), ("perhaps", "truth", answers.YES_OR_NO),
+        ("1e999999999 B", "bytes", answers.TOO_LARGE), ("2^5000 B", "bytes", answers.TOO_LARGE),
+        ("1/0 x", "ratio", answers.EMPTY),
+        ("2 GB", "ratio", answers.OTHER_UNIT), ("14 bananas", "gpus", answers.OTHER_UNIT),
+        ("perhaps", "truth", answers.YES_OR_NO),
         ("9" * 201, "gpus", answers.TOO_LONG), ("86 GB", "flop", answers.OTHER_UNIT),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -69,6 +70,12 @@ def test_the_number_in_the_other_base_is_the_unit_alone(answer: int, units: tupl
 )
 def test_what_is_wrong_with_it(answer: float, quantity: Quantity, line: str, words: str) -> None:
     assert words in said(asked(answer, quantity, 0 if quantity == "gpus" else 2), line)
+
+
+def test_the_rules_number_is_told() -> None:
+    question = replace(asked(87 * 10**9), by_rule=58 * 10**9)
+    assert "rule of thumb" in said(question, "58.2 GB")
+    assert "rule of thumb" not in said(question, "70 GB")
 
 
 def test_yes_and_no() -> None:

@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_asked_again() -> None:
     asked = questions(1)
     text, score = played(["112", "112 Gbit", right(asked[0])], asked)
     assert numbers(score) == (1, 0, 0)
-    assert text.count("Try again.") == 2
+    assert text.count("Not read: ") == 2
     assert "A size needs a unit" in text
 
 

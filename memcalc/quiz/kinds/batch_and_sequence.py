@@ -75,7 +75,7 @@ KINDS: Final = (
             "how many times as many activations do the layers of a GPT save if the micro-batch grows {batch} times "
             "from {b} sequences, and the sequence {longer} times from {s} tokens? The attention scores are in "
             "memory, precision is 16 bits, and dropout is on.",
-            "微批次从 {b} 个序列变为 {batch} 倍，序列从 {s} 个 token 变为 {longer} 倍，GPT 各层保存的激活值变为多少"
+            "微批次由 {b} 个序列增大到 {batch} 倍，序列由 {s} 个 token 增长到 {longer} 倍，GPT 各层保存的激活值变为多少"
             "倍？注意力分数存放在显存中，16 位精度，带 dropout。",
         ),
         _grown(EAGER),
@@ -87,7 +87,7 @@ KINDS: Final = (
             "how many times as many activations do the layers of a GPT save if the micro-batch grows {batch} times "
             "from {b} sequences, and the sequence {longer} times from {s} tokens? A flash attention kernel saves no "
             "scores.",
-            "微批次从 {b} 个序列变为 {batch} 倍，序列从 {s} 个 token 变为 {longer} 倍，GPT 各层保存的激活值变为多少倍？"
+            "微批次由 {b} 个序列增大到 {batch} 倍，序列由 {s} 个 token 增长到 {longer} 倍，GPT 各层保存的激活值变为多少倍？"
             "FlashAttention 不保存分数。",
         ),
         _grown(SAVED),

@@ -65,7 +65,10 @@ KINDS: Final = (
     exactly(
         TOPIC,
         ALL_REDUCE,
-        Words("how many bytes does each GPU send in a step?", "每张 GPU 每步发送多少字节？"),
+        Words(
+            "how many bytes does each GPU send in a step? Gradients are 16 bits, and all-reduces are rings.",
+            "每张 GPU 每步发送多少字节？梯度为 16 位，all-reduce 用环形算法。",
+        ),
         _small,
     ),
 )

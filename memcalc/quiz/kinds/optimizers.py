@@ -16,15 +16,15 @@ def _asks(en: str, zh: str) -> Words:
     return Words(
         f"how many bytes do weights, gradients and optimizer states take with {en}, if weights and gradients are fp32? "
         "Activations do not count.",
-        f"权重和梯度为 fp32，优化器为 {zh}，权重、梯度和优化器状态共占多少字节？不计激活值。",
+        f"权重和梯度为 fp32，优化器为{zh}，权重、梯度和优化器状态共占多少字节？不计激活值。",
     )
 
 
 _SGD: Final = _asks("plain SGD (no momentum)", "普通 SGD（无动量）")
 _MOMENTUM: Final = _asks("SGD with momentum", "带动量的 SGD")
-_ADAM: Final = _asks("Adam", "Adam")
-_EIGHT_BIT: Final = _asks("8-bit Adam", "8 位 Adam")
-_ADAFACTOR: Final = _asks("Adafactor", "Adafactor")
+_ADAM: Final = _asks("Adam", " Adam")
+_EIGHT_BIT: Final = _asks("8-bit Adam", " 8 位 Adam")
+_ADAFACTOR: Final = _asks("Adafactor", " Adafactor")
 
 
 def _adam_and_sgd(draw: Draw) -> Two:

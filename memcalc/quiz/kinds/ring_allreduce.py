@@ -75,8 +75,9 @@ KINDS: Final = (
         TOPIC,
         ALL_REDUCE,
         Words(
-            "how many bytes does each GPU send in a step, buffers of the modules included?",
-            "每张 GPU 每步发送多少字节（含模块的缓冲区）？",
+            "how many bytes does each GPU send in a step, buffers of the modules included? Gradients are 16 bits, and "
+            "all-reduces are rings.",
+            "每张 GPU 每步发送多少字节（含模块的缓冲区）？梯度为 16 位，all-reduce 用环形算法。",
         ),
         _small,
     ),

@@ -51,7 +51,7 @@ KINDS: Final = (
         Words(
             "with {t} tensor-parallel GPUs, how many times as many bytes of activations do the layers of a GPT save "
             "without sequence parallelism as with it? 16 bits, dropout, flash attention.",
-            "{t} 路张量并行时，不用序列并行时 GPT 各层保存的激活值是使用时的多少倍？16 位、带 dropout、"
+            "{t} 路张量并行下，不用序列并行时 GPT 各层保存的激活值是使用时的多少倍？16 位、带 dropout、"
             "FlashAttention。",
         ),
         _without_and_with,

@@ -63,7 +63,7 @@ KINDS: Final = (
         Words(
             "how many bytes do weights, gradients and Adam's states take with mixed precision (16-bit weights and "
             "gradients, fp32 master weights), over all GPUs together and each kept once?",
-            "混合精度（16 位权重和梯度，fp32 主权重）下，权重、梯度和 Adam 的状态在所有 GPU 上各存一份，共占多少字节？",
+            "混合精度（16 位权重和梯度，fp32 主权重），权重、梯度和 Adam 的状态只存一份，分布在所有 GPU 上，共占多少字节？",
         ),
         _size,
     ),
