@@ -146,7 +146,7 @@ def fewest(topic: Topic, name: str, asks: Words, searches: Callable[[Draw], Leas
 
 
 class Room(NamedTuple):
-    """What a rule's number has to fit in."""
+    """A rule with its numbers, and the memory that its bytes have to fit in."""
 
     put: Put
     capacity: int

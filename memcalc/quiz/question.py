@@ -43,7 +43,7 @@ class Question:
     command: str
     """A command that shows the answer's rule or number."""
     by_rule: int | float | None = None
-    """What the rule of thumb gives instead of the answer; None if the question asks for that, or no setup tells it."""
+    """The number that the rule of thumb gives instead; None if the question asks for that one."""
 
     def is_right(self, number: Fraction | bool) -> bool:
         """Return True if a number, in the unit of `answer`, is within the tolerance."""
