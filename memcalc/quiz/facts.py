@@ -24,6 +24,10 @@ _DIMS: Final = Words(
     "{layers} 层，隐藏维度 {hidden}，{heads} 个注意力头（每头 {head_dim}），{kv_heads} 个 KV 头，{mlp}宽度 {ffn}，词表 {vocab}",
 )
 _GATED: Final = {True: Words("a gated MLP", "门控 MLP "), False: Words("an MLP", "MLP ")}
+_TIED: Final = {
+    True: Words("the output head shares the embedding's weights", "输出层与词嵌入共享权重"),
+    False: Words("an output head of its own", "输出层有独立权重"),
+}
 _EXPERTS: Final = Words(
     "in each layer {count} experts of width {ffn}, {per_token} for a token",
     "每层 {count} 个专家（宽度 {ffn}），每个 token 用 {per_token} 个",
@@ -102,7 +106,7 @@ def _architecture(report: Report) -> Architecture | None:
 
 def _dims(of: Architecture, language: str) -> str:
     dims = {name: getattr(of, name) for name in ("layers", "hidden", "heads", "head_dim", "kv_heads", "ffn", "vocab")}
-    facts = [_DIMS.said(language, mlp=_GATED[of.gated].said(language), **dims)]
+    facts = [_DIMS.said(language, mlp=_GATED[of.gated].said(language), **dims), _TIED[of.tied].said(language)]
     if of.experts is not None:
         experts = of.experts
         facts.append(_EXPERTS.said(language, count=experts.count, ffn=experts.ffn, per_token=experts.per_token))

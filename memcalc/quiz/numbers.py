@@ -50,11 +50,11 @@ class Setup:
     params: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def command(self, topic: str) -> str:
-        """Return the command that explains a topic in this setup."""
+    def command(self, *topic: str) -> str:
+        """Return the command that explains a topic in this setup, or without one the setup's estimate."""
         subject = ["--model", self.model] if self.model else ["--params", self.params] if self.params else []
         flags = [word for name, value in self.options.items() for word in (option_name(name), str(value))]
-        return shlex.join(["memcalc", "explain", topic, *subject, *flags])
+        return shlex.join(["memcalc", "explain", *topic, *subject, *flags])
 
 
 Setups = Callable[[Draw], Setup]

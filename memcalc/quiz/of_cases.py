@@ -13,7 +13,7 @@ from memcalc.quiz.numbers import Draw, Setup, Setups
 from memcalc.quiz.question import PERCENT_OF_A_REPORT, PERCENT_OF_A_RULE, Kind, Quantity, Question, percent_of
 
 _BY_RULE: Final = Words("By the rule of thumb: {asks}", "按经验法则：{asks}")
-_EXACTLY: Final = Words("As the engine really does it: {asks}", "按引擎的实际做法：{asks}")
+EXACTLY: Final = Words("As the engine really does it: {asks}", "按引擎的实际做法：{asks}")
 _RULE_SAYS: Final = Words("The rule of thumb is {title}. {differs}", "经验法则是：{title}。{differs}")
 
 
@@ -54,7 +54,7 @@ def exactly(topic: Topic, rule: Rule, asks: Words, setups: Setups, quantity: Qua
         asked = _asked(topic, case, setup, language)
         step: Step = exact(asked)
         unit = quantity or quantity_of(step.unit)
-        words = (_EXACTLY.said(language, asks=asks.said(language)), setup_of(asked.report, language))
+        words = (EXACTLY.said(language, asks=asks.said(language)), setup_of(asked.report, language))
         return Question(
             topic=topic.name,
             level=3,

@@ -150,8 +150,15 @@ def test_any_input_ends_with_a_score(text: bytes) -> None:
     assert SCORE in out
 
 
-def test_a_closed_stdin_ends() -> None:
-    command = " ".join(["exec", PROGRAM[0], "-c", f"'{PROGRAM[2]}'", "quiz", "-n", "1", "<&-"])
+def test_bytes_that_are_no_text_are_read() -> None:
+    status, out, err = piped(b"\xff\n112 \xe5 GB\n", "-n", "1", "--seed", "1", PYTHONIOENCODING="utf-8:strict")
+    assert (status, err) == (0, "")
+    assert SCORE in out
+
+
+@pytest.mark.parametrize("stdin", ["<&-", "0>/dev/null"], ids=["closed", "cannot be read"])
+def test_a_stdin_that_has_no_lines_ends(stdin: str) -> None:
+    command = " ".join(["exec", PROGRAM[0], "-c", f"'{PROGRAM[2]}'", "quiz", "-n", "1", stdin])
     done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"Score: 0 of 0" in done.stdout

@@ -20,7 +20,7 @@ def test_letters_with_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, ("llama-7b with 6,738,415,616 parameters", "32 layers", "width 11008", "1 GPU", "bf16-mixed", "attention sdpa")),
+        ({}, ("llama-7b with 6,738,415,616 parameters", "32 layers", "width 11008", "a gated MLP", "head of its own", "1 GPU", "bf16-mixed", "attention sdpa")),
         ({"gpus": 8, "zero": 2}, ("8 GPUs", "data parallel 8", "DeepSpeed with ZeRO stage 2")),
         ({"gpus": 8, "engine": "fsdp2"}, ("FSDP2 (reshards after forward)",)),
         ({"gpus": 8, "engine": "megatron", "zero": 1}, ("distributed optimizer",)),
@@ -41,6 +41,7 @@ def test_a_setup(options: dict[str, object], words: tuple[str, ...]) -> None:
 
 
 def test_experts_and_sizes() -> None:
+    assert "shares the embedding" in setup_of(memcalc.estimate("gpt2"), "en")
     text = setup_of(memcalc.estimate("mixtral-8x7b"), "en")
     assert "8 experts of width 14336, 2 for a token" in text
     alone = setup_of(memcalc.estimate(params="7B", gpus=8, zero=3), "en")

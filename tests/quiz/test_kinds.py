@@ -93,7 +93,9 @@ def test_the_answer_as_it_is_printed_is_right(kind: Kind) -> None:
 def test_the_derivation_ends_in_the_answer(kind: Kind) -> None:
     question = made(kind, 0)
     results = [step.result for section in question.derivation for step in section.steps]
-    if question.quantity != "truth" and not (kind.level == 2 and question.quantity in ("gpus", "micro-batches")):
+    if kind.name.startswith("total of "):
+        assert sum(results) == question.answer
+    elif question.quantity != "truth" and not (kind.level == 2 and question.quantity in ("gpus", "micro-batches")):
         assert results[-1] == question.answer
 
 
@@ -103,10 +105,18 @@ def test_the_command_explains_it(kind: Kind, capsys: pytest.CaptureFixture[str])
 
     question = made(kind, 3)
     program, *arguments = shlex.split(question.command)
-    assert (program, arguments[:2]) == ("memcalc", ["explain", kind.topic])
+    of_an_estimate = kind.name.startswith("total of ")
+    assert program == "memcalc"
+    assert arguments[0] == "explain"
+    assert arguments[1] == ("--model" if of_an_estimate else kind.topic)
     ran = here(capsys, *arguments, "--lang", "en", "--json")
     assert (ran.status, ran.stderr) == (0, "")
-    if kind.level != 2 and len(arguments) > 2:
+    if of_an_estimate:
+        assert (
+            f"{question.answer:,}" in here(capsys, *arguments, "--lang", "en").stdout
+            or len(question.derivation[0].steps) == 1
+        )
+    elif kind.level != 2 and len(arguments) > 2:
         found = [step["result"] for section in json.loads(ran.stdout)["sections"] for step in section["steps"]]
         assert question.answer in found
 
@@ -139,6 +149,17 @@ def test_the_states_of_zero(stage: int, seed: int) -> None:
     question = made(of("zero", 3, f"ZeRO-{stage}: "), seed)
     report = memcalc.estimate(**setup_of(question), zero=stage, engine="deepspeed")
     assert question.answer == sum(report.total(name) for name in ("parameters", "gradients", "optimizer_states"))
+
+
+@quick
+@seeds
+def test_totals_of_a_component(seed: int) -> None:
+    for topic, component in (("adam", "optimizer_states"), ("mixed-precision", "parameters"), ("moe", "parameters")):
+        question = made(of(topic, 3, "total of"), seed)
+        flags = shlex.split(question.command.replace("explain --", "explain topic --"))[3:]
+        values = [int(value) if value.isdigit() else value for value in flags[1::2]]
+        options = dict(zip((flag.removeprefix("--") for flag in flags[::2]), values, strict=True))
+        assert question.answer == memcalc.estimate(**options).total(component)
 
 
 @quick

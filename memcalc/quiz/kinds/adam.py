@@ -8,6 +8,7 @@ from memcalc.explanation.topics.adam import FP32, SIXTEEN, TOPIC
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import LLAMAS, Draw, Setup, gigabytes, parameters, sizes
 from memcalc.quiz.of_cases import by_rule, exactly
+from memcalc.quiz.of_reports import total_of
 from memcalc.quiz.of_rules import Put, Room, fits
 
 _ENGINES: Final = (
@@ -32,6 +33,15 @@ def _on_a_gpu(draw: Draw) -> Room:
 
 
 KINDS: Final = (
+    total_of(
+        TOPIC,
+        "optimizer_states",
+        Words(
+            "how many bytes of optimizer states, fp32 master weights included if there are any, does each GPU hold?",
+            "每张 GPU 上的优化器状态占多少字节？如果有 fp32 主权重，也计入其中。",
+        ),
+        _in_an_engine,
+    ),
     by_rule(
         TOPIC,
         SIXTEEN,

@@ -9,8 +9,18 @@ from memcalc.explanation.topics.mixed_precision import AUTOCAST, MEGATRON, PURE,
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import SMALL_LLAMAS, Draw, Setup, parameters, sizes
 from memcalc.quiz.of_cases import by_rule, exactly
+from memcalc.quiz.of_reports import total_of
 from memcalc.quiz.of_rules import Put, Two, less, times
 
+_ENGINES: Final = (
+    {"engine": "fsdp2", "gpus": 8},
+    {"engine": "fsdp2", "gpus": 16},
+    {"engine": "megatron", "gpus": 8, "zero": 1},
+    {"engine": "deepspeed", "gpus": 8, "zero": 2},
+    {"engine": "deepspeed", "gpus": 8, "zero": 3},
+    {"engine": "none", "gpus": 1, "precision": "fp32"},
+    {"engine": "none", "gpus": 1, "precision": "bf16-autocast"},
+)
 _STATES: Final = Words(
     "how many bytes do weights, gradients and AdamW's states take on each GPU? Activations and buffers do not count.",
     "每张 GPU 上权重、梯度和 AdamW 的状态共占多少字节？不计激活值和缓冲区。",
@@ -32,6 +42,10 @@ def _megatron(draw: Draw) -> Setup:
     return Setup(
         model=draw.one_of(("llama-7b", "llama-13b", "llama-2-7b", "llama-2-70b")), options={"gpus": tp, "tp": tp}
     )
+
+
+def _an_engine(draw: Draw) -> Setup:
+    return Setup(model=draw.one_of(SMALL_LLAMAS), options=draw.one_of(_ENGINES))
 
 
 def _model(draw: Draw) -> Setup:
@@ -91,6 +105,16 @@ KINDS: Final = (
             "混合精度（16 位权重和梯度，fp32 主权重和矩）的模型状态是全部 bf16（无主权重）的多少倍？优化器为 Adam。",
         ),
         _mixed_and_pure,
+    ),
+    total_of(
+        TOPIC,
+        "parameters",
+        Words(
+            "how many bytes of weights does each GPU hold? Master weights that are states of the optimizer, and "
+            "weights that are gathered for a moment, do not count.",
+            "每张 GPU 上的权重占多少字节？不计属于优化器状态的主权重，也不计临时收集的权重。",
+        ),
+        _an_engine,
     ),
     exactly(TOPIC, PURE, _STATES, _model),
     exactly(TOPIC, MEGATRON, _STATES, _megatron),

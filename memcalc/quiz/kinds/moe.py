@@ -9,10 +9,12 @@ from memcalc.explanation.topics.moe import ACTIVE, ALL_TO_ALL, RESIDENT, TOPIC
 from memcalc.explanation.words import Words
 from memcalc.quiz.numbers import EXPERTS, Draw, Setup, batch_of
 from memcalc.quiz.of_cases import by_rule, exactly
+from memcalc.quiz.of_reports import total_of
 from memcalc.quiz.of_rules import Put, Two, letters_of, times
 
 _SPLIT: Final = ("mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b")
 """Models whose number of experts 2, 4 and 8 GPUs divide."""
+_MIXTRALS: Final = ("mixtral-8x7b", "mixtral-8x22b")
 _STATES: Final = Words(
     "how many bytes do weights, gradients and Adam's states of a mixture of experts take on one GPU with mixed "
     "precision (16-bit weights and gradients, fp32 master weights)? Activations and buffers do not count.",
@@ -41,6 +43,11 @@ def _experts(draw: Draw) -> Setup:
     return Setup(model=draw.one_of(_SPLIT), options={"gpus": ep, "ep": ep, **batch_of(draw)})
 
 
+def _megatron_experts(draw: Draw) -> Setup:
+    ep = draw.one_of((2, 4, 8))
+    return Setup(model=draw.one_of(_MIXTRALS), options={"gpus": ep, "ep": ep, "engine": "megatron"})
+
+
 def _dense_and_sparse(draw: Draw) -> Two:
     numbers = letters_of((SIX, ACTIVE), draw.one_of(EXPERTS), **batch_of(draw))
     return Two(Put(SIX, numbers), Put(ACTIVE, numbers))
@@ -59,6 +66,17 @@ KINDS: Final = (
             "参数量相同时，稠密模型一步的 FLOP 是混合专家模型的多少倍？不计注意力分数。",
         ),
         _dense_and_sparse,
+    ),
+    total_of(
+        TOPIC,
+        "parameters",
+        Words(
+            "how many bytes of weights does each GPU hold in 16 bits? Experts are split over the expert-parallel "
+            "GPUs, and every GPU has all other weights. Attention has no biases.",
+            "每张 GPU 上的 16 位权重占多少字节？专家分布在专家并行的各 GPU 上，其他权重每张 GPU 都有完整一份。注意力"
+            "没有偏置。",
+        ),
+        _megatron_experts,
     ),
     exactly(
         TOPIC,
