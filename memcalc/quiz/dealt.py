@@ -52,7 +52,7 @@ def deal(kinds: list[Kind], seed: int, questions: int, language: str) -> Iterato
 
 def _of_level(kinds: list[Kind], seed: int, questions: int, language: str) -> Iterator[Question]:
     draw = Draw(f"{seed}/{kinds[0].level}")
-    asked: set[str] = set()
+    asked: set[tuple[str, str]] = set()
     alike = 0
     waiting: list[Kind] = []
     for number in count():
@@ -61,10 +61,10 @@ def _of_level(kinds: list[Kind], seed: int, questions: int, language: str) -> It
         waiting = waiting or _topics_in_turn(draw.shuffled(kinds))
         kind = waiting.pop(0)
         question = kind.make(Draw(f"{seed}/{kind.topic}/{kind.level}/{kind.name}/{number}"), language)
-        if question.text in asked:
+        if (question.text, question.given) in asked:
             alike += 1
             continue
-        asked.add(question.text)
+        asked.add((question.text, question.given))
         alike = 0
         yield question
 

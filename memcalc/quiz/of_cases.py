@@ -26,12 +26,12 @@ def by_rule(topic: Topic, rule: Rule, asks: Words, setups: Setups, quantity: Qua
         setup = setups(draw)
         asked = _asked(topic, case, setup, language)
         step = put_in(rule, asked.report, language)
-        words = (_BY_RULE.said(language, asks=asks.said(language)), given(_numbers(rule, asked), language))
         return Question(
             topic=topic.name,
             level=1,
             kind=_name(rule),
-            text=joined(words, language),
+            text=_BY_RULE.said(language, asks=asks.said(language)),
+            given=given(_numbers(rule, asked), language),
             quantity=unit,
             answer=step.result,
             percent=percent_of(unit, PERCENT_OF_A_RULE),
@@ -54,12 +54,12 @@ def exactly(topic: Topic, rule: Rule, asks: Words, setups: Setups, quantity: Qua
         asked = _asked(topic, case, setup, language)
         step: Step = exact(asked)
         unit = quantity or quantity_of(step.unit)
-        words = (EXACTLY.said(language, asks=asks.said(language)), setup_of(asked.report, language))
         return Question(
             topic=topic.name,
             level=3,
             kind=_name(rule),
-            text=joined(words, language),
+            text=EXACTLY.said(language, asks=asks.said(language)),
+            given=setup_of(asked.report, language),
             quantity=unit,
             answer=step.result,
             percent=percent_of(unit, PERCENT_OF_A_REPORT),

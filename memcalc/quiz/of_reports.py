@@ -10,7 +10,7 @@ from memcalc.explanation.topic import Topic
 from memcalc.explanation.words import Words
 from memcalc.quiz.facts import setup_of
 from memcalc.quiz.numbers import Draw, Setups
-from memcalc.quiz.of_cases import EXACTLY, joined
+from memcalc.quiz.of_cases import EXACTLY
 from memcalc.quiz.question import PERCENT_OF_A_REPORT, Kind, Question
 
 _HINT: Final = Words(
@@ -26,12 +26,12 @@ def total_of(topic: Topic, component: str, asks: Words, setups: Setups) -> Kind:
     def make(draw: Draw, language: str) -> Question:
         setup = setups(draw)
         report = estimate(setup.model, params=setup.params, **setup.options)
-        words = (EXACTLY.said(language, asks=asks.said(language)), setup_of(report, language))
         return Question(
             topic=topic.name,
             level=3,
             kind=name,
-            text=joined(words, language),
+            text=EXACTLY.said(language, asks=asks.said(language)),
+            given=setup_of(report, language),
             quantity="bytes",
             answer=report.total(component),
             percent=PERCENT_OF_A_REPORT,

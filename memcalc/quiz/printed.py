@@ -77,7 +77,8 @@ class Printer:
         self._console.print()
         meaning = LEVELS[question.level].said(self.language)
         self.say(_HEAD, style="bold", number=number, of=of, topic=question.topic, level=question.level, meaning=meaning)
-        print_line(self._console, Text(question.text), 0)
+        for sentence in (question.text, question.given):
+            print_line(self._console, Text(sentence), 0)
         print_line(self._console, Text(how(question, self.language), style="dim"), 0)
 
     def prompt(self) -> None:
@@ -149,6 +150,7 @@ def _as_document(question: Question, language: str) -> dict[str, Any]:
         "level": question.level,
         "kind": question.kind,
         "question": question.text,
+        "given": question.given,
         "how": how(question, language),
         "unit": question.quantity,
         "answer": question.answer,

@@ -34,6 +34,8 @@ class Question:
     level: int
     kind: str
     text: str
+    given: str
+    """The numbers that the answer depends on, as a sentence; '' if all of them are in the text."""
     quantity: Quantity
     answer: int | float | bool
     percent: int

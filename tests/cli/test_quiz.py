@@ -79,6 +79,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         "level",
         "kind",
         "question",
+        "given",
         "how",
         "unit",
         "answer",

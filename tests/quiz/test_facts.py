@@ -20,7 +20,11 @@ def test_letters_with_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, ("llama-7b with 6,738,415,616 parameters", "32 layers", "width 11008", "a gated MLP", "head of its own", "1 GPU", "bf16-mixed", "attention sdpa")),
+        (
+            {},
+            ("llama-7b with 6,738,415,616 parameters", "32 layers", "width 11008", "a gated MLP", "head of its own", "1 GPU",
+             "bf16-mixed", "attention sdpa"),
+        ),
         ({"gpus": 8, "zero": 2}, ("8 GPUs", "data parallel 8", "DeepSpeed with ZeRO stage 2")),
         ({"gpus": 8, "engine": "fsdp2"}, ("FSDP2 (reshards after forward)",)),
         ({"gpus": 8, "engine": "megatron", "zero": 1}, ("distributed optimizer",)),

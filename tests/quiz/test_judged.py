@@ -16,7 +16,7 @@ from memcalc.units import to_bytes
 
 
 def asked(answer: float | bool, quantity: Quantity = "bytes", percent: int = 2) -> Question:
-    return Question("adam", 1, "k", "?", quantity, answer, percent, "", (), "memcalc explain adam")
+    return Question("adam", 1, "k", "?", "", quantity, answer, percent, "", (), "memcalc explain adam")
 
 
 def said(question: Question, line: str) -> str:

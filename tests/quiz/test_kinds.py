@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,25 @@ def test_a_file_has_the_kinds_of_its_topic() -> None:
     assert set(FILES) == set(TOPICS)
 
 
+NEW = """
+from memcalc.explanation.topics.adam import SIXTEEN, TOPIC
+from memcalc.explanation.words import Words
+from memcalc.quiz.numbers import sizes
+from memcalc.quiz.of_cases import by_rule
+
+KINDS = (by_rule(TOPIC, SIXTEEN, Words("how many?", "多少？"), sizes),)
+"""
+
+
+def test_a_new_kind_is_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memcalc.quiz import kinds
+
+    (tmp_path / "new_kind.py").write_text(NEW, encoding="utf-8")
+    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path)])
+    assert "new-kind" in list(FILES)
+    assert len(list(all_kinds())) == len(KINDS) + 1
+
+
 def test_a_kind_has_a_name_of_its_own() -> None:
     names = [(kind.topic, kind.level, kind.name) for kind in KINDS]
     assert len(set(names)) == len(names)
@@ -66,9 +86,9 @@ def test_any_draw_is_a_valid_question(kind: Kind) -> None:
         assert isinstance(question.answer, bool) or question.answer > 0
         assert question.derivation[0].steps
         for each, language in ((question, "en"), (chinese, "zh")):
-            for text in (each.text, each.hint, how(each, language), answer_of(each, language)):
+            for text in (each.text, each.given, each.hint, how(each, language), answer_of(each, language)):
                 assert not set("{}") & set(text), text
-        assert not is_chinese(question.text + question.hint)
+        assert not is_chinese(question.text + question.given + question.hint)
         assert is_chinese(chinese.text) and is_chinese(chinese.hint)
         assert question.percent == (
             0 if question.quantity in ("gpus", "micro-batches", "truth") else 2 + kind.level // 3
@@ -201,7 +221,7 @@ def test_activations_by_korthikanti(seed: int) -> None:
 @seeds
 def test_the_fewest_gpus(seed: int) -> None:
     question = made(of("zero", 2, "fewest"), seed)
-    phi = int(question.text.split("Φ = ")[1].split(" ")[0].replace(",", ""))
+    phi = int(question.given.split("Φ = ")[1].split(" ")[0].replace(",", ""))
     room = int(question.text.split(" GB")[0].rsplit(" ", 1)[1]) * 10**9
     answer = int(question.answer)
     assert answer % 8 == 0
@@ -213,7 +233,7 @@ def test_the_fewest_gpus(seed: int) -> None:
 @seeds
 def test_whether_it_fits(seed: int) -> None:
     question = made(of("adam", 2, "fits"), seed)
-    phi = int(question.text.split("Φ = ")[1].split(" ")[0].replace(",", ""))
+    phi = int(question.given.split("Φ = ")[1].split(" ")[0].replace(",", ""))
     room = int(question.text.split(" GB")[0].rsplit(" ", 1)[1]) * 10**9
     assert question.answer is (16 * phi <= room)
     assert abs(16 * phi - room) > 0.04 * room
