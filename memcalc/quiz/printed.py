@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _HEAD: Final = Words(
     "{number}/{of} · {topic} · level {level}, {meaning}", "{number}/{of} · {topic} · 第 {level} 级，{meaning}"
 )
-_WITHIN: Final = Words(" Right within {percent} %.", "误差在 {percent}% 以内算对。")
+_WITHIN: Final = Words(" Right within {percent}%.", "误差在 {percent}% 以内算对。")
 _EXACT: Final = Words(" Only the exact number is right.", "必须完全正确。")
 _HOW: Final = {
     "bytes": Words(
@@ -38,7 +38,7 @@ _HOW: Final = {
     "truth": Words("Answer yes or no.", "请回答“是”或“否”。"),
 }
 _TITLE: Final = Words(
-    "{questions} questions. Seed {seed}: --seed {seed} asks them again.",
+    "Questions: {questions}. Seed {seed}: --seed {seed} asks them again.",
     "共 {questions} 题。种子 {seed}：用 --seed {seed} 可以重做同一组题。",
 )
 _KEYS: Final = Words(

@@ -40,7 +40,7 @@ def piped(text: bytes, *arguments: str, **changes: str) -> tuple[int, str, str]:
 def test_answers_from_a_pipe() -> None:
     status, out, err = piped(b"\n1 GB\n?\n", "--seed", "7", "-n", "5")
     assert (status, err) == (0, "")
-    assert out.startswith("5 questions. Seed 7: --seed 7 asks them again.")
+    assert out.startswith("Questions: 5. Seed 7: --seed 7 asks them again.")
     assert "> 1 GB\n" in out
     assert SCORE in out
     assert "\x1b" not in out
