@@ -21,6 +21,7 @@ import evidence
 
 import memcalc
 from memcalc.cli.main import main
+from memcalc.explanation.topics import TOPICS
 from memcalc.families import FAMILIES
 from memcalc.inputs.gpu import all_gpus
 from memcalc.inputs.model import model_names
@@ -44,6 +45,8 @@ def values() -> dict[str, str]:
         "megatron types": str(sum(FAMILIES[name].support.architecture is not None for name in FAMILIES)),
         "ulysses types": str(sum(FAMILIES[name].support.ulysses for name in FAMILIES)),
         **{name: f"{count:,}" for name, count in run_of_readme().items()},
+        "topics": f"\n{topics()}\n",
+        "quiz session": f"\n{quiz_session()}\n",
         "evidence": f"\n{evidence.table()}\n",
         "evidence zh": f"\n{evidence.table(evidence.CHINESE)}\n",
     }
@@ -61,6 +64,20 @@ def run_of_readme() -> dict[str, int]:
         "deep log": len(whole.log),
         "moments": len(profile.moments),
     }
+
+
+def topics() -> str:
+    """The topics of `memcalc explain` in both languages, as a table."""
+    rows = [f"| `{name}` | {TOPICS[name].summary.en} | {TOPICS[name].summary.zh} |" for name in TOPICS]
+    return "\n".join(["| topic | in English | in Chinese |", "|---|---|---|", *rows])
+
+
+def quiz_session() -> str:
+    """A quiz of three questions: one answered right at once, one after a hint, one by the rule of thumb alone."""
+    typed = "57.2 GB\n?\n32\n58.2 GB\n"
+    with patch("sys.stdin", io.StringIO(typed)):
+        printed = output("quiz --topic zero --seed 2 --questions 3 --lang en")
+    return f"```text\n{printed}```"
 
 
 def pages(written: set[Path]) -> list[Path]:

@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.report",),
     ("memcalc.explanation",),
     ("memcalc.pictures",),
+    ("memcalc.quiz",),
     ("memcalc.cli", "memcalc.__main__"),
 )
 """Every module by the longest prefix of its name, low to high. A module imports from its own layer and from below."""
@@ -62,7 +63,7 @@ UPWARD = {
 ONLY: dict[str, tuple[str, ...]] = {
     "typer": ("memcalc.cli",),
     "click": (),
-    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation", "memcalc.pictures"),
+    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation", "memcalc.pictures", "memcalc.quiz"),
     "huggingface_hub": ("memcalc.inputs.hub",),
     "torch": ("memcalc.tracing", "memcalc.validate"),
     "transformers": ("memcalc.tracing", "memcalc.validate"),
@@ -86,6 +87,7 @@ IN_PLAIN_WORDS = (
     "memcalc.optimizers",
     "memcalc.pictures",
     "memcalc.pipelining",
+    "memcalc.quiz",
     "memcalc.registry",
     "memcalc.report",
     "memcalc.setup",

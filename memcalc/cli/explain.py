@@ -59,9 +59,10 @@ def explain(
     **setup: Any,
 ) -> None:
     """Explain an estimate, step by step from its rows, or a topic: its rules of thumb beside exact numbers."""
+    from memcalc.cli.language import language_option
     from memcalc.errors import InputError
 
-    language = _language(lang)
+    language = language_option(lang)
     given = o.setup_of(setup)
     model = o.model_of(name, model)
     asked = topic is not None or model is not None or params is not None
@@ -73,15 +74,6 @@ def explain(
         _explain_topic(topic, model, params, given, language, json)
     else:
         _derive(_model(topic, model, params), params, given, language, json)
-
-
-def _language(lang: str | None) -> str:
-    from memcalc.errors import InputError, one_line
-    from memcalc.explanation.words import LANGUAGES, language_of
-
-    if lang is not None and lang not in LANGUAGES:
-        raise InputError(f"--lang {one_line(lang)}: allowed: {', '.join(LANGUAGES)}")
-    return lang or language_of()
 
 
 def _is_topic(name: str) -> bool:

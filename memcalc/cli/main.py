@@ -22,13 +22,14 @@ def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
 
 COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
-    ("estimate", "explain", "validate", "models", "gpus"),
+    ("estimate", "explain", "quiz", "validate", "models", "gpus"),
     _command_of,
     helpers=(
         "completion",
         "group",
         "help",
         "html_page",
+        "language",
         "main",
         "options",
         "output",

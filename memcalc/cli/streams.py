@@ -6,6 +6,8 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import IO, Any, Final
 
 at_interrupt = b""
@@ -22,6 +24,21 @@ def end_at_interrupt() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+
+
+@contextmanager
+def interrupts_raise() -> Generator[None]:
+    """Make Ctrl-C raise KeyboardInterrupt inside the block, for a command that ends in its own way. Where SIGINT is ignored, it
+    stays ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not _end:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(*_: Any) -> None:
@@ -41,6 +58,13 @@ def open_closed() -> None:
         if getattr(sys, name) is None:
             _point(number, mode)
             setattr(sys, name, io.TextIOWrapper(io.FileIO(number, "w"), encoding="utf-8", errors="replace"))
+
+
+def read_any_bytes() -> None:
+    """Make bytes of stdin that are no text in its encoding readable, as replacement characters."""
+    for stream in (sys.stdin,):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def drop(stream: IO[str]) -> None:

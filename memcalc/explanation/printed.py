@@ -10,7 +10,7 @@ from rich.text import Text
 
 from memcalc.explanation.words import Words
 from memcalc.report.consoles import console_for
-from memcalc.report.folding import with_breaks
+from memcalc.report.folding import lines_of
 from memcalc.units import KIB, show_bytes, show_count, show_flops, show_gb, show_seconds, to_bytes
 
 if TYPE_CHECKING:
@@ -31,14 +31,19 @@ def print_sections(title: str, sections: Iterable[Section], language: str, file:
     print_line(console, Text(title, style="bold"), 0)
     for section in sections:
         console.print()
-        print_line(console, Text(section.title, style="bold underline"), 0)
-        said: set[str] = set()
-        for step in section.steps:
-            for line, indent in _lines(step, language, said):
-                print_line(console, line, indent)
-            said.update((step.why, step.source))
-        for sentence in section.text:
-            print_line(console, Text(sentence), 2)
+        print_section(console, section, language)
+
+
+def print_section(console: Console, section: Section, language: str) -> None:
+    """Write the title of a section, its steps and its sentences."""
+    print_line(console, Text(section.title, style="bold underline"), 0)
+    said: set[str] = set()
+    for step in section.steps:
+        for line, indent in _lines(step, language, said):
+            print_line(console, line, indent)
+        said.update((step.why, step.source))
+    for sentence in section.text:
+        print_line(console, Text(sentence), 2)
 
 
 def _lines(step: Step, language: str, said: set[str]) -> Iterator[tuple[Text, int]]:
@@ -58,11 +63,8 @@ def _lines(step: Step, language: str, said: set[str]) -> Iterator[tuple[Text, in
 
 def print_line(console: Console, line: Text, indent: int) -> None:
     """Write a line, folded to the width behind an indent."""
-    width = max(console.width - indent, 1)
-    for part in with_breaks(line, width).wrap(console, width):
-        part.rstrip()
-        if part:
-            console.print(Text(" " * indent).append_text(part), soft_wrap=True)
+    for part in lines_of(line, console, max(console.width - indent, 1)):
+        console.print(Text(" " * indent).append_text(part), soft_wrap=True)
 
 
 def shown(step: Step, language: str = "en") -> str:
@@ -89,12 +91,10 @@ def document(title: str, sections: Iterable[Section], language: str) -> dict[str
         "schema_version": 1,
         "title": title,
         "language": language,
-        "sections": [
-            {
-                "title": section.title,
-                "steps": [step._asdict() for step in section.steps],
-                "text": list(section.text),
-            }
-            for section in sections
-        ],
+        "sections": [section_document(section) for section in sections],
     }
+
+
+def section_document(section: Section) -> dict[str, Any]:
+    """Return a section for `--json`."""
+    return {"title": section.title, "steps": [step._asdict() for step in section.steps], "text": list(section.text)}

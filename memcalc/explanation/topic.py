@@ -146,22 +146,41 @@ def _why_none(topic: Topic, params: Any, options: Mapping[str, Any], error: Inpu
 
 
 def _compared(topic: Topic, case: Case, model: Any, params: Any, options: Mapping[str, Any], language: str) -> Section:
+    if not is_told(case.rule):
+        return _quoted_alone(case.rule, case.differs.said(language), language)
+    return compared(case, asked_in(topic, case, model, params, options, language))
+
+
+def is_told(rule: Rule) -> bool:
+    """Return True if a setup has a number for every letter of a rule."""
+    return all(letter in LETTERS for letter in letters_in(rule.formula))
+
+
+def asked_in(topic: Topic, case: Case, model: Any, params: Any, options: Mapping[str, Any], language: str) -> Asked:
+    """Return the setup of a case: the given model and options, and the topic's own for the others."""
     chosen = {} if params is not None else {"model": topic.model if model is None else model}
 
     def again(**changes: Any) -> Report:
         return estimate(**chosen, params=params, **{**topic.completed(options), **case.options, **changes})
 
-    rule = case.rule
-    if not all(letter in LETTERS for letter in letters_in(rule.formula)):
-        return _quoted_alone(rule, case.differs.said(language), language)
-    report = again()
-    here = rule.step(HERE.said(language, setup=_named(report)), values(rule.formula, report))
+    return Asked(again(), again, language)
+
+
+def put_in(rule: Rule, report: Report, language: str) -> Step:
+    """Return a rule with the numbers of a setup."""
+    return rule.step(HERE.said(language, setup=_named(report)), values(rule.formula, report))
+
+
+def compared(case: Case, asked: Asked) -> Section:
+    """Return a rule where it is published and in a setup, and the exact number of that setup if there is one."""
+    rule, language = case.rule, asked.language
+    here = put_in(rule, asked.report, language)
     steps = (_quoted(rule, language), *([here] if letters_in(rule.formula) else []))
     if case.exact is None:
-        return Section(rule.title.said(language), steps, (*_words(rule, language), case.differs.said(language)))
-    exact = case.exact(Asked(report, again, language))
-    compared = _beside(here.result, exact.result, case.differs, language)
-    return Section(rule.title.said(language), (*steps, exact), (*_words(rule, language), compared))
+        return Section(rule.title.said(language), steps, (*said_of(rule, language), case.differs.said(language)))
+    exact = case.exact(asked)
+    words = _beside(here.result, exact.result, case.differs, language)
+    return Section(rule.title.said(language), (*steps, exact), (*said_of(rule, language), words))
 
 
 def _beside(rule: Number, exact: Number, differs: Words, language: str) -> str:
@@ -185,14 +204,15 @@ def _named(report: Report) -> str:
 
 
 def _quoted_alone(rule: Rule, words: str, language: str) -> Section:
-    return Section(rule.title.said(language), (_quoted(rule, language),), (*_words(rule, language), words))
+    return Section(rule.title.said(language), (_quoted(rule, language),), (*said_of(rule, language), words))
 
 
 def _quoted(rule: Rule, language: str) -> Step:
     return rule.step(EXAMPLE.said(language), rule.quoted.numbers, rule.quoted.source)
 
 
-def _words(rule: Rule, language: str) -> tuple[str, ...]:
+def said_of(rule: Rule, language: str) -> tuple[str, ...]:
+    """Return the sentences about a rule: its letters, what it counts, what it leaves out."""
     letters = letters_in(rule.formula)
     where = (WHERE.said(language, letters=meanings(letters, language, _MEASURED)),) if letters else ()
     counts = COUNTS.said(language, words=rule.counts.said(language))

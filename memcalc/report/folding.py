@@ -1,11 +1,13 @@
-"""Text that breaks words longer than the line after an operator or a dot: formulas, settings, names of modules."""
+"""Text that folds to a width. Words longer than the line break after an operator or a dot: formulas, settings, names of
+modules. Chinese breaks between any two characters, but no line begins with a closing mark or ends with an opening one."""
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.measure import Measurement
 from rich.text import Text
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 _PIECE: Final = re.compile(r"[^·+=:/,(.]*[·+=:/,(.]?")
 _WORD: Final = re.compile(r"\S+")
+_WIDE: Final = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
+_CLOSING: Final = frozenset("，。、；：？！）】》」』”’…,.;:?!)]%·")
+_OPENING: Final = frozenset("（【《「『“‘([")
 
 
 class Folded:
@@ -30,6 +35,62 @@ class Folded:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement.get(console, options, self.text)
+
+
+def lines_of(line: Text, console: Console, width: int) -> Iterator[Text]:
+    """Yield a line in parts of at most `width` columns, without the spaces at their ends and without empty ones."""
+    if _WIDE.search(line.plain):
+        parts = line.divide(list(_line_starts(line.plain, width)))
+    else:
+        parts = with_breaks(line, width).wrap(console, width)
+    for part in parts:
+        part.rstrip()
+        if part:
+            yield part
+
+
+def _line_starts(plain: str, width: int) -> Iterator[int]:
+    """Yield the places at which the lines of a text with wide characters begin, except the first."""
+    taken = 0
+    for start, unit in _units(plain):
+        length = cell_len(unit)
+        if not unit.isspace() and taken and taken + length > width:
+            yield start
+            taken = 0
+        for cut in _cuts_within(unit, width) if length > width and not unit.isspace() else ():
+            yield start + cut
+            length = cell_len(unit[cut:])
+        taken += length
+
+
+def _units(plain: str) -> Iterator[tuple[int, str]]:
+    """Yield the parts of a text that stay on one line, with their places."""
+    start = 0
+    for place in range(1, len(plain) + 1):
+        if place == len(plain) or _may_break(plain[place - 1], plain[place]):
+            yield start, plain[start:place]
+            start = place
+
+
+def _may_break(before: str, after: str) -> bool:
+    """Return True if a line may end between two characters."""
+    if before.isspace() or after.isspace():
+        return not (before.isspace() and after.isspace())
+    if after in _CLOSING or before in _OPENING:
+        return False
+    return bool(_WIDE.match(before) or _WIDE.match(after))
+
+
+def _cuts_within(unit: str, width: int) -> Iterator[int]:
+    """Yield the places at which a unit wider than a line is cut: after an operator, and inside of what has none."""
+    places = [0, *_cuts(unit, width), len(unit)]
+    for begin, end in pairwise(places):
+        if begin:
+            yield begin
+        place = begin
+        for part in chop_cells(unit[begin:end], width)[:-1]:
+            place += len(part)
+            yield place
 
 
 def with_breaks(line: Text, width: int) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import shlex
@@ -53,6 +54,7 @@ def test_every_command_of_a_page_runs(
     """In a folder that has what the commands read: a config.json."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     for words in dict.fromkeys(arguments(line) for line in BY_PAGE[page]):
         if is_run(words):
