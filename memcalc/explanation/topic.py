@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 Number = int | float
 
 
+FORMULA: Final = " (formula)"
+"""Ends a source that has the formula, or the facts that it adds up, and does not print the value."""
+
+
 class Quoted(NamedTuple):
-    """A rule's numbers where it is published, its value there, and how far rounding takes that from the formula's."""
+    """An example of a rule: its numbers, its value, how far the source's rounding is from the formula, and the source."""
 
     numbers: Mapping[str, Number]
     value: Number
     within: Number
     source: str
+
+    @property
+    def published(self) -> bool:
+        """Whether the source prints the value."""
+        return not self.source.endswith(FORMULA)
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class Topic:
 
 
 EXAMPLE: Final = Words("for example", "举例")
+PUBLISHED: Final = Words("as published", "已发表的数值")
 HERE: Final = Words("the rule for {setup}", "代入 {setup}")
 WHERE: Final = Words("Letters: {letters}.", "符号：{letters}。")
 COUNTS: Final = Words("It counts: {words}", "计入：{words}")
@@ -189,7 +199,8 @@ def _quoted_alone(rule: Rule, words: str, language: str) -> Section:
 
 
 def _quoted(rule: Rule, language: str) -> Step:
-    return rule.step(EXAMPLE.said(language), rule.quoted.numbers, rule.quoted.source)
+    words = PUBLISHED if rule.quoted.published else EXAMPLE
+    return rule.step(words.said(language), rule.quoted.numbers, rule.quoted.source)
 
 
 def _words(rule: Rule, language: str) -> tuple[str, ...]:
