@@ -72,7 +72,7 @@ def write(report: Report, kind: str, *, tables: Tables, output: Path | str | Non
         _write_to(report, kind, tables, sys.stdout)
         return
     if output == "":  # an empty word is not converted to a path
-        raise InputError("--output '': expected the name of a file")
+        raise InputError("--output '': allowed: the name of a file")
     try:
         with Path(output).open("w", encoding="utf-8", newline="") as file:
             _write_to(report, kind, tables, file)
@@ -87,7 +87,7 @@ def _write_to(report: Report, kind: str, tables: Tables, file: IO[str]) -> None:
 
         print_report(report, **tables._asdict(), file=file, waiting=waiting)
     else:
-        with waiting("the step, played through the allocator"):
+        with waiting("simulating the allocator"):
             text = _render(report, kind, tables)
         file.write(text)
 

@@ -23,12 +23,12 @@ def advice_lines(report: Report) -> list[RenderableType]:
     found = advice(report)
     if not found:
         lost = report.verdict is not None and report.verdict.fits is False and report.given is not None
-        return [_heading("none of the changes that were tried makes it fit, nor lowers its peak")] if lost else []
+        return [_heading("no change that was tried makes it fit or lowers its peak")] if lost else []
     if found[0].device is None:
         return [_heading("what would help most"), *(Text(_peak_line(one)) for one in found)]
     if found[0].fits is False:
         return [
-            _heading("none of the changes that were tried makes it fit; closest is"),
+            _heading("no change that was tried makes it fit; the closest is"),
             *_lines(found[0], found[0].costs, _missing(found[0])),
         ]
     if report.states_only:
@@ -56,9 +56,9 @@ def _peak_line(one: Proposal) -> str:
 
 def _verdict(one: Proposal) -> str:
     if one.answer == "tight" and one.gives_back:
-        return "fits, if the allocator gives cached segments back (slower)"
+        return "fits, but the allocator has to free cached memory (slower)"
     if one.answer == "tight":
-        return f"fits, {show_bytes(one.headroom or 0)} to spare, which is less than the estimate's error"
+        return f"fits, {show_bytes(one.headroom or 0)} to spare, less than the estimate's error"
     return f"fits, {show_bytes(one.headroom or 0)} to spare" if one.fits else "the model states fit"
 
 
@@ -66,4 +66,4 @@ def _missing(one: Proposal) -> str:
     if one.answer == "expandable":
         return f"fits with {EXPANDABLE}"
     over = -(one.headroom or 0)
-    return f"still {show_bytes(over)} too much" if over > 0 else "what is left is less than the estimate's error"
+    return f"still {show_bytes(over)} too much" if over > 0 else "the memory left is less than the estimate's error"

@@ -54,7 +54,7 @@ def test_verbose_has_phases_every_collective_and_flops(capsys: pytest.CaptureFix
     plain, more = (
         estimate(capsys, "-m", "llama-7b", "-g", "8", "--zero", "3", *flags).stdout for flags in ([], ["--verbose"])
     )
-    for text in ("peak by phase", "gradient buckets", "matrix products", "textbook", "blocks as they are split"):
+    for text in ("peak by phase", "gradient buckets", "matrix products", "textbook", "rounding of blocks"):
         assert text in more
         assert text not in plain
     assert "--verbose" in plain
