@@ -34,14 +34,14 @@ _NUMBER: Final = re.compile(r"\.\d+\.")
 
 
 class _Key(NamedTuple):
-    """This is what makes rows one step."""
+    """The key of rows that are shown in one step."""
 
     what: str
     dtype: str
 
 
 def component_section(report: Report, component: str, language: str) -> Section:
-    """Return the steps of what most exists of a component in a step; of the temporaries, of those at the peak."""
+    """Return a component's section: the most that exists of it in a step; of temporaries, those at the peak."""
     items = [item for item in report.items if item.component == component and item.nbytes]
     steps = steps_of(_groups(report, items, language), "bytes", lambda rows: REST.said(language, rows=rows))
     total = sum(step.result for step in steps)
@@ -64,7 +64,7 @@ def _term(report: Report, item: Item) -> Term:
 
 
 def _what(key: _Key, rows: list[Item], language: str) -> str:
-    """Return the place and what is in it, or a row's own name."""
+    """Return words for a row: its place and kind, or its own name."""
     if len(rows) == 1:
         return rows[0].name
     names = list(dict.fromkeys(_short(item.name) for item in rows if item.nbytes))
@@ -91,7 +91,7 @@ def _by_state(item: Item, _language: str) -> str:
 
 
 def _by_name(item: Item, _language: str) -> str:
-    """Return what a row is, without its size, the tensor that it is of, and the number of its layer."""
+    """Return a row's name without its size, its tensor and the number of its layer."""
     return _NUMBER.sub(".*.", item.name.split(" (")[0].rsplit(": ", 1)[-1])
 
 

@@ -112,7 +112,7 @@ _BY_NAME: Final = {
 
 
 def reason(report: Report, item: Item, language: str) -> str:
-    """Return why rows like this one are there; '' where its name says no more than it does."""
+    """Return the sentence on why rows like this one exist; '' if their name says as much."""
     component = item.component
     if component == "parameters":
         return _of_weights(report, item, language)

@@ -92,7 +92,7 @@ def check_token_slices(options: Options, seq_len: int) -> None:
     tokens = options.micro_batch_size * seq_len
     if tokens % options.tp:
         batch = f"micro-batch {options.micro_batch_size} · {seq_len} = {tokens} tokens"
-        why = f"with tp {options.tp} and ep {options.ep}: {batch} do not make {options.tp} equal slices; what is unequal {NOT_YET}"
+        why = f"with tp {options.tp} and ep {options.ep}: {batch} do not make {options.tp} equal slices; another split {NOT_YET}"
         refuse("seq_len", seq_len, f"{why}a multiple of {options.tp}")
 
 

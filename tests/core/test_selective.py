@@ -211,7 +211,7 @@ def test_every_second_product_is_kept_the_first_one_included() -> None:
         ("llama-7b", {"kernels": "fused", "recompute": "op"},
          "--recompute op: with kernels fused is not modelled by this version; allowed: none, full"),
         ("llama-7b", {"recompute": "selective"},
-         "--recompute selective: recomputes core attention alone is an option of Megatron; allowed: none, op, full"),
+         "--recompute selective: recomputes core attention alone, which Megatron does; allowed: none, op, full"),
         ({"model_type": "ctrl"}, {"recompute": "op"},
          "--recompute op: transformers does not offer it for ctrl; allowed: none"),
     ],

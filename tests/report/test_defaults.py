@@ -16,7 +16,7 @@ from memcalc.report.table import print_report
 TRAINER = "HF Trainer with bf16=True is --engine ddp --precision bf16-autocast"
 FSDP = "FSDP is --engine fsdp2 --zero 3"
 DEEPSPEED = "DeepSpeed is --engine deepspeed --zero 2 (or 3)"
-ALONE = "HF Trainer with bf16=True is --precision bf16-autocast"
+TRAINER_ALONE = "HF Trainer with bf16=True is --precision bf16-autocast"
 
 
 def of(**options: Any) -> list[str]:
@@ -34,12 +34,12 @@ def of(**options: Any) -> list[str]:
             {},
             [
                 "by default: engine none (plain PyTorch), precision bf16-mixed",
-                f"your launcher may differ: {ALONE}",
+                f"your launcher may differ: {TRAINER_ALONE}",
             ],
         ),
         ({"gpus": 8, "precision": "fp32"}, ["by default: engine ddp", f"your launcher may differ: {FSDP} · {DEEPSPEED}"]),
         ({"gpus": 8, "engine": "ddp"}, ["by default: precision bf16-mixed",
-                                        f"your launcher may differ: {ALONE}"]),
+                                        f"your launcher may differ: {TRAINER_ALONE}"]),
         ({"gpus": 8, "zero": 3}, ["by default: engine deepspeed, precision bf16-mixed",
                                   "your launcher may differ: FSDP is --engine fsdp2"]),
         ({"gpus": 8, "zero": 1}, ["by default: engine deepspeed, precision bf16-mixed"]),
@@ -51,7 +51,7 @@ def of(**options: Any) -> list[str]:
         ({"gpus": 8, "tp": 2, "precision": "fp32"}, ["by default: engine megatron", f"your launcher may differ: {FSDP}"]),
         ({"gpus": 8, "engine": "ddp", "precision": "bf16-mixed"}, []),
         ({"engine": "none", "precision": None}, ["by default: precision bf16-mixed",
-                                                 f"your launcher may differ: {ALONE}"]),
+                                                 f"your launcher may differ: {TRAINER_ALONE}"]),
     ],
     ids=str,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Batch and sequence, doubled."""
+"""Batch and sequence: the memory that doubles with them."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ _RATIO: Final = Words("saved by the layers, doubled over not", "加倍前后各�
 
 
 def twice_the_batch(asked: Asked) -> Step:
-    """Return what layers save of twice the micro-batch over what they save."""
+    """Return the ratio of the bytes that layers save with twice the micro-batch to those with the given one."""
     report = asked.report
     batch = report.setup.micro_batch_size
     return _ratio(asked, {"micro_batch_size": 2 * batch, "global_batch_size": 2 * report.setup.global_batch_size})
 
 
 def twice_the_sequence(asked: Asked) -> Step:
-    """Return what layers save of half the sequence, the other way round."""
+    """Return the ratio of the bytes that layers save with twice the sequence to those with the given one."""
     return _ratio(asked, {"seq_len": 2 * (asked.report.setup.seq_len or 0)})
 
 

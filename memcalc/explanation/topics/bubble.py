@@ -60,14 +60,14 @@ _SCHEDULE: Final = Words(
 
 
 def idle(asked: Asked) -> Step:
-    """Return the bubble of the setup's schedule over the ideal time."""
+    """Return the bubble of the setup's schedule as a share of the ideal time."""
     words = MEMCALC.said(asked.language, what=_IDLE.said(asked.language))
     share = _share(asked)
     return Step(words, asked.report.setup.schedule, "", share, "ratio")
 
 
 def of_the_step(asked: Asked) -> Step:
-    """Return the bubble of the setup's schedule over the step."""
+    """Return the bubble of the setup's schedule as a share of the step's time."""
     share = _share(asked)
     return ratio_step(asked, _OF_STEP, "idle/(1 + idle)", share, 1 + share)
 

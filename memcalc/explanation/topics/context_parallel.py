@@ -44,7 +44,7 @@ _RATIO: Final = Words("saved by the layers over what one GPU would save", "å„å±
 
 
 def share(asked: Asked) -> Step:
-    """Return what a rank's layers save over what they save without context parallelism."""
+    """Return the ratio of the bytes that a rank's layers save to those without context parallelism."""
     setup = asked.report.setup
     whole = asked.again(cp=1, gpus=setup.gpus // setup.cp, engine=setup.engine)
     return ratio_step(asked, _RATIO, "cp/1", layers_saved(asked.report), layers_saved(whole))

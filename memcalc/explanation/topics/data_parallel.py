@@ -1,4 +1,4 @@
-"""torch's old DataParallel: the loaded first GPU."""
+"""torch's old DataParallel: its first GPU holds the most."""
 
 from __future__ import annotations
 

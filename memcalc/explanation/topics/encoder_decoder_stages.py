@@ -49,12 +49,12 @@ _SAVED: Final = Words("saved by the decoder's layers over the encoder's", "è§£ç 
 
 
 def weights(asked: Asked) -> Step:
-    """Return the weights of the decoder's layers over the encoder's."""
+    """Return the ratio of the decoder layers' weights to the encoder layers'."""
     return _ratio(asked, _WEIGHTS, "parameters")
 
 
 def saved(asked: Asked) -> Step:
-    """Return what the decoder's layers save over the encoder's."""
+    """Return the ratio of the bytes that decoder layers save to those of encoder layers."""
     return _ratio(asked, _SAVED, "saved_activations")
 
 
@@ -67,7 +67,7 @@ def _ratio(asked: Asked, words: Words, component: str) -> Step:
 
 
 def _of_stack(report: Report, stack: str, component: str) -> int:
-    """Return the bytes of a component's rows of the equal layers of a stack."""
+    """Return the bytes of one component in the equal layers of a stack."""
     own = (item for item in report.items if item.component == component and "*" in item.name)
     return sum(item.nbytes for item in own if stack in item.name.split("*")[0].split("."))
 

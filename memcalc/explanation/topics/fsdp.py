@@ -59,7 +59,7 @@ _OTHER: Final = Words(
 
 
 def gathered(asked: Asked) -> Step:
-    """Return the buffers that FSDP gathers weights in and reduces gradients from, the most in a step."""
+    """Return the bytes of the buffers in which FSDP gathers weights and reduces gradients: the most in a step."""
     words = ("gather", "reduce-scatter", "gradients, divided")
     parts: dict[str, int] = {}
     for item in asked.report.items:

@@ -1,4 +1,4 @@
-"""Mixtures of experts: all experts in memory, few of them at work."""
+"""Mixtures of experts: memory holds all experts, a token uses a few."""
 
 from __future__ import annotations
 

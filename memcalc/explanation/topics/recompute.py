@@ -53,7 +53,7 @@ _KEPT: Final = Words("saved by the layers with recomputation over without", "有
 
 
 def flops(asked: Asked) -> Step:
-    """Return the FLOPs of a step over those without recomputation."""
+    """Return the ratio of a step's FLOPs to those without recomputation."""
     found = asked.report.flops
     if not found["total"]:
         raise InputError("--params: a bare number of parameters has no products of matrices; allowed: --model")
@@ -61,7 +61,7 @@ def flops(asked: Asked) -> Step:
 
 
 def kept(asked: Asked) -> Step:
-    """Return what the layers save over what they save without recomputation."""
+    """Return the ratio of the bytes that the layers save to those without recomputation."""
     whole = layers_saved(asked.again(recompute="none"))
     return ratio_step(asked, _KEPT, "full/none", layers_saved(asked.report), whole)
 

@@ -1,4 +1,4 @@
-"""Sequence parallelism: what tensor parallelism leaves whole is split by tokens."""
+"""Sequence parallelism: the tensors that tensor parallelism leaves whole are split by tokens."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ SETUP: dict[str, Any] = {"gpus": 8, "zero": 3, "engine": "fsdp2", "seq_len": 409
     ("model", "options", "line"),
     [
         ("llama-7b", {"cp": 4, "seq_len": 4092}, "--seq-len 4092: does not divide into 2·cp = 8 chunks, two for"),
-        ("llama-7b", {"cp": 4, "cp_comm_type": "a2a"}, "--cp-comm-type a2a: with engine fsdp2: torch's context_parallel does not"),
+        ("llama-7b", {"cp": 4, "cp_comm_type": "a2a"}, "--cp-comm-type a2a: with engine fsdp2: torch's context_parallel"),
         ("mistral-7b", {"cp": 2}, "--cp 2: with engine fsdp2: mistral-7b has layers with a sliding window, which accelerate"),
         ("gpt2", {"cp": 2, "seq_len": 1024}, "--cp 2: with engine fsdp2 for a gpt2 is not modelled by this version; allowed: 1"),
         ("bert-base", {"cp": 2, "seq_len": 512}, "--cp 2: with engine fsdp2 for a bert is not modelled"),
