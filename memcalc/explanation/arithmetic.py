@@ -19,7 +19,7 @@ _OPERATORS: Final[dict[type, Callable[[Fraction, Fraction], Fraction]]] = {
 
 
 def evaluated(formula: str, numbers: Mapping[str, int | float] | None = None) -> Fraction:
-    """Return the exact value of a formula of + - · / and ², with numbers for its names. Raise KeyError for a name without one."""
+    """Return the exact value of a formula of + - · / and ², with numbers for its names. KeyError for a name without one."""
     return _value(
         ast.parse(with_numbers(formula, numbers or {}).replace("·", "*").replace("²", "**2"), mode="eval").body
     )
