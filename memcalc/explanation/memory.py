@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.explanation.folding import Group, Term, steps_of, term_of
-from memcalc.explanation.places import place_of
+from memcalc.explanation.places import OTHER, place_of
 from memcalc.explanation.reasons import reason
 from memcalc.explanation.step import Section
 from memcalc.explanation.words import Words
@@ -30,6 +30,11 @@ REST: Final = Words("{rows} smaller rows", "其余 {rows} 行（较小）")
 TOTAL: Final = Words("Total: {nbytes:,} B = {shown}.", "合计：{nbytes:,} B = {shown}。")
 _NAMES: Final = Words("{place}: {names}", "{place}：{names}")
 _MOST_NAMES: Final = 6
+_BY_PLACE: Final = ("parameters", "gradients", "saved_activations")
+"""Components whose rows are explained by their place in the model."""
+_OF_WEIGHTS: Final = ("gradients", "optimizer_states")
+"""Components with a row for each weight."""
+_LAYERS: Final = re.compile(r"^[^*]*\*[.:] ?")
 _NUMBER: Final = re.compile(r"\.\d+\.")
 
 
@@ -65,9 +70,10 @@ def _term(report: Report, item: Item) -> Term:
 
 def _what(key: _Key, rows: list[Item], language: str) -> str:
     """Return words for a row: its place and kind, or its own name."""
-    if len(rows) == 1:
+    component = rows[0].component
+    if len(rows) == 1 and (component not in _BY_PLACE or key.what == OTHER.called.said(language)):
         return rows[0].name
-    names = list(dict.fromkeys(_short(item.name) for item in rows if item.nbytes))
+    names = list(dict.fromkeys(_short(item.name, component, key.what) for item in rows))
     if not names or key.what in names:
         return key.what
     more = len(names) - _MOST_NAMES
@@ -75,10 +81,13 @@ def _what(key: _Key, rows: list[Item], language: str) -> str:
     return _NAMES.said(language, place=key.what, names=", ".join(shown))
 
 
-def _short(name: str) -> str:
-    """Return a row's name without the path to its layer."""
-    inner = name.split("*.", 1)[-1].split(" (")[0]
-    return inner.removesuffix(".weight")
+def _short(name: str, component: str, what: str) -> str:
+    """Return a row's name without the path to its layer and without the words `what`; for gradients and states, the name of
+    their weight."""
+    inner = _LAYERS.sub("", name.split(" (")[0])
+    if component in _OF_WEIGHTS:
+        inner = inner.rsplit(": ", 1)[0]
+    return inner.removeprefix(f"{what}: ").removesuffix(f": {what}").removesuffix(".weight")
 
 
 def _by_place(item: Item, language: str) -> str:
