@@ -110,7 +110,7 @@ def median(errors: Iterable[float]) -> str:
 ENGLISH = {
     "head": "| measured by | what ran | number | runs | median error | largest error |",
     "verdicts": "Of the {runs} published runs of the Trainer, {full} ran out of memory. `fits` is right for {right} of {runs}.",
-    "room": "The errors of nvidia-smi are those of the {room} runs with memory to spare; on a full GPU the allocator frees cached memory.",
+    "room": "The errors of nvidia-smi are those of the {room} runs with memory to spare: a full GPU frees cached memory.",
 }
 CHINESE = {
     "head": "| 测量者 | 运行内容 | 数值 | 次数 | 误差中位数 | 最大误差 |",
