@@ -78,7 +78,7 @@ def _multiples(tp: int, ranks: int) -> str:
 def _check_experts(options: Options, model: Model, ranks: int) -> None:
     experts, name = model.program.routed[1], model.name or model.model_type
     if expert_path(model.program) is None:
-        refuse("ep", options.ep, f"{name} routes to no experts; allowed: 1")
+        refuse("ep", options.ep, f"{name} has no routed experts; allowed: 1")
     if not runs_dispatched(model.program):
         refuse("ep", options.ep, f"transformers has no ep_plan for {model.model_type}; allowed: 1")
     if experts % options.ep:

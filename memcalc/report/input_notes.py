@@ -33,7 +33,7 @@ def _of_gpu(report: Report) -> list[str]:
     if gpu is None or gpu.compute_capability:
         return []
     return [
-        f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}, although a card often has less than it "
-        "is sold with; times are not estimated, cuBLAS's workspaces are the largest that a GPU has, and attention is as on "
+        f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}, although a card often has less "
+        "than it is sold with; times are not estimated, cuBLAS's workspaces are the largest that a GPU has, attention is as on "
         "Ampere and later (a V100 or T4 may need more)"
     ]

@@ -384,7 +384,7 @@ def _expert_imbalance(options: Options, model: Model | None) -> float:
         return imbalance
     per_token, experts = model.program.routed
     if imbalance > 1 and experts == 1:
-        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} routes to no experts; allowed: 1.0")
+        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} has no routed experts; allowed: 1.0")
     if imbalance > 1 and imbalance * per_token > experts:
         routing = f"{per_token} of {experts} experts per token"
         refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")

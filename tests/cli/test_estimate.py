@@ -263,7 +263,7 @@ def test_names_are_listed(option: str, value: str, capsys: pytest.CaptureFixture
         ([*MODEL, "--expert-imbalance", "nan"], ["--expert-imbalance nan", "from 1"]),
         ([*MODEL, "--expert-imbalance", "inf"], ["--expert-imbalance inf", "from 1"]),
         ([*MODEL, "--expert-imbalance", "abc"], ["--expert-imbalance", "abc", "number"]),
-        ([*MODEL, "--expert-imbalance", "1.5"], ["--expert-imbalance 1.5", "no experts", "allowed: 1.0"]),
+        ([*MODEL, "--expert-imbalance", "1.5"], ["--expert-imbalance 1.5", "no routed experts", "allowed: 1.0"]),
         (["--model", "mixtral-8x7b", "--expert-imbalance", "5"], ["--expert-imbalance 5.0", "2 of 8", "1 to 4"]),
         # the GPU
         ([*MODEL, "--gpu", "h1000"], ["--gpu h1000", "h100-80gb"]),
