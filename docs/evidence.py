@@ -110,7 +110,7 @@ def median(errors: Iterable[float]) -> str:
 ENGLISH = {
     "head": "| measured by | what ran | number | runs | median error | largest error |",
     "verdicts": "Of the {runs} published runs of the Trainer, {full} ran out of memory. `fits` is right for {right} of {runs}.",
-    "room": "The errors of nvidia-smi are those of the {room} runs that had room; a full GPU gives cached memory back.",
+    "room": "The errors of nvidia-smi are those of the {room} runs with memory to spare: a full GPU frees cached memory.",
 }
 CHINESE = {
     "head": "| 测量者 | 运行内容 | 数值 | 次数 | 误差中位数 | 最大误差 |",
@@ -142,7 +142,7 @@ The project fms-acceleration (foundation-model-stack, by IBM) has published a be
 80GB: packed sequences of 4096 tokens, flash-attn 2, gradient checkpointing, AdamW. Two GPUs are FSDP1 there and are estimated as
 FSDP2.
 `allocated` is torch.cuda.max_memory_allocated, in bytes; `device` is what nvidia-smi showed. Where the verdict is *tight* the
-GPU was full: the estimate of `device` is what the run would take with room, and the allocator gave cached segments back.
+GPU was full: the estimate of `device` is for a larger GPU, and on this one the allocator freed cached segments.
 
 | run | GPUs | batch | precision | allocated, measured | memcalc | error | device, measured | error | verdict |
 |---|---|---|---|---|---|---|---|---|---|

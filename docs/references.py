@@ -50,7 +50,6 @@ PAPERS: dict[str, str] = {
     "2503.19786": "Gemma Team, Gemma 3 Technical Report",
     "2508.06471": "GLM-4.5 Team, GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models",
     "2508.10925": "OpenAI, gpt-oss-120b & gpt-oss-20b Model Card",
-    "2401.04088": "Jiang et al., Mixtral of Experts",
 }
 
 

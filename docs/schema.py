@@ -26,8 +26,8 @@ COLLECTIVE = {
 }
 SECONDS = {
     "exposed": "communication that the step waits for",
-    "forward": "communication that can hide behind forward",
-    "backward": "communication that can hide behind backward",
+    "forward": "communication that can overlap with forward",
+    "backward": "communication that can overlap with backward",
     "total": "the sum of the three",
 }
 PHASES = {
@@ -166,7 +166,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         **_under("advice[]", {
             "flags": "the options of the command line", "fits": "whether it then fits",
             "answer": "the answer then, as `fit.answer`",
-            "gives_back": "whether the allocator then has to give cached segments back",
+            "gives_back": "whether the allocator then has to free cached segments",
             "device": "what nvidia-smi would then show", "headroom": "bytes to spare then", "peak": "the peak then",
             "saves": "bytes that it saves", "costs": "what it costs, in words",
         }),

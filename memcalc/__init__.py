@@ -1,4 +1,4 @@
-"""memcalc: what a transformer's training step needs, per GPU, before anyone books one.
+"""memcalc estimates the GPU memory, the communication and the FLOPs of a transformer's training step, without a GPU.
 
     import memcalc
     model = memcalc.load_model("llama-7b")

@@ -86,14 +86,14 @@ def estimate(
     model = o.model_of(name, model)
     given = o.setup_of(setup)
     if check and "gpu" not in given:
-        raise InputError("--check: needs --gpu, the GPU that it has to fit")
+        raise InputError("--check: needs --gpu, such as --gpu a100-80gb")
     if all_ranks and "pp_rank" in given:
         raise InputError(f"--all-ranks: contradicts --pp-rank {given['pp_rank']}; give one of them")
     states_only = params is not None and model is None
     p.check_pictures(pictures, output=output, page=html, states_only=states_only)
     if states_only:
         _check_states_have(per_layer=per_layer, all_ranks=all_ranks)
-    with waiting("the step, on paper"):
+    with waiting("computing the step"):
         report = run(model, params=params, **given)
     if check:
         _check_known(report)
@@ -126,4 +126,4 @@ def _check_known(report: Report) -> None:
     if report.gpu is not None and report.fits is None:
         from memcalc.report.verdict import states_words
 
-        raise InputError(f"--check: {states_words(report, report.gpu)}; allowed: with --model in the place of --params")
+        raise InputError(f"--check: {states_words(report, report.gpu)}; allowed: --model instead of --params")

@@ -67,7 +67,7 @@ def explain(
     model = o.model_of(name, model)
     asked = topic is not None or model is not None or params is not None
     if list_topics and (asked or given):
-        raise InputError("--list: lists all topics; give it without a topic and a setup")
+        raise InputError("--list: lists all topics; allowed: without a topic and a setup")
     if list_topics or not (asked or given):
         _list(language, json)
     elif topic is not None and _is_topic(topic):
@@ -137,7 +137,7 @@ def _explain_topic(
     if model is not None and params is not None:
         raise InputError("--model or --params: give one of them")
     topic = TOPICS[name]
-    with waiting("the rules and the step, on paper"):
+    with waiting("computing the rules and the step"):
         sections = sections_of(topic, model, params, given, language)
     _show(f"{name}: {topic.summary.said(language)}", sections, language, json)
 
@@ -148,7 +148,7 @@ def _derive(model: str | None, params: str | None, given: dict[str, Any], langua
     from memcalc.explanation.derivation import derive
     from memcalc.report.title import setup_line
 
-    with waiting("the step, on paper"):
+    with waiting("computing the step"):
         report = estimate(model, params=params, **given)
         sections = derive(report, language)
     _show(setup_line(report), sections, language, json)

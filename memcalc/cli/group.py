@@ -8,5 +8,5 @@ import typer
 
 
 def group(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    """Tell what a transformer's training step needs per GPU, before anyone books one."""
+    """Estimate the memory and communication of a transformer's training step, without a GPU."""
     # memcalc.cli.main answers --version, if it is the first word, without building any command

@@ -79,7 +79,7 @@ def write(report: Report, kind: str, *, tables: Tables, output: Path | str | Non
 def written(option: str, path: Path | str) -> Generator[IO[str]]:
     """Return the opened file that an option names. Raise InputError if it cannot be written."""
     if path == "":  # an empty word is not converted to a path
-        raise InputError(f"{option} '': expected the name of a file")
+        raise InputError(f"{option} '': allowed: the name of a file")
     try:
         with Path(path).open("w", encoding="utf-8", errors="replace", newline="") as file:
             yield file
@@ -94,7 +94,7 @@ def _write_to(report: Report, kind: str, tables: Tables, file: IO[str]) -> None:
 
         print_report(report, **tables._asdict(), file=file, waiting=waiting)
     else:
-        with waiting("the step, played through the allocator"):
+        with waiting("simulating the allocator"):
             text = _render(report, kind, tables)
         file.write(text)
 

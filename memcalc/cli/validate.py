@@ -59,16 +59,16 @@ def validate(
     if (model is None) == (suite is None):
         raise InputError("--model or --suite: exactly one of them is needed")
     if record is not None and not str(record):  # an empty word is not converted to a path
-        raise InputError("--record '': expected the name of a file")
+        raise InputError("--record '': allowed: the name of a file")
     if suite == "":
-        raise InputError("--suite '': expected the name of a file")
+        raise InputError("--suite '': allowed: the name of a file")
     if suite is None and record is not None:
-        raise InputError("--record: goes with --suite; allowed: --json, whose output is the record of one case")
+        raise InputError("--record: needs --suite; allowed: --json, which prints the record of one case")
     speaks = os.environ.get("RANK", "0") == "0"  # only the first of the ranks that torchrun starts
     if suite is not None:
         if given:
             raise InputError(
-                f"--{next(iter(given)).replace('_', '-')}: a suite's cases have options of their own; leave it out"
+                f"--{next(iter(given)).replace('_', '-')}: contradicts --suite, whose cases have options; leave it out"
             )
         cases = suites.read_suite(suite)
         made = recording.run_suite(cases, backend, record, lambda line: print(line, file=sys.stderr), speaks=speaks)

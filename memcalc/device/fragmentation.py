@@ -60,15 +60,20 @@ def assumed(report: OnDevice, allocated: int) -> Assumed:
             reserved, lost = other.played.reserved, other.played.reserved - other.played.allocated
             most = max(lost, allocated * lost // other.played.allocated, reserved - allocated)
             formula = f"{reserved} B for {other.played.allocated} B {words}: no less, nor a smaller part, here"
-            return Assumed(_up(allocated + most) - allocated, formula, "CUDACachingAllocator.cpp", f"is that {words}")
+            return Assumed(
+                _up(allocated + most) - allocated,
+                formula,
+                "CUDACachingAllocator.cpp",
+                f"is taken from the same run {words}",
+            )
     widest = _MEGATRON if report.setup.engine == "megatron" else _ANY
     whole = _of_whole_layers(report)
     if whole is not None and whole.percent > widest.percent:
-        widest, words = whole, "what the same loses without slices and stages, which is played"
+        widest, words = whole, "as without --tp and --pp"
     else:
-        words = "the widest share that was measured"
+        words = "the most that was measured"
     lost = _up(allocated * (100 + widest.percent) // 100) - allocated
-    words = f"is not known, and taken as {widest.percent} %, {words}"
+    words = f"is not known and assumed to be {widest.percent} %, {words}"
     return Assumed(lost, f"{widest.percent} % of {allocated} B", widest.source, words)
 
 

@@ -1,4 +1,4 @@
-"""Formulas as people write them, evaluated: `4·Φ + 12·Φ/n` with numbers for its names."""
+"""Values of formulas as people write them, such as `4·Φ + 12·Φ/n`, with numbers for the names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def evaluated(formula: str, numbers: Mapping[str, int | float] | None = None) ->
 
 
 def with_numbers(formula: str, numbers: Mapping[str, int | float]) -> str:
-    """Return the formula with a number in the place of every name. KeyError for a name without one."""
+    """Return the formula with a number in the place of every name. Raise KeyError for a name without a number."""
     return _NAME.sub(lambda name: _written(numbers[name[0]]), formula)
 
 

@@ -81,11 +81,11 @@ _WIRE: Final = {
     "all_to_all": ("(n-1)/n·payload", "({n}-1)/{n}·{payload}"),
 }
 _LEAST: Final = 0.001
-"""Collectives below this part of an axis are one step together."""
+"""Collectives whose share of an axis is below this are shown together, in one step."""
 
 
 class _Alike(NamedTuple):
-    """Collectives of which one is like the other but for its name."""
+    """The key of collectives that differ only in their names."""
 
     phase: str
     collective: str
@@ -96,7 +96,7 @@ class _Alike(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """Collectives of one kind and group, for the wire."""
+    """The key of collectives of one kind and group size, whose bytes on the wire are added up."""
 
     axis: str
     collective: str
@@ -104,7 +104,8 @@ class _Sent(NamedTuple):
 
 
 def communication_sections(report: Report, language: str) -> tuple[Section, ...]:
-    """Return the payload of each axis, the wire, and the textbook's payload where it differs; () where nothing is sent."""
+    """Return sections of the payload of each axis, the bytes on the wire, and the textbook's payload if it differs; () if
+    nothing is sent."""
     by_axis: dict[str, list[Collective]] = defaultdict(list)
     for collective in report.collectives:
         by_axis[collective.axis].append(collective)

@@ -39,18 +39,18 @@ WHY: Final = {
     "recomputation": Words("Forward again, as far as backward needs it.", "再做一遍前向，直到反向所需为止。"),
 }
 _MOST: Final = 3
-"""Products whose formulas are shown of a step."""
+"""The most products of a step whose formulas are shown."""
 
 
 class _Key(NamedTuple):
-    """This is what makes products one step."""
+    """The key of products that are shown in one step."""
 
     phase: str
     place: str
 
 
 def compute_section(report: Report, language: str) -> Section | None:
-    """Return the products by phase and place; None for a bare number of parameters."""
+    """Return the section of matrix products by phase and place, in FLOP; None for a bare number of parameters."""
     if not report.computed:
         return None
     found: dict[_Key, list[Computed]] = defaultdict(list)
@@ -62,7 +62,7 @@ def compute_section(report: Report, language: str) -> Section | None:
 
 
 def _per_token(report: Report, language: str) -> tuple[str, ...]:
-    """Return the FLOPs of a parameter and token, where a rank has all of both and they are tokens."""
+    """Return a sentence on the FLOP per parameter and token, if the rank has all parameters and tokens; else none."""
     setup = report.setup
     if setup.gpus != setup.dp or not report.model.program.has_sequence:
         return ()

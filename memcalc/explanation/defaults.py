@@ -1,4 +1,4 @@
-"""The options that a topic takes where the reader gives none, so that they go with those that are given."""
+"""A topic's own options for those that the reader does not give, chosen to fit the given ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _DEGREES: Final = ("tp", "cp", "ep", "pp")
 
 
 def completed(own: Mapping[str, Any], given: Mapping[str, Any], micro_batches: int = 1) -> dict[str, Any]:
-    """Return the given options, and a topic's own for the others: its degrees divide the GPUs that are given, its GPUs are a
-    multiple of the degrees, and each rank has so many micro-batches."""
+    """Return the given options, and a topic's own for the others. Its degrees divide the given GPUs, its GPUs are a
+    multiple of the given degrees, and each rank has `micro_batches` micro-batches."""
     options = {**own, **given}
     gpus = given.get("gpus")
     if isinstance(gpus, int) and gpus > 0:
@@ -32,6 +32,6 @@ def completed(own: Mapping[str, Any], given: Mapping[str, Any], micro_batches: i
 
 
 def _degrees(options: Mapping[str, Any]) -> list[int]:
-    """Return the degrees that multiply to what the GPUs are a multiple of; what is no degree is left to the options' checks."""
+    """Return the degrees whose product has to divide the GPUs. Values that are no degree are left to the options' checks."""
     values = (options.get(name, 1) for name in _DEGREES)
     return [value for value in values if isinstance(value, int) and value > 0]

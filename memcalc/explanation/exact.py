@@ -42,12 +42,12 @@ def ratio_step(asked: Asked, what: Words, formula: str, above: int | float, belo
 
 
 def states(asked: Asked) -> Step:
-    """Return weights, gradients and optimizer states, the most of each in a step."""
+    """Return the bytes of weights, gradients and optimizer states: the most of each in a step."""
     return exact_step(asked, _OF_STATES, {name: asked.report.total(name) for name in STATES})
 
 
 def states_and_buckets(asked: Asked) -> Step:
-    """Return the same and the buffers that DDP reduces gradients in."""
+    """Return the bytes of weights, gradients, optimizer states, and the buckets that DDP reduces gradients in."""
     parts = {name: asked.report.total(name) for name in STATES}
     return exact_step(asked, _WITH_BUCKETS, {**parts, "buckets": _sum(buckets(asked.report))})
 
@@ -76,14 +76,14 @@ def sent_over(axis: str) -> Exact:
 
 
 def check_sent(own: list[Collective], axis: str) -> None:
-    """InputError where a setup sends nothing over an axis."""
+    """Raise InputError if a setup sends nothing over an axis."""
     if not own:
         option = "gpus" if axis == "dp" else axis
         raise InputError(f"--{option} 1: nothing is sent; allowed: 2 or more")
 
 
 def saved_in_layers(asked: Asked) -> Step:
-    """Return what all layers save for backward: rows of equal layers, at the end of forward."""
+    """Return the bytes that all layers save for backward, at the end of forward."""
     return exact_step(asked, _SAVED, {"saved_activations": layers_saved(asked.report)})
 
 
@@ -112,7 +112,7 @@ def elements_of_a_layer(axis: str) -> Exact:
 
 
 def weights_of_a_layer(asked: Asked) -> Step:
-    """Return the parameters of a layer: those of all equal layers over their number."""
+    """Return the parameters of one layer: those of all equal layers divided by their number."""
     model = asked.report.model
     own = [weight for weight in model.weight_classes if "*" in weight.name]
     parts = {weight.name.rsplit("*.", 1)[-1].removesuffix(".weight"): _elements(model, weight) for weight in own}
@@ -126,7 +126,8 @@ def _elements(model: Any, weight: Any) -> int:
 
 
 def elements_between_stages(asked: Asked) -> Step:
-    """Return what two stages send each other for one micro-batch: sends of all ranks over the boundaries."""
+    """Return the elements that two stages send each other for one micro-batch: the sends of all ranks, divided by the
+    boundaries."""
     report = asked.report
     sends = [c for rank in report.each_rank() for c in rank.collectives if (c.axis, c.collective) == ("pp", "send")]
     check_sent(sends, "pp")

@@ -1,4 +1,4 @@
-"""Rows that are alike as one step: their dims factored, `layers·(4·batch·seq·ffn + …)·2 B`."""
+"""Similar rows as one step, with common dims factored out: `layers·(4·batch·seq·ffn + …)·2 B`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sizes = tuple[tuple[str, int], ...]
 ITEMSIZES: Final = {each.name: each.itemsize for each in vars(dtypes).values() if isinstance(each, dtypes.DType)}
 """Bytes of an element, by the name of its dtype."""
 _MOST_TERMS: Final = 8
-"""A sum of more terms is shown by its largest ones and one number for the others."""
+"""The most terms of a sum that are shown. A longer sum shows its largest terms, and one number for the others."""
 
 _MOST_STEPS: Final = 10
 
@@ -34,14 +34,14 @@ class Term(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A formula in named dims, and the same in numbers."""
+    """A formula in named dims, and the same formula in numbers."""
 
     formula: str
     numbers: str
 
 
 def term_of(item: Item, value: int, layers: int | None) -> Term:
-    """Return so many bytes of a row as copies of its block: those that exist in a step, or those at the peak."""
+    """Return a number of a row's bytes as copies of its block: the bytes in a step, or those at the peak."""
     itemsize = ITEMSIZES.get(item.dtype, 1)
     block = item.shape
     while block and block[0][0] in ("layers", "copies"):
@@ -54,7 +54,7 @@ def term_of(item: Item, value: int, layers: int | None) -> Term:
 
 
 def summed(terms: Sequence[Term]) -> Sum:
-    """Return terms as one sum: equal ones counted, what all begin with in front of a bracket. All have one unit."""
+    """Return terms of one unit as one sum: equal terms are counted, and a common beginning is factored out."""
     counts = Counter(term.sizes for term in terms)
     ordered = sorted(counts, key=lambda sizes: -counts[sizes] * prod(size for _, size in sizes))
     shown, others = ordered[:_MOST_TERMS], ordered[_MOST_TERMS:]
@@ -75,7 +75,7 @@ def summed(terms: Sequence[Term]) -> Sum:
 
 
 def _factored(front: Sizes, inner: list[tuple[Sizes, int]]) -> Sum:
-    """Return the dims in front of the sum of what they multiply."""
+    """Return the common dims, times the sum of the rest in brackets."""
     formulas: list[str] = []
     numbers: list[str] = []
     for sizes, count in inner:
@@ -98,7 +98,7 @@ def _times(words: str, unit: str, several: bool) -> str:
 
 
 class Group(NamedTuple):
-    """Rows of one step: what it is called, why it is there, and the rows' terms and sources."""
+    """The rows of one step: its name, its reason, and the rows' terms and sources."""
 
     what: str
     why: str
@@ -133,6 +133,6 @@ def _step(group: Group, unit: Unit) -> Step:
 
 
 def sources_of(sources: Iterable[str]) -> str:
-    """Return the sources of several rows, each once; not more than three."""
+    """Return the sources of several rows, each once, at most three."""
     named = [source for source in dict.fromkeys(sources) if source]
     return "; ".join([*named[:3], *(["…"] if len(named) > 3 else [])])

@@ -17,14 +17,14 @@ _NAME: Final = re.compile(r"[A-Za-zΦ]")
 
 
 class Letter(NamedTuple):
-    """What a letter stands for, and how it is read off a report."""
+    """A letter: its meaning, and how its value is read off a report."""
 
     words: Words
     value: Callable[[Report], int]
 
 
 def architecture_of(report: Report) -> Architecture:
-    """Return the dims of a model of equal layers with attention and an MLP. InputError where it has none."""
+    """Return the dims of a model of equal layers with attention and an MLP. Raise InputError if the model is another."""
     if report.states_only:
         raise InputError("--params: a bare number of parameters has no layers; allowed: --model")
     support = report.model.support
@@ -43,7 +43,7 @@ def _of_setup(name: str) -> Callable[[Report], int]:
 
 
 def _data_parallel(report: Report) -> int:
-    """Return the GPUs that share the states' shards, or with whole states those that have a replica each."""
+    """Return the GPUs that the states are sharded over; with whole states, the GPUs that have a replica each."""
     setup = report.setup
     return setup.shards if setup.zero else setup.dp * setup.cp
 
@@ -95,11 +95,11 @@ def letters_in(formula: str) -> tuple[str, ...]:
 
 
 def values(formula: str, report: Report) -> dict[str, int]:
-    """Return the value of each letter of a formula in a setup. InputError where the model has no such dim."""
+    """Return the value of each letter of a formula in a setup. Raise InputError if the model has no such dim."""
     return {letter: LETTERS[letter].value(report) for letter in letters_in(formula)}
 
 
 def meanings(letters: Iterable[str], language: str, more: Mapping[str, Words]) -> str:
-    """Return what letters stand for, those of this module and `more`: "Φ parameters, n data-parallel GPUs"."""
+    """Return the meanings of letters, of this module and of `more`: "Φ parameters, n data-parallel GPUs"."""
     known = {letter: found.words for letter, found in LETTERS.items()} | {**more}
     return ("，" if language == "zh" else ", ").join(f"{each} {known[each].said(language)}" for each in letters)

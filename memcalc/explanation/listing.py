@@ -21,7 +21,7 @@ HOW: Final = Words(
 
 
 def print_topics(language: str, file: IO[str]) -> None:
-    """Write a line for each topic, two where the width is not enough, and how to ask for one."""
+    """Write a line for each topic (two if the terminal is narrow), and the command for one topic."""
     console = console_for(file, WIDTH)
     names = max(map(len, TOPICS)) + 2
     for name in TOPICS:
@@ -36,6 +36,6 @@ def print_topics(language: str, file: IO[str]) -> None:
 
 
 def list_document(language: str) -> dict[str, Any]:
-    """Return the topics for `--json`."""
+    """Return the list of topics as a document for `--json`."""
     topics = [{"name": name, "summary": TOPICS[name].summary.said(language)} for name in TOPICS]
     return {"schema_version": 1, "language": language, "topics": topics}

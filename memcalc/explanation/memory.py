@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.explanation.folding import Group, Term, steps_of, term_of
-from memcalc.explanation.places import place_of
+from memcalc.explanation.places import OTHER, place_of
 from memcalc.explanation.reasons import reason
 from memcalc.explanation.step import Section
 from memcalc.explanation.words import Words
@@ -30,18 +30,23 @@ REST: Final = Words("{rows} smaller rows", "其余 {rows} 行（较小）")
 TOTAL: Final = Words("Total: {nbytes:,} B = {shown}.", "合计：{nbytes:,} B = {shown}。")
 _NAMES: Final = Words("{place}: {names}", "{place}：{names}")
 _MOST_NAMES: Final = 6
+_BY_PLACE: Final = ("parameters", "gradients", "saved_activations")
+"""Components whose rows are explained by their place in the model."""
+_OF_WEIGHTS: Final = ("gradients", "optimizer_states")
+"""Components with a row for each weight."""
+_LAYERS: Final = re.compile(r"^[^*]*\*[.:] ?")
 _NUMBER: Final = re.compile(r"\.\d+\.")
 
 
 class _Key(NamedTuple):
-    """This is what makes rows one step."""
+    """The key of rows that are shown in one step."""
 
     what: str
     dtype: str
 
 
 def component_section(report: Report, component: str, language: str) -> Section:
-    """Return the steps of what most exists of a component in a step; of the temporaries, of those at the peak."""
+    """Return a component's section: the most that exists of it in a step; of temporaries, those at the peak."""
     items = [item for item in report.items if item.component == component and item.nbytes]
     steps = steps_of(_groups(report, items, language), "bytes", lambda rows: REST.said(language, rows=rows))
     total = sum(step.result for step in steps)
@@ -64,10 +69,11 @@ def _term(report: Report, item: Item) -> Term:
 
 
 def _what(key: _Key, rows: list[Item], language: str) -> str:
-    """Return the place and what is in it, or a row's own name."""
-    if len(rows) == 1:
+    """Return words for a row: its place and kind, or its own name."""
+    component = rows[0].component
+    if len(rows) == 1 and (component not in _BY_PLACE or key.what == OTHER.called.said(language)):
         return rows[0].name
-    names = list(dict.fromkeys(_short(item.name) for item in rows if item.nbytes))
+    names = list(dict.fromkeys(_short(item.name, component, key.what) for item in rows))
     if not names or key.what in names:
         return key.what
     more = len(names) - _MOST_NAMES
@@ -75,10 +81,13 @@ def _what(key: _Key, rows: list[Item], language: str) -> str:
     return _NAMES.said(language, place=key.what, names=", ".join(shown))
 
 
-def _short(name: str) -> str:
-    """Return a row's name without the path to its layer."""
-    inner = name.split("*.", 1)[-1].split(" (")[0]
-    return inner.removesuffix(".weight")
+def _short(name: str, component: str, what: str) -> str:
+    """Return a row's name without the path to its layer and without the words `what`; for gradients and states, the name of
+    their weight."""
+    inner = _LAYERS.sub("", name.split(" (")[0])
+    if component in _OF_WEIGHTS:
+        inner = inner.rsplit(": ", 1)[0]
+    return inner.removeprefix(f"{what}: ").removesuffix(f": {what}").removesuffix(".weight")
 
 
 def _by_place(item: Item, language: str) -> str:
@@ -91,7 +100,7 @@ def _by_state(item: Item, _language: str) -> str:
 
 
 def _by_name(item: Item, _language: str) -> str:
-    """Return what a row is, without its size, the tensor that it is of, and the number of its layer."""
+    """Return a row's name without its size, its tensor and the number of its layer."""
     return _NUMBER.sub(".*.", item.name.split(" (")[0].rsplit(": ", 1)[-1])
 
 

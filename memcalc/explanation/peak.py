@@ -1,4 +1,4 @@
-"""The peak of a step, and the way from its tensors to what a GPU shows."""
+"""Sections of the peak of a step, and of the bytes from its tensors up to what nvidia-smi shows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _alive(report: Report, component: str, language: str) -> Step:
 
 
 def _few(report: Report, items: list[Item]) -> tuple[str, str]:
-    """Return the sum of the rows' bytes, by name and in numbers; '' where they are many."""
+    """Return the sum of the rows' bytes, by name and in numbers; '' if there are many rows."""
     if not 1 <= len(items) <= _FEW:
         return "", ""
     if len(items) == 1:

@@ -1,4 +1,4 @@
-"""Where in a model a row is, told from its name: rows of one place are explained together."""
+"""The place of a row in the model, read from its name. Rows of one place are explained together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.explanation.words import Words
 
 
 class Place(NamedTuple):
-    """A part of a model: what it is called, and why backward needs the activations that are saved in it."""
+    """A part of a model: its name, and the reason why backward needs the activations saved there."""
 
     called: Words
     saves: Words
@@ -79,7 +79,7 @@ _LAYER_ITSELF: Final = re.compile(r"\*(:| |$)|\.\d+(:| |$)")
 
 
 def place_of(name: str) -> Place:
-    """Return the place of a row by its name; `OTHER` where its name tells none."""
+    """Return the place of a row by its name; `OTHER` if the name tells none."""
     module = name.split("(")[0]
     if module.startswith("loss"):
         return LOSS

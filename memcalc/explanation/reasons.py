@@ -1,9 +1,10 @@
-"""Why a row is there, in one sentence: by its place in the model, by the state that it is, or by its name."""
+"""Why a row exists, in one sentence: by its place in the model, by the state that it is, or by its name."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memcalc.explanation.buffers import buffer_reason, kind_of
 from memcalc.explanation.places import place_of
 from memcalc.explanation.words import Words
 
@@ -47,83 +48,39 @@ _STATES: Final = {
     ),
     "state1": Words("The first moment in 8 bits.", "8 位的一阶矩。"),
     "state2": Words("The second moment in 8 bits.", "8 位的二阶矩。"),
+    "qmap1": Words(
+        "The table of the values that 8 bits stand for.",
+        "8 位编码对应的数值表。",
+    ),
+    "step": Words(
+        "The number of steps, which Adam's bias correction needs.",
+        "步数，Adam 的偏差修正需要它。",
+    ),
+    "flat fp32 copy of the weights": Words(
+        "The optimizer updates flat fp32 weights: one contiguous copy of this rank's partition.",
+        "优化器更新扁平的 fp32 权重：本 rank 分片的一份连续副本。",
+    ),
     "absmax1": Words("The scale of each block of 8-bit states.", "每个 8 位状态块的缩放因子。"),
 }
 _SAME_STATE: Final = {
-    "fp32 main weight": "fp32 master", "col_var": "row_var", "absmax2": "absmax1",
+    "fp32 main weight": "fp32 master", "col_var": "row_var", "absmax2": "absmax1", "qmap2": "qmap1",
 }  # fmt: skip
-
-_BY_NAME: Final = {
-    "DDP buckets": Words(
-        "DDP reduces gradients in flat buckets, which are a second copy of the gradients unless gradient_as_bucket_view is on.",
-        "DDP 把梯度拷贝到扁平的桶中做规约；除非打开 gradient_as_bucket_view，否则相当于多一份梯度。",
-    ),
-    "gathered parameters": Words(
-        "Whole weights of the modules that run, or that are fetched ahead, collected from all ranks.",
-        "正在运行或预取的模块的完整权重，从所有 rank 收集而来。",
-    ),
-    "all-gather result": Words(
-        "The weights of a unit arrive in one flat buffer before they are copied to their places.",
-        "一个单元的权重先到达一个扁平缓冲区，再拷贝到各自的位置。",
-    ),
-    "reduce-scatter input": Words(
-        "The gradients of a unit, copied into one flat tensor of the reduction's dtype.",
-        "一个单元的梯度，按规约精度拷贝到一个扁平张量中。",
-    ),
-    "reduce bucket": Words(
-        "Gradients are copied into it and reduced when it is full.", "梯度先拷贝到这个桶里，装满后再规约。"
-    ),
-    "copy of the bucket that is reduced": Words(
-        "One bucket is reduced while backward fills the other.", "一个桶在规约时，反向传播继续填充另一个桶。"
-    ),
-    "small parameters kept whole": Words(
-        "Weights below the persistence threshold are not sharded: gathering them would cost more than it saves.",
-        "小于 persistence 阈值的权重不切分：收集它们的开销大于节省的显存。",
-    ),
-    "dummy weight gradient": Words(
-        "The kernel adds weight gradients to the main gradients itself, and gives autograd a placeholder for them.",
-        "融合核直接把权重梯度累加到主梯度，只给 autograd 一个占位张量。",
-    ),
-    "all-gather buffer": Words(
-        "Sequence parallelism gathers a layer's input into one buffer that all layers share.",
-        "序列并行把层输入收集到所有层共用的一个缓冲区。",
-    ),
-    "hidden state or gradient between stages": Words(
-        "A pipeline stage holds what it received or has still to send.", "流水线阶段持有已接收或待发送的张量。"
-    ),
-    "input_ids": Words("The step's batch.", "本步的输入批次。"),
-    "logits gradient": Words(
-        "The gradient of the logits, a row of the vocabulary's size for each token.",
-        "logits 的梯度：每个 token 一行，长度为词表大小。",
-    ),
-    "log-probabilities gradient": Words(
-        "The gradient of the log-probabilities, a row of the vocabulary's size for each token.",
-        "对数概率的梯度：每个 token 一行，长度为词表大小。",
-    ),
-    "exp_avg_sq_sqrt": Words(
-        "The foreach optimizer computes the root of the second moment of all weights at once.",
-        "foreach 优化器一次性计算所有权重二阶矩的平方根。",
-    ),
-    "gradient cast to fp32 for the master": Words(
-        "The optimizer updates fp32 weights, so it casts the gradients.",
-        "优化器更新 fp32 权重，因此先把梯度转换为 fp32。",
-    ),
-}
 
 
 def reason(report: Report, item: Item, language: str) -> str:
-    """Return why rows like this one are there; '' where its name says no more than it does."""
+    """Return the sentence on why rows like this one exist; '' if their name says as much."""
     component = item.component
     if component == "parameters":
         return _of_weights(report, item, language)
     if component == "gradients":
         return _said(_of_gradients(report), language, shards=report.setup.shards)
     if component == "optimizer_states":
-        state = item.name.rsplit(": ", 1)[-1]
+        state = kind_of(item.name)
         return _said(_STATES.get(_SAME_STATE.get(state, state)), language)
     if component == "saved_activations":
-        return place_of(item.name).saves.said(language)
-    return _said(_BY_NAME.get(item.name.split(" (")[0].rsplit(": ", 1)[-1]), language)
+        known = buffer_reason(item.name) if item.name.startswith("received") else None
+        return (known or place_of(item.name).saves).said(language)
+    return _said(buffer_reason(item.name), language)
 
 
 def _of_weights(report: Report, item: Item, language: str) -> str:

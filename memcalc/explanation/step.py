@@ -13,7 +13,7 @@ class Step(NamedTuple):
     what: str
     formula: str
     numbers: str
-    """The formula with numbers in the place of its names."""
+    """The formula with numbers instead of names."""
     result: int | float
     unit: Unit
     why: str = ""

@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 Number = int | float
 
 
+FORMULA: Final = " (formula)"
+"""The end of a source that has the formula or its terms, but does not print the value."""
+
+
 class Quoted(NamedTuple):
-    """A rule's numbers where it is published, its value there, and how far rounding takes that from the formula's."""
+    """An example of a rule: its numbers, its value, how far the source's rounding is from the formula, and the source."""
 
     numbers: Mapping[str, Number]
     value: Number
     within: Number
     source: str
+
+    @property
+    def published(self) -> bool:
+        """Return True if the source prints the value."""
+        return not self.source.endswith(FORMULA)
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Rule:
     quoted: Quoted
 
     def value(self, numbers: Mapping[str, Number]) -> Number:
-        """Return what the formula gives for these numbers: an integer where it counts something."""
+        """Return the formula's value for these numbers: an integer if it counts something."""
         exact = evaluated(self.formula, numbers)
         return float(exact) if self.unit in ("ratio", "seconds") else round(exact)
 
@@ -58,12 +67,12 @@ class Asked(NamedTuple):
 
     report: Report
     again: Callable[..., Report]
-    """Makes the report of the setup with other options."""
+    """The function that estimates the setup with other options."""
     language: str
 
 
 Exact = Callable[[Asked], Step]
-"""Reads the exact number off a report."""
+"""A function that reads the exact number off a report."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +81,15 @@ class Case:
 
     rule: Rule
     exact: Exact | None
-    """None where memcalc has no such engine, or the rule has what only a measurement tells."""
+    """None if memcalc has no such engine, or if the rule needs a measurement."""
     differs: Words
-    """Why the exact number is another one, or why there is none."""
+    """The reason why the exact number differs, or why there is none."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A page of explanation. `model` and `options` are what it takes where the reader gives none."""
+    """A page of explanation. `model` and `options` are used if the reader gives none."""
 
     name: str
     title: Words
@@ -92,11 +101,12 @@ class Topic:
     micro_batches: int = 1
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reader's options, and the topic's for those that are not among them."""
+        """Return the reader's options, completed by the topic's own."""
         return completed(self.options, given, self.micro_batches)
 
 
 EXAMPLE: Final = Words("for example", "举例")
+PUBLISHED: Final = Words("as published", "已发表的数值")
 HERE: Final = Words("the rule for {setup}", "代入 {setup}")
 WHERE: Final = Words("Letters: {letters}.", "符号：{letters}。")
 COUNTS: Final = Words("It counts: {words}", "计入：{words}")
@@ -109,7 +119,7 @@ _MEASURED: Final = {
     "F": Words("FLOP that a GPU does in a second", "一张 GPU 每秒完成的 FLOP"),
     "P": Words("FLOP that it could do", "该 GPU 的峰值 FLOP/s"),
 }
-"""Letters that no setup tells."""
+"""Letters whose values no setup has."""
 _AGREE: Final = 1e-4
 NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没有精确值：{error}")
 
@@ -117,8 +127,8 @@ NOT_HERE: Final = Words("No exact number for this setup: {error}", "该设置没
 def sections_of(
     topic: Topic, model: Any, params: Any, options: Mapping[str, Any], language: str
 ) -> tuple[Section, ...]:
-    """Return a topic's text, and a section for each rule. InputError where an option or the model is wrong by itself, or none
-    of the rules is about the given setup."""
+    """Return a topic's text, and a section for each rule. Raise InputError if an option or the model is wrong, or if no rule
+    applies to the given setup."""
     check_options(dict(options))
     if model is not None:
         model = load_model(model)
@@ -137,7 +147,7 @@ def sections_of(
 
 
 def _why_none(topic: Topic, params: Any, options: Mapping[str, Any], error: InputError) -> str:
-    """Return why no rule is about the given setup, with the options that the topic has added to it."""
+    """Return the reason why no rule applies to the given setup, with the options that the topic has added."""
     if params is not None:
         return f"--params {params}: has model states alone, and the topic is about more; allowed: --model"
     chosen = topic.completed(options)
@@ -208,7 +218,8 @@ def _quoted_alone(rule: Rule, words: str, language: str) -> Section:
 
 
 def _quoted(rule: Rule, language: str) -> Step:
-    return rule.step(EXAMPLE.said(language), rule.quoted.numbers, rule.quoted.source)
+    words = PUBLISHED if rule.quoted.published else EXAMPLE
+    return rule.step(words.said(language), rule.quoted.numbers, rule.quoted.source)
 
 
 def said_of(rule: Rule, language: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Sentences in both languages, and which of them a reader gets."""
+"""Sentences in both languages, and the choice of the reader's language."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Words(NamedTuple):
     zh: str
 
     def said(self, language: str, **values: object) -> str:
-        """Return the text in a language, with values in its placeholders. KeyError for one that has no value."""
+        """Return the text in a language, with values in its placeholders. Raise KeyError for one without a value."""
         return (self.zh if language == "zh" else self.en).format(**values)
 
 
 def language_of(environment: Mapping[str, str] = os.environ) -> str:
-    """Return "zh" where the locale of the environment is Chinese, else "en": LC_ALL counts before LC_MESSAGES and LANG."""
+    """Return "zh" if the locale of the environment is Chinese, else "en": LC_ALL counts before LC_MESSAGES and LANG."""
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
         locale = environment.get(name)
         if locale:

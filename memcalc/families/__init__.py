@@ -30,18 +30,18 @@ _LISTED: Final = (
     "qwen3_5_moe_text", "deepseek_v2", "deepseek_v3", "gpt2", "gpt_oss", "dots1", "glm4_moe", "glm4_moe_lite", "axk1",
     "hy_v3", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "solar_open", "phimoe",
 )  # fmt: skip
-"""The order in which types are listed for a reader, which their files' names do not have; others follow."""
+"""The order in which model types are listed for a reader. Types that are not here follow."""
 
 FAMILIES: Final[Registry[Family]] = Registry("memcalc.families", _LISTED, partial(constant, "FAMILY", "model_type"))
-"""`model_type` -> the family, whose module is imported when it is asked for."""
+"""A map from `model_type` to its family. A family's module is imported when the family is asked for."""
 
 
 def support_of(model_type: str) -> Support:
-    """What a model type can do; of one without a program here, as its module would say with an empty record."""
+    """Return the record of what a model type can do; for a type without a program here, an empty record."""
     family = FAMILIES.get(model_type)
     return Support() if family is None else family.support
 
 
 def supporting(can: Callable[[Support], object]) -> tuple[str, ...]:
-    """The model types of whose record `can` is true, in the order in which they are listed. It imports every family."""
+    """Return the model types for whose record `can` is true, in the order of the list. It imports every family."""
     return tuple(model_type for model_type, family in FAMILIES.items() if can(family.support))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AfmoeConfig(RouterOutputsConfig, LayerTypesConfig):
-    """models/afmoe/configuration_afmoe.py"""
+    """The fields and defaults of models/afmoe/configuration_afmoe.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
@@ -59,7 +59,7 @@ class AfmoeConfig(RouterOutputsConfig, LayerTypesConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         every = self.global_attn_every_n_layers
         if self.layer_types is not None:
             return list(self.layer_types)
@@ -78,7 +78,7 @@ class Afmoe(SparseLayers, NormedHeads):
 
     @property
     def untrained(self) -> Collection[str]:
-        """What balances the experts is no gradient's."""
+        """Return the biases that balance the experts: they get no gradient."""
         return ("model.layers.*.mlp.expert_bias",)
 
     @property
@@ -173,7 +173,7 @@ class Afmoe(SparseLayers, NormedHeads):
 
     @module
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """AfmoeSparseMoeBlock"""
+        """Return the output of AfmoeSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states_flat = view(x, merge(batch, seq), hidden)
         _logits, top_scores, selected_experts = self.router(m / "router", x, m.weight("expert_bias"))
@@ -183,7 +183,7 @@ class Afmoe(SparseLayers, NormedHeads):
 
     @module
     def router(self, m: Module, hidden_states: Tensor, expert_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """AfmoeTokenChoiceRouter"""
+        """Return the outputs of AfmoeTokenChoiceRouter."""
         batch, seq, hidden = hidden_states.shape
         hidden_states = view(hidden_states, merge(batch, seq), hidden)
         router_logits = cast((m / "gate").linear(hidden_states), fp32)

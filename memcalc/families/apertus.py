@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ApertusConfig(DecoderConfig):
-    """models/apertus/configuration_apertus.py"""
+    """The fields and defaults of models/apertus/configuration_apertus.py."""
 
     null_head_dim: ClassVar[bool] = False
 
@@ -45,7 +45,7 @@ class ApertusConfig(DecoderConfig):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """Without any, that of Llama 3."""
+        """Return the rotary parameters; the default is Llama 3's."""
         rope = super().rope
         if self.rope_parameters is None and self.rope_scaling is None:
             rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

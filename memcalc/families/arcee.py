@@ -14,7 +14,7 @@ from memcalc.families.llama import LlamaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ArceeConfig(LlamaConfig):
-    """models/arcee/configuration_arcee.py"""
+    """The fields and defaults of models/arcee/configuration_arcee.py."""
 
     hidden_size: Count = 2560
     intermediate_size: Count = 18432

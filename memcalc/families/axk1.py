@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AXK1Config(MlpTypesConfig, LatentConfig):
-    """models/axk1/configuration_axk1.py"""
+    """The fields and defaults of models/axk1/configuration_axk1.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "n_routed_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -73,7 +73,7 @@ class AXK1(DeepseekV3):
         yield Weight("mlp.post_mlp_layernorm.weight", (self.hidden,), "norm")
 
     def of_all_experts(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """AXK1MoE"""
+        """Return the output of AXK1MoE."""
         return rms_norm(m / "post_mlp_layernorm", hidden_states)
 
 

@@ -48,7 +48,7 @@ class MixerConfig(FamilyConfig):
 
     @property
     def inner(self) -> int:
-        """Channels of a mixer."""
+        """Return the number of channels of a mixer."""
         return self.mamba_expand * self.hidden_size
 
     @property
@@ -75,7 +75,7 @@ def mixer_of(config: Any, hidden: Dim) -> StateSpace:
 
 @dataclass(frozen=True, kw_only=True)
 class BambaConfig(RotaryConfig, MixerConfig):
-    """models/bamba/configuration_bamba.py"""
+    """The fields and defaults of models/bamba/configuration_bamba.py."""
 
     computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type")
     null_head_dim: ClassVar[bool] = False

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BartConfig(FamilyConfig):
-    """models/bart/configuration_bart.py"""
+    """The fields and defaults of models/bart/configuration_bart.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_attention_heads": "encoder_attention_heads",
@@ -92,7 +92,7 @@ class Bart(EncoderDecoder):
 
     @property
     def untrained(self) -> Collection[str]:
-        """Untied, encoder and decoder have tables of their own."""
+        """Return the name of the shared table if encoder and decoder have their own tables (not tied), else ()."""
         return () if self.config.tie_word_embeddings else ("model.shared.weight",)
 
     def weights(self) -> Iterator[Weight]:
@@ -133,7 +133,7 @@ class Bart(EncoderDecoder):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """BartForConditionalGeneration.forward(input_ids=ids, labels=ids).loss"""
+        """Return BartForConditionalGeneration.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         decoder_input_ids = shift_tokens_right(run, ids)
         encoder_outputs = self.encoder(root / "model.encoder", ids)
@@ -148,11 +148,11 @@ class Bart(EncoderDecoder):
         return cross_entropy(logits, view(ids, merge(*ids.shape)))
 
     def loss_in(self, computes: DType, buffers: DType) -> DType:
-        """The bias is added to the logits."""
+        """Return the dtype of the loss: the larger of the model's and the buffer's (the head's bias), as they are added."""
         return buffers if any(self.buffers()) and buffers.itemsize > computes.itemsize else computes
 
     def table(self, root: Module, name: str) -> Module:
-        """One of the tables of tokens, which are one if they are tied."""
+        """Return a table of tokens; with tied weights all tables are the same one."""
         return root / ("model.shared" if self.config.tie_word_embeddings else name)
 
     @module
@@ -188,7 +188,7 @@ class Bart(EncoderDecoder):
         return hidden_states
 
     def embed_tokens(self, m: Module, ids: Tensor) -> Tensor:
-        """BartScaledWordEmbedding"""
+        """Return the output of BartScaledWordEmbedding."""
         return scale(self.table(Module(m.run, ""), f"{m.path}.embed_tokens").embedding(ids), "mul")
 
     def encoder_positions(self, m: Module) -> Tensor:
@@ -197,7 +197,7 @@ class Bart(EncoderDecoder):
         return self.learned_positions(m, expand(positions, run.batch, run.seq))
 
     def learned_positions(self, m: Module, positions: Tensor) -> Tensor:
-        """BartLearnedPositionalEmbedding: two rows of the table are never used."""
+        """Return the output of BartLearnedPositionalEmbedding. Two rows of its table are never used."""
         return m.embedding(new_tensor(m.run.memory, positions.shape, int64, "position ids"))
 
     @module
@@ -240,12 +240,12 @@ class Bart(EncoderDecoder):
         return self.feed_forward(m, residual)
 
     def feed_forward(self, m: Module, residual: Tensor) -> Tensor:
-        """The end of a layer, part of its frame."""
+        """Run the end of a layer. Its variables belong to the layer's frame."""
         hidden_states = residual + self.mlp(m, residual)
         return (m / "final_layer_norm").layer_norm(hidden_states)
 
     def mlp(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """What a layer does with each token."""
+        """Return the output of the MLP, which works on each token by itself."""
         hidden_states = act((m / "fc1").linear(hidden_states), self.config.activation_function)
         hidden_states = dropout(hidden_states, self.config.activation_dropout)
         hidden_states = (m / "fc2").linear(hidden_states)
@@ -273,13 +273,13 @@ class Bart(EncoderDecoder):
 
 
 def sdpa_of(m: Module, key_value_states: Tensor | None) -> Callable[..., Attended]:
-    """The decoder's own attention looks back, the others at everything."""
+    """Return the sdpa of an attention: causal in the decoder's self-attention, not causal in the others."""
     causal = key_value_states is None and ".decoder." in m.path
     return sdpa_attention if causal else bidirectional_sdpa_attention
 
 
 class PreNorm(Bart):
-    """Layers norm what they take (mBART, Pegasus, Blenderbot, Whisper)."""
+    """A stack whose layers apply the norm to their input (mBART, Pegasus, Blenderbot, Whisper)."""
 
     @module
     def encoder_layer(self, m: Module, hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -319,17 +319,17 @@ class PreNorm(Bart):
         return self.feed_forward(m, residual)
 
     def feed_forward(self, m: Module, residual: Tensor) -> Tensor:
-        """The end of a layer, part of its frame."""
+        """Run the end of a layer. Its variables belong to the layer's frame."""
         return residual + self.mlp(m, (m / "final_layer_norm").layer_norm(residual))
 
 
 def split_heads(states: Tensor, heads: Dim, head_dim: Dim) -> Tensor:
-    """(batch, seq, hidden) -> (batch, heads, seq, head_dim), a view."""
+    """Return a view (batch, heads, seq, head_dim) of a tensor (batch, seq, hidden)."""
     return transpose(view(states, *states.shape[:-1], heads, head_dim), 1, 2)
 
 
 def check_finite(states: Tensor) -> None:
-    """torch.isfinite(states).all(): (states == states) * (states.abs() != inf)"""
+    """Run torch.isfinite(states).all(), which is (states == states) * (states.abs() != inf)."""
     equal = like(states, "equal to itself", boolean)
     finite = like(like(states, "absolute"), "not infinite", boolean)
     _both = of_two(equal, finite, "finite", boolean)

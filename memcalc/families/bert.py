@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(FamilyConfig):
-    """models/bert/configuration_bert.py"""
+    """The fields and defaults of models/bert/configuration_bert.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {
         "add_cross_attention": (False, None),
@@ -62,7 +62,7 @@ class BertConfig(FamilyConfig):
 
     @property
     def width_of_embedding(self) -> int:
-        """The width of a table's rows; where it is not `hidden_size`, a projection follows."""
+        """Return the width of the embedding's rows. If it is not `hidden_size`, a projection follows."""
         return self.hidden_size
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class Bert(Program):
 
     Config: type[FamilyConfig] = BertConfig
     prefix = "Bert"
-    """What the names of transformers' classes begin with."""
+    """The beginning of the names of transformers' classes."""
     base = "bert"
     """The name of the model without its head."""
     decoder = "cls.predictions.decoder"
@@ -102,7 +102,7 @@ class Bert(Program):
             self.loss_dtype = None
 
     def trains_filling_in(self, config: Any) -> bool:
-        """Whether masked tokens are filled in. Where a configuration names both, the causal model is built."""
+        """Return True if the model fills in masked tokens. If a configuration names both kinds, the causal model is built."""
         causal = {f"{self.prefix}LMHeadModel", f"{self.prefix}ForCausalLM"}
         named: Collection[str] = config.architectures or ()
         return f"{self.prefix}ForMaskedLM" in named and causal.isdisjoint(named)
@@ -111,7 +111,7 @@ class Bert(Program):
 
     @property
     def untrained(self) -> Collection[str]:
-        """Untied, the decoder has a bias of its own and that of the module around it is left unused."""
+        """Return the head's bias if the head is not tied: its decoder has a bias too, and this one is not used."""
         return () if self.config.tie_word_embeddings else (f"{self.decoder.rpartition('.')[0]}.bias",)
 
     def weights(self) -> Iterator[Weight]:
@@ -143,7 +143,7 @@ class Bert(Program):
         yield from self.decoder_weights()
 
     def decoder_weights(self) -> Iterator[Weight]:
-        """Untied, the decoder has a weight and a bias of its own."""
+        """Yield the head's own weight and bias; none if it is tied."""
         if not self.config.tie_word_embeddings:
             yield from linear_weights(self.decoder, self.embed, self.vocab, "head", bias=True)
 
@@ -154,7 +154,7 @@ class Bert(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """BertLMHeadModel.forward(input_ids=ids, labels=ids).loss, or BertForMaskedLM's"""
+        """Return BertLMHeadModel.forward(input_ids=ids, labels=ids).loss, or that of BertForMaskedLM."""
         root = Module(run, "")
         hidden_states = self.model(root / self.base, ids)
         run.memory.enter(run.memory.phase, None)
@@ -204,11 +204,11 @@ class Bert(Program):
         return dropout(embeddings, self.config.hidden_dropout_prob)
 
     def positioned(self, m: Module, embeddings: Tensor) -> Tensor:
-        """What a relative adds before the norm."""
+        """Return the embeddings with what a related family adds before the norm."""
         return embeddings
 
     def ids_of(self, m: Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Position ids, a view of the buffer, and token type ids, gathered from theirs."""
+        """Return the position ids (a view of the buffer) and the token type ids (gathered from their buffer)."""
         run = m.run
         positions = first(run.buffers[f"{m.path}.position_ids"], ONE_DIM, run.seq)
         token_types = new_tensor(run.memory, positions.shape, int64, "token type ids")
@@ -248,7 +248,7 @@ class Bert(Program):
 
     @module
     def output(self, m: Module, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """BertSelfOutput and BertOutput"""
+        """Return the output of BertSelfOutput or BertOutput."""
         hidden_states = (m / "dense").linear(hidden_states)
         hidden_states = dropout(hidden_states, self.config.hidden_dropout_prob)
         return (m / "LayerNorm").layer_norm(hidden_states + input_tensor)

@@ -35,7 +35,7 @@ _OFFSET = 2
 
 @dataclass(frozen=True, kw_only=True)
 class BioGptConfig(FamilyConfig):
-    """models/biogpt/configuration_biogpt.py"""
+    """The fields and defaults of models/biogpt/configuration_biogpt.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"layerdrop": (0, 0.0)}
 
@@ -104,7 +104,7 @@ class BioGpt(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """BioGptForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        """Return BioGptForCausalLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.model(root / self.base, ids)
         run.memory.enter(run.memory.phase, None)
@@ -127,7 +127,7 @@ class BioGpt(Program):
         return self.decode(m, hidden_states, mask, positions)
 
     def decode(self, m: Module, hidden_states: Tensor, *rest: Tensor | None) -> Tensor:
-        """All layers and the last norm."""
+        """Return the output of all layers and the last norm."""
         run = m.run
         for i in range(self.layers):
             run.memory.enter(run.memory.phase, i)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BitNetConfig(DecoderConfig):
-    """models/bitnet/configuration_bitnet.py"""
+    """The fields and defaults of models/bitnet/configuration_bitnet.py."""
 
     null_head_dim: ClassVar[bool] = False
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BloomConfig(FamilyConfig):
-    """models/bloom/configuration_bloom.py"""
+    """The fields and defaults of models/bloom/configuration_bloom.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"slow_but_exact": (False,)}
@@ -50,7 +50,7 @@ class BloomConfig(FamilyConfig):
 
 
 def with_n_embed(named: dict[str, Any]) -> dict[str, Any]:
-    """`n_embed` is the older name of `hidden_size`, and wins; the other has to be a number all the same."""
+    """Return the fields with `n_embed`, the older name of `hidden_size`, which wins; `hidden_size` has to be a number too."""
     n_embed, hidden_size = named.pop("n_embed", None), named.get("hidden_size", 1)
     return named if n_embed is None or type(hidden_size) is not int else {**named, "hidden_size": n_embed}
 
@@ -116,14 +116,14 @@ class Bloom(GPT2):
         return new_tensor(run.memory, (self.heads, ONE_DIM, ONE_DIM), fp32, "alibi slopes")
 
     def padded_alibi(self, run: Run, mask: Tensor) -> Tensor:
-        """build_alibi_tensor: the same with the positions that the mask counts."""
+        """Return the output of build_alibi_tensor, with positions counted by the mask."""
         slopes = self.slopes(run)
         _arange_tensor = scale(like(mask, "cumulated positions"), "sub") * mask
         alibi = new_tensor(run.memory, (run.batch, self.heads, run.seq), slopes.dtype, "alibi")
         return cast(reshape(alibi, merge(run.batch, self.heads), ONE_DIM, run.seq), run.dtype)
 
     def alibi(self, run: Run, slopes: Tensor) -> Tensor:
-        """(batch·heads, 1, seq): each head's slope times the position."""
+        """Return each head's slope times the position, (batch·heads, 1, seq)."""
         alibi = slopes * new_tensor(run.memory, (run.seq,), int64, "positions")
         shape = (merge(run.batch, self.heads), ONE_DIM, run.seq)
         return cast(new_tensor(run.memory, shape, alibi.dtype, "alibi"), run.dtype)
@@ -166,7 +166,7 @@ class Bloom(GPT2):
         return output_tensor, attention_probs
 
     def split_qkv(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Three views (batch, heads, seq, head_dim)."""
+        """Return q, k and v, three views (batch, heads, seq, head_dim)."""
         batch, seq, _ = fused_qkv.shape
         fused_qkv = view(fused_qkv, batch, seq, self.heads, Dim("3", 3), self.head_dim)
         q, k, v = select(fused_qkv, 3), select(fused_qkv, 3), select(fused_qkv, 3)
@@ -185,12 +185,13 @@ class Bloom(GPT2):
 
 
 def dropout_add(x: Tensor, residual: Tensor, p: float) -> Tensor:
-    """residual + dropout(x)"""
+    """Return residual + dropout(x)."""
     return residual + dropout(x, p)
 
 
 def bloom_gelu(x: Tensor) -> Tensor:
-    """GeLUFunction, an autograd function of transformers' own: saves its input, and computes the rest anew in backward."""
+    """Return the output of GeLUFunction, transformers' own autograd function: it saves its input and recomputes the rest in
+    backward."""
     memory = x.memory
     grad_enabled, memory.grad_enabled = memory.grad_enabled, False
     out = (x * 0.5) * (1.0 + tanh((0.79788 * x) * (1.0 + (0.044715 * x) * x)))

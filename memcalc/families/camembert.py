@@ -13,7 +13,7 @@ from memcalc.families.xlm_roberta import XLMRoberta
 
 @dataclass(frozen=True, kw_only=True)
 class CamembertConfig(RobertaConfig):
-    """models/camembert/configuration_camembert.py"""
+    """The fields and defaults of models/camembert/configuration_camembert.py."""
 
     vocab_size: Count = 30522
 

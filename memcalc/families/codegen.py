@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from memcalc.families.base.module import Module, Weight
 
 _PARTS = Dim("4", 4)
-"""The TPU cores that the projection's columns were once spread over (`mp_num`)."""
+"""The number of TPU cores that the projection's columns were spread over (`mp_num`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeGenConfig(GPTJConfig):
-    """models/codegen/configuration_codegen.py"""
+    """The fields and defaults of models/codegen/configuration_codegen.py."""
 
     def check(self) -> None:
         super().check()

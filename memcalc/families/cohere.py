@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CohereConfig(DecoderConfig):
-    """models/cohere/configuration_cohere.py"""
+    """The fields and defaults of models/cohere/configuration_cohere.py."""
 
     null_head_dim: ClassVar[bool] = False
 
@@ -43,7 +43,7 @@ class CohereConfig(DecoderConfig):
 
 
 class ParallelLayer(Llama):
-    """What Command R's generations share."""
+    """The layer that all generations of Command R share: attention and MLP side by side after one norm."""
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
         yield from self.attention_weights()
@@ -51,7 +51,7 @@ class ParallelLayer(Llama):
         yield from self.norm_weights("input_layernorm")
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """CohereLayerNorm"""
+        """Return the output of CohereLayerNorm."""
         with m:
             input_dtype = hidden_states.dtype
             hidden_states = cast(hidden_states, fp32)

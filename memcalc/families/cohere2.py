@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2Config(WindowedConfig, DecoderConfig):
-    """models/cohere2/configuration_cohere2.py"""
+    """The fields and defaults of models/cohere2/configuration_cohere2.py."""
 
     null_head_dim: ClassVar[bool] = False
 

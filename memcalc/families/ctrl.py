@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CTRLConfig(FamilyConfig):
-    """models/ctrl/configuration_ctrl.py"""
+    """The fields and defaults of models/ctrl/configuration_ctrl.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "max_position_embeddings": "n_positions",
@@ -138,7 +138,7 @@ class CTRL(GPT2):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """nn.Sequential(Linear, ReLU, Linear)"""
+        """Return the output of nn.Sequential(Linear, ReLU, Linear)."""
         x = (m / "0").linear(x)
         x = activation(x, "relu")
         return (m / "2").linear(x)

@@ -14,7 +14,7 @@ from memcalc.families.base.variations import Windowed
 
 @dataclass(frozen=True, kw_only=True)
 class CwmConfig(WindowedConfig, DecoderConfig):
-    """models/cwm/configuration_cwm.py"""
+    """The fields and defaults of models/cwm/configuration_cwm.py."""
 
     vocab_size: Count = 128256
     hidden_size: Count = 6144

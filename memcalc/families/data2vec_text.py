@@ -12,7 +12,7 @@ from memcalc.families.roberta import Roberta, RobertaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Data2VecTextConfig(RobertaConfig):
-    """models/data2vec/configuration_data2vec_text.py"""
+    """The fields and defaults of models/data2vec/configuration_data2vec_text.py."""
 
     vocab_size: Count = 30522
 

@@ -46,12 +46,13 @@ _INNER: Mapping[str, Sequence[str]] = {
         "ffn_act_fn", "ffn_hidden_size", "moe_num_experts", "moe_top_k", "moe_jitter_eps", "moe_normalize_expert_weights",
     ),
 }  # fmt: skip
-"""The fields of each object in a config.json."""
+"""The fields of each inner object of a config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DbrxConfig(RouterOutputsConfig):
-    """models/dbrx/configuration_dbrx.py, with the fields of `attn_config` and `ffn_config` beside the others."""
+    """The fields and defaults of models/dbrx/configuration_dbrx.py, with the fields of `attn_config` and `ffn_config` beside
+    the others."""
 
     given: ClassVar[Sequence[str]] = ()
     attribute_map: ClassVar[Mapping[str, str]] = {
@@ -203,7 +204,7 @@ class Dbrx(RouterOutputs):
     def layer(
         self, m: Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, positions: Tensor
     ) -> Tensor:
-        """DbrxBlock"""
+        """Return the output of DbrxBlock."""
         resid_states, hidden_states = self.norm_attn_norm(m / "norm_attn_norm", hidden_states, rotary, mask)
         hidden_states = self.mlp(m / "ffn", hidden_states)
         hidden_states = dropout(hidden_states, self.config.resid_pdrop)
@@ -242,14 +243,14 @@ class Dbrx(RouterOutputs):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        """DbrxFFN"""
+        """Return the output of DbrxFFN."""
         hidden_states, router_logits = self.router(m / "router", x)
         top_k_weights, top_k_index = self.route_tokens_to_experts(router_logits)
         return self.run_experts(m / "experts", hidden_states, top_k_index, top_k_weights)
 
     @module
     def router(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """DbrxRouter: the hidden states, which its noise changes in place, and its logits."""
+        """Return the hidden states, which DbrxRouter's noise changes in place, and the router's logits."""
         batch, seq, hidden = hidden_states.shape
         if self.config.moe_jitter_eps is not None:
             hidden_states = mul_(hidden_states, like(hidden_states, "noise"))
@@ -266,7 +267,7 @@ class Dbrx(RouterOutputs):
 
     @module
     def run_experts(self, m: Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """DbrxExperts"""
+        """Return the output of DbrxExperts."""
         batch, seq, hidden = hidden_states.shape
         memory = hidden_states.memory
         hidden_states = reshape(hidden_states, merge(batch, seq), hidden)
@@ -287,7 +288,7 @@ class Dbrx(RouterOutputs):
 
     @module
     def expert_glu(self, m: Module, x: Tensor, expert_w1: Tensor, expert_v1: Tensor, expert_w2: Tensor) -> Tensor:
-        """DbrxExpertGLU"""
+        """Return the output of DbrxExpertGLU."""
         gate_proj = mm(x, transpose(expert_w1, 0, 1), None, "w1")
         up_proj = mm(x, transpose(expert_v1, 0, 1), None, "v1")
         gate_proj = act(gate_proj, self.config.activation)
@@ -296,7 +297,7 @@ class Dbrx(RouterOutputs):
 
 
 def where_chosen(memory: Memory, rows: Dim) -> tuple[Tensor, Tensor]:
-    """torch.where(expert_mask[expert]): two views of what nonzero returns."""
+    """Return torch.where(expert_mask[expert]): two views of the tensor that nonzero returns."""
     found = new_tensor(memory, (rows, TWO), int64, "copies of an expert")
     one = Tensor(found.storage, (rows,), (TWO.size,), int64)
     return one, Tensor(found.storage, (rows,), (TWO.size,), int64)

@@ -50,18 +50,18 @@ class DebertaV2(Bert):
         self.conv_kernel = Dim("conv_kernel", config.conv_kernel_size)
 
     def trains_filling_in(self, config: Any) -> bool:
-        """It has no other model of its language."""
+        """Return True: the family has only a model that fills in masked tokens."""
         return True
 
     def variant(self, i: int) -> Hashable:
-        """A convolution follows the first layer."""
+        """Return True for the first layer if a convolution follows it: this layer differs from the others."""
         return bool(self.config.conv_kernel_size) and i == 0
 
     # --- weights and buffers
 
     @property
     def untrained(self) -> Collection[str]:
-        """Untied as in BERT; and what is there for relative positions that no layer attends to."""
+        """Return the weights without a gradient: those of BERT, and the relative positions' if no layer uses them."""
         names = list(super().untrained) if self.config.legacy else []
         if not self.config.attends_to_positions:
             encoder = f"{self.base}.encoder"
@@ -96,7 +96,7 @@ class DebertaV2(Bert):
         yield from norm_weights("output.LayerNorm", self.hidden)
 
     def projections(self) -> Iterator[str]:
-        """Positions share those of content, or have their own."""
+        """Yield the names of the projections. Positions share the content's projections, or have their own."""
         yield from ("query_proj", "key_proj", "value_proj")
         if self.config.relative_attention and not self.config.share_att_key:
             for kind, name in (("c2p", "pos_key_proj"), ("p2c", "pos_query_proj")):
@@ -104,7 +104,7 @@ class DebertaV2(Bert):
                     yield name
 
     def encoder_weights(self) -> Iterator[Weight]:
-        """What the layers share, and the convolution after the first."""
+        """Yield the parameters that all layers share, and those of the convolution after the first layer."""
         if self.config.relative_attention:
             yield Weight("rel_embeddings.weight", (self.buckets, self.hidden), "embedding")
         if self.config.norms_positions:
@@ -135,7 +135,7 @@ class DebertaV2(Bert):
 
     @module
     def lm_head(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """DebertaV2LMPredictionHead.forward, always with the weight of the embedding"""
+        """Return DebertaV2LMPredictionHead.forward, which always uses the embedding's weight."""
         hidden_states = self.transform(m, hidden_states)
         columns = transpose(Module(m.run, self.table).weight(), 0, 1)
         return times(hidden_states, columns, "logits") + m.weight("bias")
@@ -153,7 +153,7 @@ class DebertaV2(Bert):
 
     @module
     def embedded(self, m: Module, ids: Tensor, token_types: Tensor, mask: Tensor) -> Tensor:
-        """DebertaV2Embeddings.forward"""
+        """Return DebertaV2Embeddings.forward."""
         inputs_embeds = (m / "word_embeddings").embedding(ids)
         if self.config.position_biased_input:
             position_ids = first(m.buffer("position_ids"), ONE_DIM, m.run.seq)
@@ -174,7 +174,7 @@ class DebertaV2(Bert):
 
     @module
     def encoder(self, m: Module, hidden_states: Tensor, input_mask: Tensor) -> list[Tensor]:
-        """DebertaV2Encoder.forward(output_hidden_states=True): the hidden states before and after each layer"""
+        """Return the hidden states before and after each layer: DebertaV2Encoder.forward(output_hidden_states=True)."""
         run = m.run
         mask = self.mask_of_pairs(input_mask)
         relative_pos = self.relative_position(run) if self.config.relative_attention else None
@@ -191,19 +191,19 @@ class DebertaV2(Bert):
         return all_hidden_states
 
     def mask_of_pairs(self, mask: Tensor) -> Tensor:
-        """get_attention_mask: (batch, 1, seq, seq)"""
+        """Return the output of get_attention_mask, (batch, 1, seq, seq)."""
         keys = unsqueeze(unsqueeze(mask, 1), 2)
         return keys * unsqueeze(squeeze(keys, 2), 3)
 
     def relative_embeddings(self, m: Module) -> Tensor | None:
-        """get_rel_embedding"""
+        """Return the output of get_rel_embedding."""
         if not self.config.relative_attention:
             return None
         rel_embeddings = (m / "rel_embeddings").weight()
         return (m / "LayerNorm").layer_norm(rel_embeddings) if self.config.norms_positions else rel_embeddings
 
     def relative_position(self, run: Run) -> Tensor:
-        """build_relative_position: (1, seq, seq)"""
+        """Return the output of build_relative_position, (1, seq, seq)."""
         q_ids = new_tensor(run.memory, (run.seq,), int64, "query positions")
         k_ids = new_tensor(run.memory, (run.seq,), int64, "key positions")
         rel_pos_ids = of_two(unsqueeze(q_ids, 1), unsqueeze(k_ids, 0), "relative positions")
@@ -214,7 +214,7 @@ class DebertaV2(Bert):
 
     @module
     def convolved(self, m: Module, hidden_states: Tensor, residual_states: Tensor, input_mask: Tensor) -> Tensor:
-        """ConvLayer.forward"""
+        """Return ConvLayer.forward."""
         out = self.convolution(m / "conv", hidden_states)
         rmask = cast(like(input_mask, "one minus the mask"), boolean)
         out = masked_fill_(out, expand(unsqueeze(rmask, 2), *out.shape))
@@ -245,7 +245,7 @@ class DebertaV2(Bert):
     def disentangled_attention(
         self, m: Module, hidden_states: Tensor, mask: Tensor, relative_pos: Tensor | None, rel_embeddings: Tensor | None
     ) -> Tensor:
-        """DisentangledSelfAttention.forward"""
+        """Return DisentangledSelfAttention.forward."""
         batch, seq, _ = hidden_states.shape
         query_layer = self.transpose_for_scores((m / "query_proj").linear(hidden_states))
         key_layer = self.transpose_for_scores((m / "key_proj").linear(hidden_states))
@@ -270,7 +270,7 @@ class DebertaV2(Bert):
         return view(context_layer, batch, seq, self.hidden)
 
     def transpose_for_scores(self, x: Tensor) -> Tensor:
-        """(batch, seq, hidden) -> (batch·heads, seq, head_dim)"""
+        """Return a tensor (batch, seq, hidden) as (batch·heads, seq, head_dim)."""
         batch, seq, _ = x.shape
         x = view(x, batch, seq, self.heads, self.head_dim)
         return view(contiguous(permute(x, 0, 2, 1, 3)), merge(batch, self.heads), seq, self.head_dim)
@@ -278,7 +278,7 @@ class DebertaV2(Bert):
     def disentangled_attention_bias(
         self, m: Module, query_layer: Tensor, key_layer: Tensor, relative_pos: Tensor, rel_embeddings: Tensor
     ) -> Tensor | float:
-        """Scores of content to positions and of positions to content; 0 without either"""
+        """Return the scores of content to positions plus those of positions to content; 0 if the model has neither."""
         kinds = self.config.positions_attended
         relative_pos = unsqueeze(relative_pos, 1)
         rel_embeddings = unsqueeze(narrow(rel_embeddings, 0, self.buckets), 0)
@@ -299,7 +299,7 @@ class DebertaV2(Bert):
         return score
 
     def projected_positions(self, m: Module, rel_embeddings: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Keys and queries of the relative positions, (batch·heads, buckets, head_dim)"""
+        """Return the keys and queries of the relative positions, (batch·heads, buckets, head_dim)."""
         if self.config.share_att_key:
             pos_query_layer = self.projected_position(m / "query_proj", rel_embeddings)
             return self.projected_position(m / "key_proj", rel_embeddings), pos_query_layer
@@ -314,7 +314,7 @@ class DebertaV2(Bert):
 
 
 def log_bucket_position(relative_pos: Tensor) -> Tensor:
-    """make_log_bucket_position, in fp32"""
+    """Return the output of make_log_bucket_position, in fp32."""
     sign = like(relative_pos, "sign")
     near = of_two(like(relative_pos, "below", boolean), like(relative_pos, "above", boolean), "near")
     abs_pos = of_two(like(relative_pos, "distances"), near, "distances", int64)
@@ -326,22 +326,22 @@ def log_bucket_position(relative_pos: Tensor) -> Tensor:
 
 
 def where_near(near: Tensor, relative_pos: Tensor, buckets: Tensor) -> Tensor:
-    """torch.where of two without gradients"""
+    """Return torch.where of two tensors without gradients."""
     return of_two(relative_pos, buckets, "bucketed positions")
 
 
 def scaled_size_sqrt(m: Module) -> Tensor:
-    """The square root of the width of a head, times the kinds of scores: an fp32 scalar on the device"""
+    """Return the square root of (head width · kinds of scores), an fp32 scalar on the device."""
     return like(like(new_tensor(m.memory, (), fp32, "head width"), "scaled head width"), "scale of the scores")
 
 
 def bucket_of_pairs(position: Tensor, query_layer: Tensor) -> Tensor:
-    """(1, 1, seq, seq) -> (batch·heads, seq, seq), a view"""
+    """Return a view (batch·heads, seq, seq) of a tensor (1, 1, seq, seq)."""
     return expand(squeeze(position, 0), *query_layer.shape[:2], position.shape[3])
 
 
 def plus(score: Tensor | float, more: Tensor) -> Tensor:
-    """score += more: a new tensor where it was a number, else in place"""
+    """Return score + more: a new tensor if the score is a number, else added in place."""
     return add_(score, more) if isinstance(score, Tensor) else score + more
 
 

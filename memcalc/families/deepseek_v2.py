@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV2Config(LatentConfig):
-    """models/deepseek_v2/configuration_deepseek_v2.py"""
+    """The fields and defaults of models/deepseek_v2/configuration_deepseek_v2.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "n_routed_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -93,7 +93,7 @@ class GreedyRouter:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights of the chosen experts, and which these are."""
+        """Return the router's logits, the weights of the chosen experts, and their indices."""
         hidden_states = view(hidden_states, merge(*hidden_states.shape[:-1]), self.hidden)
         router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
         scores = softmax(router_logits)
@@ -104,7 +104,7 @@ class GreedyRouter:
         return router_logits, topk_weights, topk_indices
 
     def limited(self, scores: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The scores of the best groups, and what the frame holds of how they were chosen."""
+        """Return the scores of the best groups, and the tensors of the choice that the frame keeps alive."""
         return scores, ()
 
 
@@ -144,7 +144,7 @@ class DeepseekV2(DeepseekV3):
         return complex_rotary_embedding(m, positions, self.rope_type)
 
     def rotate_parts(self, q_rot: Tensor, k_rot: Tensor, rotary: Any) -> tuple[Tensor, Tensor]:
-        """apply_rotary_emb"""
+        """Return the outputs of apply_rotary_emb."""
         q_pairs, k_pairs = as_pairs(q_rot), as_pairs(k_rot)
         freqs_cis = unsqueeze(rotary, 1)
         q_out = cast(turned(q_pairs, freqs_cis, q_rot), q_rot.dtype)
@@ -153,7 +153,7 @@ class DeepseekV2(DeepseekV3):
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import deepseek
 
     return deepseek(config, sigmoid=False)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(RouterOutputsConfig, RotaryConfig):
-    """A family whose queries, keys and values come out of compressed latents; heads have a part without positions."""
+    """The fields of a family that computes q, k and v from compressed latents. A part of each head has no positions."""
 
     reads_head_dim: ClassVar[bool] = False
 
@@ -73,7 +73,7 @@ class LatentConfig(RouterOutputsConfig, RotaryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV3Config(LatentConfig):
-    """models/deepseek_v3/configuration_deepseek_v3.py"""
+    """The fields and defaults of models/deepseek_v3/configuration_deepseek_v3.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_local_experts": "n_routed_experts",
@@ -167,7 +167,7 @@ class DeepseekV3(GroupedSparseLayers):
         return attn_output, attn_weights
 
     def compressed(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """The latents, and the part of the keys that all heads have: where heads are split, its gradient is a part of a sum
+        """Return the latents, and the part of the keys that all heads share. With split heads, its gradient is a partial sum
         (MlaKvAProjParallel)."""
         compressed_kv, group = m.linear(hidden_states), m.run.tensor_parallel
         if group is None or group.plan.get(m.path) != "mla_kv_a_proj":
@@ -188,7 +188,7 @@ class DeepseekV3(GroupedSparseLayers):
         return apply_rotary_pos_emb(q_rot, k_rot, cos, sin)
 
     def expand_kv(self, m: Module, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all heads out of the latents."""
+        """Return the keys and values of all heads, computed from the latents."""
         batch, _, seq, _ = kv_nope.shape
         kv_nope = view((m / "kv_b_proj").linear(kv_nope), batch, seq, self.heads, self.kv_dim)
         kv_nope = transpose(kv_nope, 1, 2)
@@ -201,7 +201,7 @@ class DeepseekV3(GroupedSparseLayers):
 
 
 def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotates even and odd dims of q and k as pairs, and leaves the pairs apart."""
+    """Return q and k with even and odd dims rotated as pairs. The two halves of the pairs stay apart."""
     half = divided(cos.shape[-1], 2)
     cos, sin = unsqueeze(part(cos, half), 1), unsqueeze(part(sin, half), 1)
     q1, q2 = every_second(q), every_second(q)
@@ -212,7 +212,7 @@ def apply_rotary_pos_emb_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tens
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import deepseek
 
     return deepseek(config, sigmoid=True)

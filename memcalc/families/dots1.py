@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Dots1Config(RouterOutputsConfig, LayerTypesConfig):
-    """models/dots1/configuration_dots1.py"""
+    """The fields and defaults of models/dots1/configuration_dots1.py."""
 
     null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "n_routed_experts"}
@@ -55,7 +55,7 @@ class Dots1Config(RouterOutputsConfig, LayerTypesConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         first = self.num_hidden_layers if self.sliding_window is None else self.max_window_layers

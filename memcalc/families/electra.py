@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ElectraConfig(BertConfig):
-    """models/electra/configuration_electra.py"""
+    """The fields and defaults of models/electra/configuration_electra.py."""
 
     embedding_size: Count = 128
     hidden_size: Count = 256

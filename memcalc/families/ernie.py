@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ErnieConfig(BertConfig):
-    """models/ernie/configuration_ernie.py"""
+    """The fields and defaults of models/ernie/configuration_ernie.py."""
 
     task_type_vocab_size: Count = 3
     use_task_id: bool = False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Ernie45Config(RotaryConfig):
-    """models/ernie4_5/configuration_ernie4_5.py"""
+    """The fields and defaults of models/ernie4_5/configuration_ernie4_5.py."""
 
     vocab_size: Count = 103424
     pad_token_id: int | None = 0

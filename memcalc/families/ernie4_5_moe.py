@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Ernie4_5_MoeConfig(RouterOutputsConfig, RotaryConfig):
-    """models/ernie4_5_moe/configuration_ernie4_5_moe.py"""
+    """The fields and defaults of models/ernie4_5_moe/configuration_ernie4_5_moe.py."""
 
     given: ClassVar[Sequence[str]] = ()
     null_head_dim: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class Ernie4_5_Moe(SparseLayers):
 
     @property
     def untrained(self) -> Collection[str]:
-        """What balances the experts is no gradient's."""
+        """Return the biases that balance the experts: they get no gradient."""
         return ("model.layers.*.mlp.gate.moe_statics.e_score_correction_bias",)
 
     @property
@@ -127,7 +127,7 @@ class Ernie4_5_Moe(SparseLayers):
 
     @module
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """Ernie4_5_MoeSparseMoeBlock"""
+        """Return the output of Ernie4_5_MoeSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states = view(x, merge(batch, seq), hidden)
         shared_output = self.dense_mlp(m / "shared_experts", hidden_states) if self.shared_ffn.size else None
@@ -140,7 +140,7 @@ class Ernie4_5_Moe(SparseLayers):
 
 @dataclass(frozen=True)
 class ErnieRouter:
-    """Ernie4_5_MoeTopKRouter: corrected probabilities choose, and the chosen ones are made to add up to one."""
+    """A module like Ernie4_5_MoeTopKRouter: corrected probabilities choose the experts, whose weights are normalised to 1."""
 
     count: Dim
     per_token: Dim
@@ -152,7 +152,7 @@ class ErnieRouter:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights of the chosen experts, and which these are."""
+        """Return the router's logits, the weights of the chosen experts, and their indices."""
         with Autocast(m.run.memory, None):
             router_logits = linear(cast(hidden_states, fp32), cast(m.weight(), fp32))
             routing_weights = softmax(router_logits)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Exaone4Config(WindowedConfig, DecoderConfig):
-    """models/exaone4/configuration_exaone4.py"""
+    """The fields and defaults of models/exaone4/configuration_exaone4.py."""
 
     null_head_dim: ClassVar[bool] = False
     masks_both: ClassVar[bool] = False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExaoneMoeConfig(MlpTypesConfig, LayerTypesConfig):
-    """models/exaone_moe/configuration_exaone_moe.py"""
+    """The fields and defaults of models/exaone_moe/configuration_exaone_moe.py."""
 
     null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -58,7 +58,7 @@ class ExaoneMoeConfig(MlpTypesConfig, LayerTypesConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         every = self.sliding_window_pattern
         if self.layer_types is not None or not isinstance(every, int):
             return list(self.layer_types or ())

@@ -50,7 +50,7 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class FalconConfig(RotaryConfig):
-    """models/falcon/configuration_falcon.py"""
+    """The fields and defaults of models/falcon/configuration_falcon.py."""
 
     computed: ClassVar[Sequence[str]] = ("head_dim", "rotary")
     pads_embedding: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class FalconConfig(RotaryConfig):
 
     @property
     def two_norms(self) -> bool:
-        """Whether attention and MLP run side by side, each after a norm of its own."""
+        """Return True if attention and MLP run side by side, each after its own norm."""
         norms = self.num_ln_in_parallel_attn
         return self.parallel_attn and (norms == 2 or (norms is None and self.new_decoder_architecture))
 
@@ -179,7 +179,7 @@ class Falcon(Bloom):
         return (m / "ln_f").layer_norm(hidden_states)
 
     def alibi(self, run: Run, mask: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """build_alibi_tensor: (batch·heads, 1, seq), counting the positions of `mask`."""
+        """Return the output of build_alibi_tensor, (batch·heads, 1, seq), with positions counted by `mask`."""
         arange_tensor = scale(like(mask, "cumulated positions"), "sub") * mask
         shape = (run.batch, self.heads, run.seq)
         alibi = new_tensor(run.memory, shape, bf16, "alibi")
@@ -269,7 +269,7 @@ class Falcon(Bloom):
         return reshape(transpose(x, 1, 2), batch, seq, merge(self.heads, self.head_dim))
 
     def split_qkv(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch, heads, seq, head_dim) each; k and v of one head for all where there is one (`multi_query`)."""
+        """Return q, k and v, each (batch, heads, seq, head_dim). With `multi_query`, k and v have one head."""
         batch, seq, _ = fused_qkv.shape
         if self.config.new_decoder_architecture:
             return self.split_groups(fused_qkv)
@@ -283,7 +283,7 @@ class Falcon(Bloom):
         return self.heads_first(query), self.heads_first(key), self.heads_first(value)
 
     def split_groups(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A key and a value for each group of heads, repeated for the heads of the group."""
+        """Return q, k and v. Each group of heads has one key and value, which are repeated for its heads."""
         batch, seq, _ = fused_qkv.shape
         group = self.heads.size // self.kv_heads.size
         qkv = view(fused_qkv, batch, seq, self.kv_heads, Dim("heads/kv_heads+2", group + 2), self.head_dim)
@@ -304,7 +304,7 @@ class Falcon(Bloom):
 
 
 def falcon_linear(m: Module, x: Tensor) -> Tensor:
-    """FalconLinear: the bias is added in a second step."""
+    """Return the output of FalconLinear, which adds its bias in a second step."""
     with m:
         hidden_states = times(x, transpose(m.weight(), 0, 1), m.path)
         bias = m.optional("bias")
@@ -312,7 +312,7 @@ def falcon_linear(m: Module, x: Tensor) -> Tensor:
 
 
 def masked_alibi(alibi: Tensor, causal: Tensor) -> Tensor:
-    """(batch, heads, seq, seq): alibi where the causal mask allows it, the lowest number elsewhere."""
+    """Return (batch, heads, seq, seq): alibi where the causal mask allows attention, the lowest number elsewhere."""
     if causal.dtype is boolean:
         causal = where(causal, new_tensor(alibi.memory, (), alibi.dtype, "zero"), "additive mask")
     scaled = scale(alibi, "div")

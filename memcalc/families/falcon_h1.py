@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FalconH1Config(RotaryConfig):
-    """models/falcon_h1/configuration_falcon_h1.py"""
+    """The fields and defaults of models/falcon_h1/configuration_falcon_h1.py."""
 
     computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type")
     null_head_dim: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class FalconH1Config(RotaryConfig):
 
     @property
     def inner(self) -> int:
-        """Channels of a mixer."""
+        """Return the number of channels of a mixer."""
         return self.mamba_expand * self.hidden_size if self.mamba_d_ssm is None else self.mamba_d_ssm
 
     @property
@@ -84,7 +84,7 @@ class FalconH1Config(RotaryConfig):
 
 
 class FalconH1Mixer(StateSpace):
-    """FalconH1Mixer: vectors of multipliers, and a norm by choice."""
+    """A module like FalconH1Mixer, a Mamba 2 mixer with vectors of multipliers and an optional norm."""
 
     def __init__(self, *, out_bias: bool, normalised: bool, norm_before_gate: bool, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -115,7 +115,7 @@ class FalconH1Mixer(StateSpace):
 
     @module
     def gated_norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:
-        """FalconH1RMSNormGated"""
+        """Return the output of FalconH1RMSNormGated."""
         input_dtype = hidden_states.dtype
         if not self.norm_before_gate:
             hidden_states = hidden_states * act(cast(gate, fp32), "silu")
@@ -148,7 +148,7 @@ class FalconH1(Hybrid):
         )  # fmt: skip
 
     def mixes(self, i: int) -> bool:
-        """Every layer has attention, too: the mask goes to all."""
+        """Return True: every layer has attention too, so all layers take the mask."""
         return False
 
     def layer_weights(self, i: int) -> Iterator[Weight]:
@@ -172,7 +172,8 @@ class FalconH1(Hybrid):
         return super().head(root, hidden_states) * 1.0
 
     def mix(self, m: Module, x: Tensor, rotary: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        """The layer's frame keeps both parts of the sum, and the attention's weights."""
+        """Return the sum of mixer and attention, and the tensors that the layer's frame keeps: both parts and the attention's
+        weights."""
         mamba_hidden_states = self.mixer.forward(m / "mamba", x, recurrent_mask(m.run))
         mamba_hidden_states = mamba_hidden_states * 1.0
         attention_hidden_states, weights = self.attention(m / "self_attn", x * 1.0, rotary, mask)

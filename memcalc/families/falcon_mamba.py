@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FalconMambaConfig(MambaConfig):
-    """models/falcon_mamba/configuration_falcon_mamba.py"""
+    """The fields and defaults of models/falcon_mamba/configuration_falcon_mamba.py."""
 
 
 class FalconMambaMixer(SelectiveMixer):
-    """FalconMambaMixer"""
+    """A module like FalconMambaMixer."""
 
     def buffers(self, path: str) -> Iterator[Buffer]:
-        """The weights that only the kernels take."""
+        """Yield the norms' weights, which are buffers: only the fused kernels use them."""
         yield Buffer(f"{path}.dt_layernorm.weight", (self.inner,))
         yield Buffer(f"{path}.b_layernorm.weight", (self.state,))
         yield Buffer(f"{path}.c_layernorm.weight", (self.state,))
@@ -42,7 +42,7 @@ class FalconMambaMixer(SelectiveMixer):
 
     @module
     def norm(self, m: Module, x: Tensor) -> Tensor:
-        """FalconMambaWeightlessRMSNorm"""
+        """Return the output of FalconMambaWeightlessRMSNorm."""
         return cast(_norm(cast(x, fp32)), x.dtype)
 
 

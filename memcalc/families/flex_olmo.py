@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FlexOlmoConfig(OlmoeConfig):
-    """models/flex_olmo/configuration_flex_olmo.py"""
+    """The fields and defaults of models/flex_olmo/configuration_flex_olmo.py."""
 
     clip_qkv: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -37,7 +37,7 @@ class FlexOlmoConfig(OlmoeConfig):
     num_experts: Count = 7
 
     def check_heads(self) -> None:
-        """The norm over q is as wide as q, whatever `head_dim` is."""
+        """Accept any `head_dim`: the norm over q is as wide as q."""
 
 
 class FlexOlmo(Olmoe):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(DecoderConfig):
-    """models/gemma/configuration_gemma.py. `gelu` stands for its tanh form there, which costs the same."""
+    """The fields and defaults of models/gemma/configuration_gemma.py. `gelu` stands for its tanh form there, which costs the
+    same."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"use_bidirectional_attention": (False, None)}
 
@@ -58,7 +59,7 @@ class Gemma(Llama):
 
 @replaceable
 def gemma_rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
-    """GemmaRMSNorm: the weight is an offset from 1, multiplied in fp32."""
+    """Return the output of GemmaRMSNorm. The weight is an offset from 1, and the product is in fp32."""
     with m:
         output = scaled_by_rms(cast(hidden_states, fp32))
         output = output * (1.0 + cast(m.weight(), fp32))
@@ -66,7 +67,7 @@ def gemma_rms_norm(m: Module, hidden_states: Tensor) -> Tensor:
 
 
 def scaled_by_rms(x: Tensor) -> Tensor:
-    """GemmaRMSNorm._norm"""
+    """Return GemmaRMSNorm._norm."""
     return x * rsqrt(mean(power(x, 2)) + 1e-6)
 
 

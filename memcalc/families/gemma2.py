@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma2Config(WindowedConfig, DecoderConfig):
-    """models/gemma2/configuration_gemma2.py"""
+    """The fields and defaults of models/gemma2/configuration_gemma2.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"use_bidirectional_attention": (False, None)}
 

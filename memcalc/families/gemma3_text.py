@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3TextConfig(Gemma2Config, RotaryByKindConfig):
-    """models/gemma3/configuration_gemma3.py. Its `attn_logit_softcapping` is a field that no attention reads."""
+    """The fields and defaults of models/gemma3/configuration_gemma3.py. Its `attn_logit_softcapping` is a field that no
+    attention reads."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
 

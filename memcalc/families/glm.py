@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GlmConfig(DecoderConfig):
-    """models/glm/configuration_glm.py, models/glm4/configuration_glm4.py"""
+    """The fields and defaults of models/glm/configuration_glm.py and models/glm4/configuration_glm4.py."""
 
     rotates_part: ClassVar[bool] = True
 

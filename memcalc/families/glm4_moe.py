@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4MoeConfig(RouterOutputsConfig, RotaryConfig):
-    """models/glm4_moe/configuration_glm4_moe.py"""
+    """The fields and defaults of models/glm4_moe/configuration_glm4_moe.py."""
 
     null_head_dim: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class Glm4MoeConfig(RouterOutputsConfig, RotaryConfig):
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The default is for a field that is left out; null rotates whole heads."""
+        """Return the fields with the default of `partial_rotary_factor` if it is left out; null rotates whole heads."""
         named = super().renamed(config)
         if named.get("partial_rotary_factor", 0.5) is None:
             named["partial_rotary_factor"] = 1.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4MoeLiteConfig(MlpTypesConfig, LatentConfig):
-    """models/glm4_moe_lite/configuration_glm4_moe_lite.py"""
+    """The fields and defaults of models/glm4_moe_lite/configuration_glm4_moe_lite.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_local_experts": "n_routed_experts",

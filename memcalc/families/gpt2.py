@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(FamilyConfig):
-    """models/gpt2/configuration_gpt2.py"""
+    """The fields and defaults of models/gpt2/configuration_gpt2.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "hidden_size": "n_embd",
@@ -98,7 +98,7 @@ class GPT2(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """GPT2LMHeadModel.forward(input_ids=ids, labels=ids).loss"""
+        """Return GPT2LMHeadModel.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.model(root / "transformer", ids)
         run.memory.enter(run.memory.phase, None)
@@ -160,7 +160,7 @@ class GPT2(Program):
 
 @replaceable
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
-    """GPT-2's own eager_attention_forward: softmax in the scores' dtype, the output a transposed view."""
+    """Return GPT-2's own eager_attention_forward: softmax in the scores' dtype, and a transposed view as output."""
     attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
     if mask is not None:
         attn_weights = attn_weights + mask
@@ -172,19 +172,19 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: 
 
 
 def norm_weights(name: str, dim: Dim) -> Iterator[Weight]:
-    """An nn.LayerNorm's parameters."""
+    """Yield the parameters of an nn.LayerNorm."""
     yield Weight(f"{name}.weight", (dim,), "norm")
     yield Weight(f"{name}.bias", (dim,), "norm")
 
 
 def conv1d_weights(name: str, fan_in: Dim, fan_out: Dim, component: str) -> Iterator[Weight]:
-    """A transformers Conv1D's parameters: a linear layer with its weight the other way round."""
+    """Yield the parameters of transformers' Conv1D, a linear layer whose weight is transposed."""
     yield Weight(f"{name}.weight", (fan_in, fan_out), component)
     yield Weight(f"{name}.bias", (fan_out,), component)
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import Architecture
 
     return Architecture(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTBigCodeConfig(FamilyConfig):
-    """models/gpt_bigcode/configuration_gpt_bigcode.py"""
+    """The fields and defaults of models/gpt_bigcode/configuration_gpt_bigcode.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "hidden_size": "n_embd",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTNeoConfig(FamilyConfig):
-    """models/gpt_neo/configuration_gpt_neo.py"""
+    """The fields and defaults of models/gpt_neo/configuration_gpt_neo.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTNeoXConfig(RotaryConfig):
-    """models/gpt_neox/configuration_gpt_neox.py"""
+    """The fields and defaults of models/gpt_neox/configuration_gpt_neox.py."""
 
     pads_embedding: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class GPTNeoXConfig(RotaryConfig):
 
     @property
     def default_rotary_factor(self) -> float:
-        """Here `rotary_pct` is the name outside `rope_parameters`; `partial_rotary_factor` is only read inside."""
+        """Return `rotary_pct`, the field's name outside `rope_parameters`; `partial_rotary_factor` is only read inside."""
         return self.rotary_pct
 
     def check(self) -> None:
@@ -113,7 +113,7 @@ class GPTNeoX(Llama):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """GPTNeoXForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        """Return GPTNeoXForCausalLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.model(root / self.base, ids)
         run.memory.enter(run.memory.phase, None)

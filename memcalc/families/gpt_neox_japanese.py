@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTNeoXJapaneseConfig(RotaryConfig):
-    """models/gpt_neox_japanese/configuration_gpt_neox_japanese.py"""
+    """The fields and defaults of models/gpt_neox_japanese/configuration_gpt_neox_japanese.py."""
 
     pads_embedding: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class GPTNeoXJapaneseConfig(RotaryConfig):
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Outside `rope_parameters`, `rotary_pct` is the name that is read."""
+        """Return the fields with `rotary_pct`, the name that is read outside `rope_parameters`."""
         named = {name: value for name, value in super().renamed(config).items() if name != "partial_rotary_factor"}
         return {**named, "partial_rotary_factor": named["rotary_pct"]} if "rotary_pct" in named else named
 
@@ -179,7 +179,7 @@ class GPTNeoXJapanese(GPTNeoX):
 
 
 def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> Tensor:
-    """residual + dropout(x + bias)"""
+    """Return residual + dropout(x + bias)."""
     if bias is not None:
         x = x + bias
     return residual + dropout(x, p)

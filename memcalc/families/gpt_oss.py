@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GptOssConfig(RouterOutputsConfig, LayerTypesConfig):
-    """models/gpt_oss/configuration_gpt_oss.py"""
+    """The fields and defaults of models/gpt_oss/configuration_gpt_oss.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -55,7 +55,7 @@ class GptOssConfig(RouterOutputsConfig, LayerTypesConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         return ["full_attention" if i % 2 else "sliding_attention" for i in range(self.num_hidden_layers)]
@@ -67,7 +67,7 @@ class GptOssConfig(RouterOutputsConfig, LayerTypesConfig):
 
 
 class ClampedExperts(Experts):
-    """GptOssExperts: gate and up lie interleaved and are clamped."""
+    """A module like GptOssExperts. Gate and up are interleaved, and both are clamped."""
 
     def apply_gate(self, gate_up_out: Tensor) -> Tensor:
         gate, up = every_second(gate_up_out), every_second(gate_up_out)
@@ -116,7 +116,7 @@ class GptOss(RouterOutputs):
         return {"full_attention": full, "sliding_attention": causal_mask(run, self.config.sliding_window)}
 
     def position_embeddings(self, m: Module, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """GptOssRotaryEmbedding: an angle for each pair, not doubled."""
+        """Return the output of GptOssRotaryEmbedding: one angle for each pair of dims."""
         run = m.run
         run.memory.scope = m.path
         grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
@@ -154,7 +154,7 @@ class GptOss(RouterOutputs):
 
     @module
     def sparse_mlp(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """GptOssMLP"""
+        """Return the outputs of GptOssMLP."""
         batch, seq, hidden = hidden_states.shape
         hidden_states = reshape(hidden_states, merge(batch, seq), hidden)
         _logits, router_scores, router_indices = self.router(m / "router", hidden_states)
@@ -164,7 +164,7 @@ class GptOss(RouterOutputs):
 
     @module
     def router(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """GptOssTopKRouter"""
+        """Return the outputs of GptOssTopKRouter."""
         router_logits = m.linear(hidden_states)
         router_top_value, router_indices = topk(router_logits, self.per_token)
         router_scores = softmax(router_top_value, router_top_value.dtype)
@@ -182,7 +182,7 @@ def _apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def eager_attention_with_sinks(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor, *, p: float
 ) -> Attended:
-    """eager_attention_forward of gpt-oss: each row of scores has one column more, which is dropped after the softmax."""
+    """Return gpt-oss's eager_attention_forward: each row of scores has one more column, dropped after the softmax."""
     batch, heads, seq, _ = q.shape
     key_states = repeat_kv(k, heads)
     value_states = repeat_kv(v, heads)

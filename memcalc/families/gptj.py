@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTJConfig(FamilyConfig):
-    """models/gptj/configuration_gptj.py"""
+    """The fields and defaults of models/gptj/configuration_gptj.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "max_position_embeddings": "n_positions",
@@ -153,7 +153,7 @@ class GPTJ(GPT2):
         return attn_output, attn_weights
 
     def qkv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q and k (batch, seq, heads, head_dim), v (batch, heads, seq, head_dim), and what else the frame holds."""
+        """Return q and k (batch, seq, heads, head_dim), v (batch, heads, seq, head_dim), and a tensor that the frame keeps."""
         batch, seq, _ = hidden_states.shape
         query = (m / "q_proj").linear(hidden_states)
         key = (m / "k_proj").linear(hidden_states)
@@ -164,7 +164,7 @@ class GPTJ(GPT2):
         return query, key, value, None
 
     def sincos(self, m: Module, positions: Tensor, dtype: DType) -> tuple[Tensor, object]:
-        """The sines and cosines of the positions, looked up in each layer; and what else the frame holds."""
+        """Return the sines and cosines of the positions, looked up in each layer, and an object that the frame keeps."""
         embed_positions = like(m.buffer("embed_positions"), "repeated positions")
         shape = (*positions.shape, self.rotary_dim)
         repeated_position_ids = new_tensor(m.run.memory, shape, int64, "repeated position ids")
@@ -172,7 +172,7 @@ class GPTJ(GPT2):
         return cast(sincos, dtype), (embed_positions, repeated_position_ids)
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What of each head is rotated, and the rest."""
+        """Return the part of each head that is rotated, and the rest."""
         rest = Dim("head_dim-rotary_dim", self.head_dim.size - self.rotary_dim.size)
         return part(x, self.rotary_dim), part(x, rest)
 
@@ -199,7 +199,7 @@ class GPTJ(GPT2):
 
 
 def rotate_pairs(x: Tensor, sincos: Tensor) -> Tensor:
-    """apply_rotary_pos_emb: each sine and cosine repeated for the two dims of a pair."""
+    """Return the output of apply_rotary_pos_emb: each sine and cosine is repeated for the two dims of a pair."""
     batch, seq, width = sincos.shape
     shape = (batch, seq, Dim("1", 1), width)
     sin = new_tensor(x.memory, shape, sincos.dtype, "sin")

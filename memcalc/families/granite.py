@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(DecoderConfig):
-    """models/granite/configuration_granite.py"""
+    """The fields and defaults of models/granite/configuration_granite.py."""
 
     null_head_dim: ClassVar[bool] = False
 

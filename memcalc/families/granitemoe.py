@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteMoeConfig(RouterOutputsConfig, RotaryConfig):
-    """models/granitemoe/configuration_granitemoe.py"""
+    """The fields and defaults of models/granitemoe/configuration_granitemoe.py."""
 
     given: ClassVar[Sequence[str]] = ()
     null_head_dim: ClassVar[bool] = False
@@ -104,13 +104,13 @@ class GraniteMoe(RouterOutputs):
         return residual + hidden_states * 0.22
 
     def feed_forward(self, m: Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The output, and that of the experts, which the layer's frame holds."""
+        """Return the layer's output, and the experts' output, which the layer's frame keeps."""
         moe_hidden_states = self.sparse_mlp(m / "block_sparse_moe", x)
         return moe_hidden_states, moe_hidden_states
 
     @module
     def sparse_mlp(self, m: Module, layer_input: Tensor) -> Tensor:
-        """GraniteMoeMoE"""
+        """Return the output of GraniteMoeMoE."""
         batch, seq, hidden = layer_input.shape
         hidden_states = reshape(layer_input, merge(batch, seq), hidden)
         _logits, top_k_weights, top_k_index = self.router.forward(m / "router", hidden_states)
@@ -120,7 +120,7 @@ class GraniteMoe(RouterOutputs):
 
 @dataclass(frozen=True)
 class GraniteRouter:
-    """GraniteMoeTopKRouter: a softmax over the chosen logits."""
+    """A module like GraniteMoeTopKRouter: its softmax is over the chosen logits."""
 
     count: Dim
     per_token: Dim
@@ -131,7 +131,7 @@ class GraniteRouter:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights of the chosen experts, and which these are."""
+        """Return the router's logits, the weights of the chosen experts, and their indices."""
         router_logits = cast(linear(hidden_states, m.weight()), fp32)
         top_k_logits, top_k_index = topk(router_logits, self.per_token)
         top_k_weights = cast(softmax(top_k_logits), hidden_states.dtype)

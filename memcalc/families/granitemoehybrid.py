@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteMoeHybridConfig(GraniteMoeConfig, LinearOrFullConfig, MixerConfig):
-    """models/granitemoehybrid/configuration_granitemoehybrid.py"""
+    """The fields and defaults of models/granitemoehybrid/configuration_granitemoehybrid.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"layers_block_type": "layer_types"}
 
@@ -75,7 +75,7 @@ class GraniteMoeHybrid(LinearOrFullLayers, GraniteMoeShared):
         return super().rotated_qkv(m, hidden_states, rotary) if self.rotates else self.qkv(m, hidden_states)
 
     def call_layer(self, m: Module, hidden_states: Tensor, *rest: Any) -> Any:
-        """Layers are not given the positions."""
+        """Run a layer without the positions."""
         rotary, mask, _positions = rest
         return super().call_layer(m, hidden_states, rotary, mask)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteMoeSharedConfig(GraniteMoeConfig):
-    """models/granitemoeshared/configuration_granitemoeshared.py"""
+    """The fields and defaults of models/granitemoeshared/configuration_granitemoeshared.py."""
 
     shared_intermediate_size: Annotated[int, Bounds(ge=0, le=10**7)] = 0
 
@@ -33,7 +33,7 @@ class GraniteMoeShared(GraniteMoe):
 
     Config = GraniteMoeSharedConfig
     shares_always = False
-    """Whether there is a shared expert even of no width."""
+    """True if there is a shared expert, even one of width 0."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -54,7 +54,7 @@ class GraniteMoeShared(GraniteMoe):
 
     @module
     def shared_mlp(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """GraniteMoeSharedMLP"""
+        """Return the output of GraniteMoeSharedMLP."""
         hidden_states = (m / "input_linear").linear(hidden_states)
         chunked_hidden_states = chunk(hidden_states, 2)
         hidden_states = act(chunked_hidden_states[0], self.config.hidden_act) * chunked_hidden_states[1]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HeliumConfig(DecoderConfig):
-    """models/helium/configuration_helium.py"""
+    """The fields and defaults of models/helium/configuration_helium.py."""
 
     vocab_size: Count = 48000
     pad_token_id: int | None = 3
@@ -61,7 +61,7 @@ class Helium(Llama):
         yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """HeliumRMSNorm"""
+        """Return the output of HeliumRMSNorm."""
         with m:
             input_dtype = hidden_states.dtype
             hidden_states = cast(hidden_states, fp32)

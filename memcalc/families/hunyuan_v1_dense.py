@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HunYuanDenseV1Config(DecoderConfig):
-    """models/hunyuan_v1_dense/configuration_hunyuan_v1_dense.py"""
+    """The fields and defaults of models/hunyuan_v1_dense/configuration_hunyuan_v1_dense.py."""
 
     vocab_size: Count = 290943
     pad_token_id: int | None = 0

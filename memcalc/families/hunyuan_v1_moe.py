@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HunYuanMoEV1Config(RouterOutputsConfig, RotaryConfig):
-    """models/hunyuan_v1_moe/configuration_hunyuan_v1_moe.py"""
+    """The fields and defaults of models/hunyuan_v1_moe/configuration_hunyuan_v1_moe.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_experts_per_tok": "moe_topk",
@@ -56,7 +56,7 @@ class HunYuanMoEV1Config(RouterOutputsConfig, RotaryConfig):
 
     @property
     def experts_per_token(self) -> int:
-        """One number for all layers, or one a layer."""
+        """Return the number of experts per token. The field has one number for all layers or one for each."""
         return self.moe_topk if isinstance(self.moe_topk, int) else self.moe_topk[0]
 
     def check(self) -> None:
@@ -109,7 +109,7 @@ class HunYuanMoEV1(RouterOutputs):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        """HunYuanMoEV1Moe"""
+        """Return the output of HunYuanMoEV1Moe."""
         batch, seq, hidden = x.shape
         hidden_states_mlp = super().mlp(m / "shared_mlp", x)
         hidden_states = view(x, merge(batch, seq), hidden)

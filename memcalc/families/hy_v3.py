@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HYV3Config(MlpTypesConfig):
-    """models/hy_v3/configuration_hy_v3.py"""
+    """The fields and defaults of models/hy_v3/configuration_hy_v3.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -60,7 +60,7 @@ class HYV3Config(MlpTypesConfig):
 
 
 class HYV3Router(SigmoidRouter):
-    """HYV3TopKRouter: in fp32."""
+    """A module like HYV3TopKRouter, which works in fp32."""
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, correction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +104,7 @@ class HYV3(SparseLayers, NormedHeads):
 
     @module
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """HYV3MoE"""
+        """Return the output of HYV3MoE."""
         batch, seq, hidden = x.shape
         hidden_states = view(x, merge(batch, seq), hidden)
         correction = m.buffer("e_score_correction_bias")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HyperCLOVAXConfig(LlamaConfig):
-    """models/hyperclovax/configuration_hyperclovax.py"""
+    """The fields and defaults of models/hyperclovax/configuration_hyperclovax.py."""
 
     use_post_norm: bool = True
     embedding_multiplier: float = 1.0

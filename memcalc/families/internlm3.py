@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class InternLM3Config(LlamaConfig):
-    """models/internlm3/configuration_internlm3.py"""
+    """The fields and defaults of models/internlm3/configuration_internlm3.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
 

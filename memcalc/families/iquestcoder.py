@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IQuestCoderConfig(LlamaConfig):
-    """models/iquestcoder/configuration_iquestcoder.py"""
+    """The fields and defaults of models/iquestcoder/configuration_iquestcoder.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"clip_qkv": (None,), "use_sliding_window": (False, None)}
 

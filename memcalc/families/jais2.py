@@ -14,7 +14,7 @@ from memcalc.families.llama import LlamaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Jais2Config(LlamaConfig):
-    """models/jais2/configuration_jais2.py"""
+    """The fields and defaults of models/jais2/configuration_jais2.py."""
 
     vocab_size: Count = 150272
     hidden_size: Count = 3328

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class JambaConfig(RouterOutputsConfig):
-    """models/jamba/configuration_jamba.py"""
+    """The fields and defaults of models/jamba/configuration_jamba.py."""
 
     computed: ClassVar[Sequence[str]] = ("layer_types", "layers_block_type", "layers_num_experts")
     null_head_dim: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class JambaConfig(RouterOutputsConfig):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """Nothing is rotated."""
+        """Return default rotary parameters, which nothing uses: the family rotates no heads."""
         return {"rope_type": "default"}
 
     @property
@@ -88,7 +88,7 @@ class JambaConfig(RouterOutputsConfig):
 
 
 class JambaMixer(SelectiveMixer):
-    """JambaMambaMixer"""
+    """A module like JambaMambaMixer."""
 
     def weights(self, path: str) -> Iterator[Weight]:
         yield from super().weights(path)
@@ -99,7 +99,7 @@ class JambaMixer(SelectiveMixer):
     used_by_itself = ("conv1d.weight", "conv1d.bias", "dt_proj.weight", "dt_proj.bias")
 
     def offer_to_the_fused_kernel(self, m: Module) -> None:
-        """Not done here."""
+        """Do nothing: this mixer offers its tensors to no fused kernel."""
 
     def normalise(self, m: Module, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         time_step = rms_norm(m / "dt_layernorm", time_step)
@@ -109,7 +109,7 @@ class JambaMixer(SelectiveMixer):
 
 
 class JambaRouter(SoftmaxRouter):
-    """JambaTopKRouter: the weights of the chosen experts have the dtype of the hidden states."""
+    """A module like JambaTopKRouter. The weights of the chosen experts have the dtype of the hidden states."""
 
     @module
     def forward(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,7 +150,7 @@ class Jamba(RouterOutputs, Hybrid):
         return i % self.config.attn_layer_period != self.config.attn_layer_offset
 
     def sparse(self, i: int) -> bool:
-        """Whether layer `i` has experts."""
+        """Return True if layer `i` has experts."""
         config = self.config
         return config.num_experts > 1 and i % config.expert_layer_period == config.expert_layer_offset
 
@@ -174,7 +174,7 @@ class Jamba(RouterOutputs, Hybrid):
         yield from self.experts.weights("feed_forward.experts")
 
     def position_embeddings(self, m: Module, positions: Tensor) -> None:
-        """There are none."""
+        """Return None: the family has no positions."""
 
     @module
     def attention(self, m: Module, hidden_states: Tensor, rotary: Any, mask: Tensor | None) -> Attended:
@@ -189,7 +189,7 @@ class Jamba(RouterOutputs, Hybrid):
         return self.sparse_mlp(m, x) if self.sparse(m.layer) else super().mlp(m, x)
 
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """JambaSparseMoeBlock"""
+        """Return the output of JambaSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states = view(x, merge(batch, seq), hidden)
         _logits, top_k_weights, top_k_index = self.router.forward(m / "router", hidden_states)

@@ -31,7 +31,7 @@ ConvOrFull = Literal["conv", "full_attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvConfig(LayerTypesConfig):
-    """What LFM2 and its relative with experts have in common."""
+    """The fields that LFM2 and LFM2 with experts share."""
 
     null_head_dim: ClassVar[bool] = False
 
@@ -63,7 +63,7 @@ class ShortConvConfig(LayerTypesConfig):
 
     @property
     def kinds(self) -> list[ConvOrFull]:
-        """What each layer has."""
+        """Return the kind of each layer: short convolution or full attention."""
         return list(self.layer_types or ())
 
     def check(self) -> None:
@@ -73,7 +73,7 @@ class ShortConvConfig(LayerTypesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2Config(ShortConvConfig):
-    """models/lfm2/configuration_lfm2.py"""
+    """The fields and defaults of models/lfm2/configuration_lfm2.py."""
 
     hidden_size: Count = 2560
     intermediate_size: Count = 12288
@@ -102,7 +102,7 @@ class Lfm2Config(ShortConvConfig):
 
     @property
     def ffn(self) -> int:
-        """The inner width of an MLP (Lfm2MLP)."""
+        """Return the inner width of the MLP (Lfm2MLP)."""
         width = self.intermediate_size
         if self.block_auto_adjust_ff_dim:
             width = int(2 * width / 3)
@@ -141,7 +141,7 @@ class Lfm2(LinearOrFullLayers):
         yield from self.norm_weights("ffn_norm")
 
     def conv_weights(self) -> Iterator[Weight]:
-        """Lfm2ShortConv"""
+        """Yield the parameters of Lfm2ShortConv."""
         bias = self.config.conv_bias
         yield Weight("conv.conv.weight", (self.hidden, ONE_DIM, self.kernel), "mixer")
         if bias:
@@ -181,7 +181,7 @@ class Lfm2(LinearOrFullLayers):
 
     @module
     def short_conv(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        """Lfm2ShortConv"""
+        """Return the output of Lfm2ShortConv."""
         hidden_states = apply_mask_to_padding_states(hidden_states, mask)
         projected = transpose((m / "in_proj").linear(hidden_states), 1, 2)
         b, c, x = chunk_dim(projected, 1, 3)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2MoeConfig(RouterOutputsConfig, ShortConvConfig):
-    """models/lfm2_moe/configuration_lfm2_moe.py"""
+    """The fields and defaults of models/lfm2_moe/configuration_lfm2_moe.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
 
@@ -65,7 +65,7 @@ class Lfm2Moe(RouterOutputs, Lfm2):
         return self.config.intermediate_size
 
     def sparse(self, i: int) -> bool:
-        """Whether layer `i` has experts."""
+        """Return True if layer `i` has experts."""
         return i >= self.config.num_dense_layers
 
     def variant(self, i: int) -> Hashable:
@@ -96,7 +96,7 @@ class Lfm2Moe(RouterOutputs, Lfm2):
         return self.sparse_mlp(m, x) if self.sparse(m.layer) else super().mlp(m, x)
 
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """Lfm2MoeSparseMoeBlock"""
+        """Return the output of Lfm2MoeSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states_reshaped = view(x, merge(batch, seq), hidden)
         expert_bias = m.buffer("expert_bias") if self.config.use_expert_bias else None
@@ -108,7 +108,7 @@ class Lfm2Moe(RouterOutputs, Lfm2):
 
     @module
     def router(self, m: Module, hidden_states: Tensor, expert_bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Lfm2MoeTopKRouter"""
+        """Return the outputs of Lfm2MoeTopKRouter."""
         router_logits = linear(hidden_states, m.weight())
         routing_weights = sigmoid(router_logits)
         if expert_bias is None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """models/llama/configuration_llama.py"""
+    """The fields and defaults of models/llama/configuration_llama.py."""
 
     vocab_size: Count = 32000
     pad_token_id: int | None = None
@@ -65,11 +65,11 @@ class LlamaConfig(DecoderConfig):
 
 
 class Llama(Program):
-    """The program of LlamaForCausalLM; its relatives override what differs."""
+    """The program of LlamaForCausalLM. Related families override the parts that differ."""
 
     Config: type[FamilyConfig] = LlamaConfig
     rotary_dtype: DType | None = None
-    """The dtype of cos and sin; None is the model's."""
+    """The dtype of cos and sin; None for the model's dtype."""
     final_norm = "norm"
     """The name of the norm after all layers."""
 
@@ -106,7 +106,7 @@ class Llama(Program):
         yield from self.norm_weights("post_attention_layernorm")
 
     def norm_weights(self, name: str) -> Iterator[Weight]:
-        """The parameters of a norm over the hidden dim."""
+        """Yield the parameters of a norm over the hidden dim."""
         yield Weight(f"{name}.weight", (self.hidden,), "norm")
 
     def attention_weights(self) -> Iterator[Weight]:
@@ -126,7 +126,7 @@ class Llama(Program):
         yield from self.frequencies()
 
     def frequencies(self) -> Iterator[Buffer]:
-        """The buffers of its rotary embedding."""
+        """Yield the buffers of the rotary embedding."""
         yield from rotary_buffers(
             "model.rotary_emb", self.rotary_dim, self.rope_type, self.config.max_position_embeddings
         )
@@ -134,7 +134,7 @@ class Llama(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """LlamaForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        """Return LlamaForCausalLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.model(root / "model", ids)
         run.memory.enter(run.memory.phase, None)
@@ -161,26 +161,26 @@ class Llama(Program):
         return (m / "embed_tokens").embedding(ids)
 
     def before_layers(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """What is done with the embeddings, which the model's frame keeps."""
+        """Return the embeddings as the first layer takes them. The model's frame keeps the ones that are passed in."""
         return hidden_states
 
     def after_layers(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """The norm behind the last layer."""
+        """Return the output of the norm after the last layer."""
         return self.norm(m / self.final_norm, hidden_states)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
         return rms_norm(m, hidden_states)
 
     def layer_kind(self, i: int) -> str:
-        """Which of `masks()` and `rotary_embeddings()` layer `i` takes."""
+        """Return the key of layer `i` in `masks()` and `rotary_embeddings()`."""
         return "full_attention"
 
     def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
-        """cos and sin by kind of layer; here all kinds have the same."""
+        """Return cos and sin by kind of layer; here one pair serves all kinds."""
         return dict.fromkeys(LAYER_TYPES, self.position_embeddings(m, positions))
 
     def position_embeddings(self, m: Module, positions: Tensor) -> Any:
-        """What the attention rotates with."""
+        """Return the cos and sin that attention rotates q and k with."""
         return rotary_embedding(m, positions, self.rotary_dim, self.rope_type, dtype=self.rotary_dtype)
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
@@ -206,7 +206,7 @@ class Llama(Program):
         return attn_output, attn_weights
 
     def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Rotary) -> QKV:
-        """All that an attention does before the attention itself."""
+        """Return q, k and v, projected and rotated, ready for the attention itself."""
         query_states, key_states, value_states = self.qkv(m, hidden_states)
         cos, sin = rotary
         query_states, key_states = self.rotate(query_states, key_states, cos, sin)
@@ -231,14 +231,14 @@ class Llama(Program):
 
 
 def linear_weights(name: str, fan_in: Dim, fan_out: Dim, component: str, *, bias: bool) -> Iterator[Weight]:
-    """An nn.Linear's parameters."""
+    """Yield the parameters of an nn.Linear."""
     yield Weight(f"{name}.weight", (fan_out, fan_in), component)
     if bias:
         yield Weight(f"{name}.bias", (fan_out,), component)
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import llama_like
 
     return llama_like(config)

@@ -34,7 +34,7 @@ Kind = Literal["full_attention", "chunked_attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class Llama4TextConfig(RouterOutputsConfig, RotaryConfig):
-    """models/llama4/configuration_llama4.py, Llama4TextConfig"""
+    """The fields and defaults of models/llama4/configuration_llama4.py, Llama4TextConfig."""
 
     vocab_size: Count = 202048
     hidden_size: Count = 5120
@@ -62,14 +62,14 @@ class Llama4TextConfig(RouterOutputsConfig, RotaryConfig):
 
     @property
     def rotated(self) -> list[int]:
-        """1 for each layer that has rotary positions; transformers' name for the list is `no_rope_layers`."""
+        """Return 1 for each layer with rotary positions, else 0. transformers calls this list `no_rope_layers`."""
         if self.no_rope_layers:
             return self.no_rope_layers
         return [int((i + 1) % self.no_rope_layer_interval != 0) for i in range(self.num_hidden_layers)]
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         return ["chunked_attention" if rotated else "full_attention" for rotated in self.rotated]
@@ -139,11 +139,11 @@ class Llama4Text(SparseLayers):
         return complex_rotary_embedding(m, positions, self.rope_type)
 
     def rotary_embeddings(self, m: Module, positions: Tensor) -> dict[str, Any]:
-        """By kind of layer: one for both."""
+        """Return the rotary embeddings by kind of layer: one serves both kinds."""
         return dict.fromkeys(("full_attention", "chunked_attention"), self.position_embeddings(m, positions))
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """Llama4TextRMSNorm"""
+        """Return the output of Llama4TextRMSNorm."""
         with m:
             output = cast(_norm(cast(hidden_states, fp32)), hidden_states.dtype)
             return output * m.weight()
@@ -195,7 +195,7 @@ class Llama4Text(SparseLayers):
 
     @module
     def routed_mlp(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Llama4TextMoe"""
+        """Return the outputs of Llama4TextMoe."""
         batch, seq, hidden = hidden_states.shape
         hidden_states = reshape(hidden_states, merge(batch, seq), hidden)
         router_scores, router_logits = self.router(m / "router", hidden_states)
@@ -208,7 +208,7 @@ class Llama4Text(SparseLayers):
 
     @module
     def router(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Llama4Router"""
+        """Return the outputs of Llama4Router."""
         router_logits = m.linear(hidden_states)
         router_top_value, router_indices = topk(router_logits, self.per_token)
         router_scores = scatter_(like(router_logits, "router scores"), router_indices, router_top_value)
@@ -218,7 +218,7 @@ class Llama4Text(SparseLayers):
 
     @module
     def run_experts(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """Llama4TextExperts"""
+        """Return the output of Llama4TextExperts."""
         rows, hidden = hidden_states.shape
         hidden_states = view(hidden_states, self.experts, divided(rows, self.experts.size), hidden)
         gate_up = bmm(hidden_states, m.weight("gate_up_proj"), "experts.gate_up_proj")
@@ -232,12 +232,12 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """Llama4TextL2Norm: a norm without a weight."""
+    """Return the output of Llama4TextL2Norm, a norm without a weight."""
     return cast(_norm(cast(x, fp32)), x.dtype)
 
 
 def apply_rotary_emb(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k (batch, seq, heads, head_dim), turned in fp32."""
+    """Return q and k (batch, seq, heads, head_dim), rotated in fp32."""
     q_pairs, k_pairs = as_pairs(q), as_pairs(k)
     q_out = turned(q_pairs, unsqueeze(freqs_cis, 2), q)
     k_out = turned(k_pairs, unsqueeze(freqs_cis, 2), k)
@@ -245,7 +245,7 @@ def apply_rotary_emb(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, T
 
 
 def attention_scales(run: Run) -> tuple[Tensor, Tensor]:
-    """log1p(floor((positions + 1) / floor_scale)) * attn_scale + 1, and the positions."""
+    """Return log1p(floor((positions + 1) / floor_scale)) * attn_scale + 1, and the positions."""
     positions = like(new_tensor(run.memory, (run.seq,), int64, "positions"), "positions")
     scales = scale(cast(positions, fp32), "add")
     for op in ("div", "floor", "log1p", "mul", "add"):
@@ -254,7 +254,7 @@ def attention_scales(run: Run) -> tuple[Tensor, Tensor]:
 
 
 def eager_attention_without_upcast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, p: float) -> Attended:
-    """eager_attention_forward of Llama 4: its softmax stays in the model's dtype."""
+    """Return Llama 4's eager_attention_forward, whose softmax stays in the model's dtype."""
     key_states = repeat_kv(k, q.shape[1])
     value_states = repeat_kv(v, q.shape[1])
     attn_weights = scale(matmul(q, transpose(key_states, 2, 3), "attention scores"), "mul")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MambaConfig(FamilyConfig):
-    """models/mamba/configuration_mamba.py"""
+    """The fields and defaults of models/mamba/configuration_mamba.py."""
 
     computed: ClassVar[Sequence[str]] = ("layer_types",)
     given: ClassVar[Sequence[str]] = ("intermediate_size",)
@@ -54,12 +54,12 @@ class MambaConfig(FamilyConfig):
 
     @property
     def inner(self) -> int:
-        """Channels of a mixer."""
+        """Return the number of channels of a mixer."""
         return self.intermediate_size or self.expand * self.hidden_size
 
 
 class SelectiveMixer:
-    """MambaMixer, by its sizes: what is in the place of attention in this family and in hybrids."""
+    """A module like MambaMixer, made from its sizes. It takes the place of attention in this family and in hybrids."""
 
     def __init__(self, *, hidden: Dim, inner: int, state: int, kernel: int, rank: int | str, bias: bool, conv_bias: bool,
                  activation: str) -> None:  # fmt: skip
@@ -86,10 +86,10 @@ class SelectiveMixer:
         "conv1d.weight", "conv1d.bias", "dt_proj.weight", "dt_proj.bias", "x_proj.weight", "out_proj.weight",
         "out_proj.bias",
     )  # fmt: skip
-    """Weights of modules in it that its own forward reads, some for the fused kernel."""
+    """The weights of inner modules that the mixer's own forward reads, some of them for the fused kernel."""
 
     def external(self, path: str) -> tuple[tuple[str, str], ...]:
-        """The same as a program has them, of the mixer at `path`."""
+        """Return the pairs of module and weight, as a program lists them, for the mixer at `path`."""
         return tuple((path, f"{path}.{name}") for name in self.used_by_itself)
 
     @module
@@ -110,13 +110,13 @@ class SelectiveMixer:
         return (m / "out_proj").linear(cast(transpose(scan_output, 1, 2), m.run.dtype))
 
     def offer_to_the_fused_kernel(self, m: Module) -> None:
-        """mamba_inner_fn: what it is given is made before it turns out not to be there."""
+        """Make the arguments of mamba_inner_fn, as transformers does before it finds that the kernel is missing."""
         _d = cast(m.weight("D"), fp32)
         _out_proj_bias = cast((m / "out_proj").weight("bias"), fp32) if self.bias else None
         _delta_bias = cast((m / "dt_proj").weight("bias"), fp32)
 
     def normalise(self, m: Module, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What a relative does to the parts of x_proj's output."""
+        """Return the parts of x_proj's output; related families apply norms to them."""
         return time_step, b, c
 
 
@@ -169,7 +169,7 @@ class Mamba(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """MambaForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        """Return MambaForCausalLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.model(root / "backbone", ids)
         run.memory.enter(run.memory.phase, None)
@@ -191,7 +191,7 @@ class Mamba(Program):
         return self.norm(m / "norm_f", hidden_states)
 
     def mask(self, run: Run) -> Tensor | None:
-        """The collator's, as it is."""
+        """Return the collator's mask, unchanged."""
         return run.attention_mask
 
     @module
@@ -209,7 +209,7 @@ class Mamba(Program):
 
 
 def causal_conv1d(m: Module, hidden_states: Tensor, activation: str) -> Tensor:
-    """causal_conv1d_fn: (batch, channels, seq), padded on both sides and cut to the sequence."""
+    """Return the output of causal_conv1d_fn, (batch, channels, seq): padded on both sides, then cut to the sequence."""
     with m:
         seq, kernel = hidden_states.shape[2], m.weight().shape[2]
         weight = unsqueeze(squeeze(m.weight(), 1), 1)
@@ -223,8 +223,8 @@ def causal_conv1d(m: Module, hidden_states: Tensor, activation: str) -> Tensor:
 def selective_scan(
     hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Tensor, delta_bias: Tensor
 ) -> Tensor:
-    """mamba_selective_scan: hidden_states, dt and z (batch, channels, seq), a (channels, state), b and c (batch, seq,
-    state); the caller's frame holds them."""
+    """Return the output of mamba_selective_scan. hidden_states, dt and z are (batch, channels, seq), a is (channels, state), b
+    and c are (batch, seq, state). The caller's frame keeps all of them."""
     d = cast(d, fp32)
     dt = dt + unsqueeze(cast(delta_bias, dt.dtype), 1)
     dt = softplus(dt)
@@ -238,7 +238,8 @@ def selective_scan(
 
 
 def scan(discrete_a: Tensor, delta_b_u: Tensor, c: Tensor, hidden_states: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The loop over the sequence: each step keeps the state before it in fp32 and its own in the model's dtype."""
+    """Return the outputs of the loop over the sequence, and the last state. Each step keeps the previous state in fp32 and its
+    own in the model's dtype."""
     memory, dtype = discrete_a.memory, hidden_states.dtype
     batch, channels, seq, width = discrete_a.shape
     state = (batch, channels, width)

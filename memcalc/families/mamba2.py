@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(FamilyConfig):
-    """models/mamba2/configuration_mamba2.py"""
+    """The fields and defaults of models/mamba2/configuration_mamba2.py."""
 
     computed: ClassVar[Sequence[str]] = ("layer_types",)
 
@@ -66,13 +66,13 @@ class Mamba2Config(FamilyConfig):
 
 
 def check_groups(heads: int, groups: int, inner: int) -> None:
-    """ValueError unless the groups share heads and channels evenly."""
+    """Raise ValueError if the groups do not divide heads and channels evenly."""
     if heads % groups or inner % groups:
         raise ValueError(f"n_groups {groups} does not divide the {heads} heads and {inner} channels")
 
 
 class StateSpace:
-    """Mamba2Mixer, by its sizes: what is in the place of attention in this family and in hybrids."""
+    """A module like Mamba2Mixer, made from its sizes. It takes the place of attention in this family and in hybrids."""
 
     def __init__(self, *, hidden: Dim, heads: int, head_dim: int, groups: int, state: int, kernel: int, chunk: int,
                  bias: bool, conv_bias: bool, activation: str) -> None:  # fmt: skip
@@ -130,12 +130,12 @@ class StateSpace:
         return (m / "out_proj").linear(cast(scan_output, m.run.dtype))
 
     def project(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """What is projected, and what it becomes."""
+        """Return the input of the projection, and its output."""
         return hidden_states, (m / "in_proj").linear(hidden_states)
 
     @module
     def norm(self, m: Module, hidden_states: Tensor, gate: Tensor) -> Tensor:
-        """MambaRMSNormGated"""
+        """Return the output of MambaRMSNormGated."""
         input_dtype = hidden_states.dtype
         hidden_states = cast(hidden_states, fp32)
         hidden_states = hidden_states * act(cast(gate, fp32), "silu")
@@ -168,8 +168,8 @@ class Mamba2(Mamba):
 def chunk_scan(
     hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: Dim, d: Tensor, dt_bias: Tensor
 ) -> Tensor:
-    """mamba2_chunk_scan: hidden_states (batch, seq, heads, head_dim), dt (batch, seq, heads), a (heads), b and c
-    (batch, seq, groups, state). Its caller holds the arguments."""
+    """Return the output of mamba2_chunk_scan. hidden_states is (batch, seq, heads, head_dim), dt (batch, seq, heads), a
+    (heads), b and c (batch, seq, groups, state). The caller's frame keeps the arguments."""
     _arguments = (hidden_states, b, c)
     batch, seq, heads, head_dim = hidden_states.shape
     chunks = Dim("chunks", -(-seq.size // chunk.size))
@@ -219,13 +219,13 @@ def chunk_scan(
 
 
 def into_chunks(x: Tensor, chunks: Dim, chunk: Dim) -> Tensor:
-    """reshape_into_chunks: (batch, seq, ...) -> (batch, chunks, chunk, ...)"""
+    """Return a tensor (batch, seq, ...) as (batch, chunks, chunk, ...): reshape_into_chunks."""
     x = pad_dim(x, 1, merge(chunks, chunk))
     return reshape(x, x.shape[0], chunks, chunk, *x.shape[2:])
 
 
 def segment_sum(x: Tensor) -> Tensor:
-    """(..., n) -> (..., n, n): sums over all segments, with two masks that backward keeps."""
+    """Return the sums over all segments of a tensor (..., n), as (..., n, n). Backward keeps its two masks."""
     length = x.shape[-1]
     x = expand(unsqueeze(x, len(x.shape)), *x.shape, length)
     mask = triangle(x, length)
@@ -236,7 +236,7 @@ def segment_sum(x: Tensor) -> Tensor:
 
 
 def triangle(x: Tensor, length: Dim) -> Tensor:
-    """torch.tril(torch.ones(length, length, dtype=torch.bool))"""
+    """Return torch.tril(torch.ones(length, length, dtype=torch.bool))."""
     return like(new_tensor(x.memory, (length, length), boolean, "ones"), "lower triangle")
 
 

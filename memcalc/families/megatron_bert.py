@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronBertConfig(BertConfig):
-    """models/megatron_bert/configuration_megatron_bert.py"""
+    """The fields and defaults of models/megatron_bert/configuration_megatron_bert.py."""
 
     vocab_size: Count = 29056
     hidden_size: Count = 1024
@@ -133,7 +133,7 @@ class MegatronBert(Bert):
 
     @module
     def output(self, m: Module, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """MegatronBertSelfOutput and MegatronBertOutput"""
+        """Return the output of MegatronBertSelfOutput or MegatronBertOutput."""
         hidden_states = (m / "dense").linear(hidden_states)
         hidden_states = dropout(hidden_states, self.config.hidden_dropout_prob)
         return input_tensor + hidden_states

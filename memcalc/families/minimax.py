@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MiniMaxConfig(MixtralConfig, LinearOrFullConfig):
-    """models/minimax/configuration_minimax.py"""
+    """The fields and defaults of models/minimax/configuration_minimax.py."""
 
     block_size: Count = 256
 
@@ -40,7 +40,7 @@ class MiniMaxConfig(MixtralConfig, LinearOrFullConfig):
 
 
 class LightningAttention:
-    """MiniMaxLightningAttention, by its sizes."""
+    """A module like MiniMaxLightningAttention, made from its sizes."""
 
     def __init__(self, hidden: Dim, heads: Dim, head_dim: Dim, block_size: int, activation: str) -> None:
         self.hidden, self.heads, self.head_dim, self.activation = hidden, heads, head_dim, activation
@@ -62,7 +62,7 @@ class LightningAttention:
 
     @module
     def forward(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The output and the last state, which the layer's frame keeps."""
+        """Return the output, and the last state, which the layer's frame keeps."""
         batch, seq, _ = hidden_states.shape
         qkv_states = act((m / "qkv_proj").linear(hidden_states), self.activation)
         qkv_states = apply_mask_to_padding_states(qkv_states, mask)
@@ -99,7 +99,7 @@ class LightningAttention:
         return attn_output, attn_weights_inter
 
     def _block_at(self, start: int, seq: Dim) -> Dim:
-        """The tokens of the block that begins at `start`; the last one may have fewer."""
+        """Return the dim of the block of tokens that begins at `start`. The last block may have fewer tokens."""
         if start + self.block.size <= seq.size:
             return self.block if seq.size > self.block.size else seq
         return plus(seq, -start) if start else seq

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MiniMaxM2Config(RouterOutputsConfig, RotaryConfig):
-    """models/minimax_m2/configuration_minimax_m2.py"""
+    """The fields and defaults of models/minimax_m2/configuration_minimax_m2.py."""
 
     rotates_part: ClassVar[bool] = True
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
@@ -82,7 +82,7 @@ class MiniMaxM2(NormedProjections, Mixtral):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        """MiniMaxM2SparseMoeBlock"""
+        """Return the output of MiniMaxM2SparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states = view(x, merge(batch, seq), hidden)
         correction = m.buffer("e_score_correction_bias")

@@ -14,7 +14,7 @@ from memcalc.families.base.variations import Windowed
 
 @dataclass(frozen=True, kw_only=True)
 class MinistralConfig(WindowedConfig, DecoderConfig):
-    """models/ministral/configuration_ministral.py"""
+    """The fields and defaults of models/ministral/configuration_ministral.py."""
 
     vocab_size: Count = 32000
     hidden_size: Count = 4096

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Ministral3Config(DecoderConfig):
-    """models/ministral3/configuration_ministral3.py"""
+    """The fields and defaults of models/ministral3/configuration_ministral3.py."""
 
     vocab_size: Count = 131072
     pad_token_id: int | None = 11
@@ -83,7 +83,7 @@ class Ministral3(Mistral):
 
 
 def _attention_scale(positions: Tensor) -> Tensor:
-    """get_llama_4_attn_scale: 1 + beta * log(1 + floor(positions / max_position_embeddings)), (1, 1, seq, 1)."""
+    """Return get_llama_4_attn_scale, (1, 1, seq, 1): 1 + beta * log(1 + floor(positions / max_position_embeddings))."""
     scaling = like(positions, "positions / max_position_embeddings", fp32)
     for name in ("floor", "1 +", "log", "beta *", "1 +"):
         scaling = like(scaling, name)

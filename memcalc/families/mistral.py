@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MistralConfig(RotaryConfig):
-    """models/mistral/configuration_mistral.py"""
+    """The fields and defaults of models/mistral/configuration_mistral.py."""
 
     vocab_size: Count = 32000
     pad_token_id: int | None = None
@@ -50,7 +50,7 @@ class Mistral(Llama):
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import llama_like
 
     return llama_like(config)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtralConfig(RouterOutputsConfig, RotaryConfig):
-    """models/mixtral/configuration_mixtral.py"""
+    """The fields and defaults of models/mixtral/configuration_mixtral.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {**REFUSED, "router_jitter_noise": (0.0,)}
@@ -73,7 +73,7 @@ class Mixtral(RouterOutputs, Mistral):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        """MixtralSparseMoeBlock"""
+        """Return the output of MixtralSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states = view(x, merge(batch, seq), hidden)
         _logits, top_k_weights, top_k_index = self.router.forward(m / self.router_name, hidden_states)
@@ -82,7 +82,7 @@ class Mixtral(RouterOutputs, Mistral):
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import Experts, llama_like
 
     experts = Experts(

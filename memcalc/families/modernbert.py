@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(RotaryByKindConfig):
-    """models/modernbert/configuration_modernbert.py"""
+    """The fields and defaults of models/modernbert/configuration_modernbert.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"head_dim": (None,), "sparse_prediction": (False,)}
 
@@ -61,19 +61,19 @@ class ModernBertConfig(RotaryByKindConfig):
 
     @property
     def sliding_window(self) -> int:
-        """How far a token sees to each side."""
+        """Return the number of tokens that a token sees to each side."""
         return self.local_attention // 2
 
     @property
     def kinds(self) -> list[LayerType]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         every = self.global_attn_every_n_layers
         return ["sliding_attention" if i % every else "full_attention" for i in range(self.num_hidden_layers)]
 
     def rope_of(self, kind: str) -> dict[str, Any]:
-        """convert_rope_params_to_dict: `rope_scaling` goes to all layers."""
+        """Return the rotary parameters, as convert_rope_params_to_dict: `rope_scaling` applies to all layers."""
         rope: dict[str, Any] = {**((self.rope_parameters or {}).get(kind) or {}), **(self.rope_scaling or {})}
         rope.setdefault("rope_type", rope.get("type", "default"))
         rope.setdefault("partial_rotary_factor", 1.0)
@@ -129,7 +129,7 @@ class ModernBert(RotaryByKind):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """ModernBertForMaskedLM.forward(input_ids=ids, labels=ids).loss"""
+        """Return ModernBertForMaskedLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         last_hidden_state = self.model(root / "model", ids)
         run.memory.enter(run.memory.phase, None)
@@ -182,7 +182,7 @@ class ModernBert(RotaryByKind):
         return hidden_states + self.mlp(m / "mlp", self.norm(m / "mlp_norm", hidden_states))
 
     def attention_norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """The first layer has none."""
+        """Return the attention's input after its norm; the first layer has no norm."""
         return self.norm(m / "attn_norm", hidden_states) if m.layer else hidden_states
 
     @module
@@ -206,7 +206,7 @@ class ModernBert(RotaryByKind):
         return bidirectional_sdpa_attention(q, k, v, mask)
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """apply_rotary_pos_emb, in fp32."""
+        """Return q and k rotated in fp32 (apply_rotary_pos_emb)."""
         dtype = q.dtype
         cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
         q_embed = (cast(q, fp32) * cos) + (rotate_half(cast(q, fp32)) * sin)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MptConfig(FamilyConfig):
-    """models/mpt/configuration_mpt.py. `expansion_ratio`, `no_bias`, `alibi` and the like are fields that no module reads."""
+    """The fields and defaults of models/mpt/configuration_mpt.py. `expansion_ratio`, `no_bias`, `alibi` and the like are
+    fields that no module reads."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_attention_heads": "n_heads",
@@ -45,7 +46,7 @@ class MptConfig(FamilyConfig):
 
     @property
     def clips(self) -> bool:
-        """Whether q, k and v are clamped."""
+        """Return True if q, k and v are clamped."""
         return bool((self.attn_config or {}).get("clip_qkv"))
 
     def check(self) -> None:
@@ -156,7 +157,7 @@ class Mpt(GPT2):
 
 
 def forbidden(run: Run) -> Tensor:
-    """The causal mask as a bool: where it is not zero."""
+    """Return a boolean mask of the tokens that must not be seen: where the causal mask is not zero."""
     mask = causal_mask(run)
     assert mask is not None
     return cast(mask, boolean)

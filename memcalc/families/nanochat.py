@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NanoChatConfig(DecoderConfig):
-    """models/nanochat/configuration_nanochat.py"""
+    """The fields and defaults of models/nanochat/configuration_nanochat.py."""
 
     null_head_dim: ClassVar[bool] = False
 
@@ -55,7 +55,7 @@ class NanoChat(Llama):
         yield from ()
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """NanoChatRMSNorm"""
+        """Return the output of NanoChatRMSNorm."""
         with m:
             return cast(scaled_by_rms(cast(hidden_states, fp32)), hidden_states.dtype)
 
@@ -86,7 +86,7 @@ class NanoChat(Llama):
 
 
 def _rotate_half(x: Tensor) -> Tensor:
-    """cat((x2, -x1)): it turns the other way."""
+    """Return cat((x2, -x1)): the rotation is in the other direction."""
     half = divided(x.shape[-1], 2)
     x1 = part(x, half)
     x2 = part(x, half)

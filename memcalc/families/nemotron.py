@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NemotronConfig(DecoderConfig):
-    """models/nemotron/configuration_nemotron.py"""
+    """The fields and defaults of models/nemotron/configuration_nemotron.py."""
 
     rotates_part: ClassVar[bool] = True
 
@@ -50,7 +50,7 @@ class Nemotron(PlainMLP, LayerNorm):
     Config = NemotronConfig
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """NemotronLayerNorm1P: under autocast it casts to 16 bits itself, which F.layer_norm would not."""
+        """Return the output of NemotronLayerNorm1P, which under autocast casts to 16 bits itself."""
         memory = m.run.memory
         with m:
             args = [hidden_states, m.weight() + 1.0, m.weight("bias")]

@@ -45,7 +45,8 @@ _LEGACY_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NemotronHConfig(RouterOutputsConfig):
-    """models/nemotron_h/configuration_nemotron_h.py: `num_hidden_layers` is ignored, there are as many as blocks."""
+    """The fields and defaults of models/nemotron_h/configuration_nemotron_h.py: `num_hidden_layers` is ignored, there are as
+    many as blocks."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "layer_types": "layers_block_type",
@@ -53,7 +54,7 @@ class NemotronHConfig(RouterOutputsConfig):
     }
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
     tie_word_embeddings: ClassVar[bool] = False
-    """The class ties nothing, whatever its configuration says."""
+    """The class ties no weights, whatever its configuration says."""
 
     vocab_size: Count = 131072
     hidden_size: Count = 4096
@@ -106,7 +107,7 @@ class NemotronHConfig(RouterOutputsConfig):
 
     @property
     def layer_types(self) -> list[Block]:
-        """The block of each layer."""
+        """Return the kind of block of each layer."""
         if self.layers_block_type is not None:
             return list(self.layers_block_type)
         return ["linear_attention", "moe", "full_attention", "mlp"]
@@ -121,7 +122,7 @@ class NemotronHConfig(RouterOutputsConfig):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """Nothing is rotated."""
+        """Return default rotary parameters, which nothing uses: the family rotates no heads."""
         return {"rope_type": "default"}
 
     @property
@@ -194,7 +195,7 @@ class NemotronH(RouterOutputs):
             yield from self.expert_weights("mixer")
 
     def plain_mlp_weights(self, path: str, ffn: Dim) -> Iterator[Weight]:
-        """The parameters of an MLP without a gate, of any width."""
+        """Yield the parameters of an MLP without a gate, of any width."""
         bias = self.config.mlp_bias
         yield from linear_weights(f"{path}.up_proj", self.hidden, ffn, "mlp", bias=bias)
         yield from linear_weights(f"{path}.down_proj", ffn, self.hidden, "mlp", bias=bias)
@@ -235,7 +236,7 @@ class NemotronH(RouterOutputs):
         return self.norm(m / "norm_f", hidden_states)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """NemotronHRMSNorm: the weight is cast to fp32 and multiplied there."""
+        """Return the output of NemotronHRMSNorm: the weight is cast to fp32 and the product is in fp32."""
         with m:
             input_dtype = hidden_states.dtype
             hidden_states = elementwise.cast(hidden_states, fp32)
@@ -262,7 +263,7 @@ class NemotronH(RouterOutputs):
         return residual + hidden_states
 
     def rotated_qkv(self, m: Module, hidden_states: Tensor, rotary: Any) -> QKV:
-        """There are no positions."""
+        """Return q, k and v without rotation: the family has no positions."""
         return self.qkv(m, hidden_states)
 
     @module
@@ -271,7 +272,7 @@ class NemotronH(RouterOutputs):
 
     @module
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """NemotronHMoE: the experts may work in a narrower space."""
+        """Return the output of NemotronHMoE. Its experts may work on narrower hidden states."""
         batch, seq, hidden = x.shape
         _logits, topk_weights, topk_indices = self.router.forward(m / "gate", x)
         hidden_states = view(x, merge(batch, seq), hidden)

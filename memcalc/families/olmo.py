@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OlmoConfig(DecoderConfig):
-    """models/olmo/configuration_olmo.py"""
+    """The fields and defaults of models/olmo/configuration_olmo.py."""
 
     null_head_dim: ClassVar[bool] = False
 
@@ -50,7 +50,7 @@ class Olmo(RotaryInFp32):
         yield from ()
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """OlmoLayerNorm"""
+        """Return the output of OlmoLayerNorm."""
         with m:
             orig_dtype = hidden_states.dtype
             return cast(layer_norm(cast(hidden_states, fp32), None, None), orig_dtype)

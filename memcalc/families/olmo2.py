@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2Config(DecoderConfig):
-    """models/olmo2/configuration_olmo2.py"""
+    """The fields and defaults of models/olmo2/configuration_olmo2.py."""
 
     null_head_dim: ClassVar[bool] = False
 

@@ -15,7 +15,7 @@ from memcalc.families.olmo2 import Olmo2, Olmo2Config
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo3Config(Olmo2Config, RotaryByKindConfig, WindowedConfig):
-    """models/olmo3/configuration_olmo3.py"""
+    """The fields and defaults of models/olmo3/configuration_olmo3.py."""
 
     def default_kind(self, i: int) -> LayerType:
         return "sliding_attention" if (i + 1) % 4 else "full_attention"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OlmoHybridConfig(DecoderConfig, LinearOrFullConfig):
-    """models/olmo_hybrid/configuration_olmo_hybrid.py"""
+    """The fields and defaults of models/olmo_hybrid/configuration_olmo_hybrid.py."""
 
     null_head_dim: ClassVar[bool] = False
     rotation_is_optional: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class OlmoHybridConfig(DecoderConfig, LinearOrFullConfig):
 
     @property
     def rotates(self) -> bool:
-        """Whether there are rotary positions: not where theta is given as null."""
+        """Return True if the model has rotary positions; a theta of null means none."""
         return self.rope.get("rope_theta", 10000.0) is not None
 
     @property
@@ -103,7 +103,7 @@ class OlmoHybridConfig(DecoderConfig, LinearOrFullConfig):
 
 
 class OlmoDeltaNet(GatedDeltaNet):
-    """OlmoHybridGatedDeltaNet: six projections."""
+    """A module like OlmoHybridGatedDeltaNet, with six projections."""
 
     def __init__(self, *, negative: bool, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -122,7 +122,7 @@ class OlmoDeltaNet(GatedDeltaNet):
 
     @property
     def projections(self) -> dict[str, Dim]:
-        """What the hidden states are projected to."""
+        """Return the projections of the hidden states by name, with their widths."""
         keys, values, heads = self.keys, self.values, self.value_heads
         return {"q_proj": keys, "k_proj": keys, "v_proj": values, "a_proj": heads, "b_proj": heads, "g_proj": values}
 
@@ -195,7 +195,7 @@ class OlmoHybrid(LinearOrFullLayers, Olmo2):
 
     @module
     def linear_layer(self, m: Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        """OlmoHybridLinearAttentionDecoderLayer"""
+        """Return the output of OlmoHybridLinearAttentionDecoderLayer."""
         residual = hidden_states
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         hidden_states = self.delta.forward(m / "linear_attn", hidden_states, mask)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OlmoeConfig(RouterOutputsConfig, RotaryConfig):
-    """models/olmoe/configuration_olmoe.py"""
+    """The fields and defaults of models/olmoe/configuration_olmoe.py."""
 
     null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts"}
@@ -55,7 +55,7 @@ class OlmoeConfig(RouterOutputsConfig, RotaryConfig):
         check_experts(self, "num_experts", "hidden_size", "intermediate_size")
 
     def check_heads(self) -> None:
-        """The norm over q is as wide as the hidden states."""
+        """Raise ValueError if q is not as wide as the hidden states: its norm is."""
         check_divides(self, "hidden_size", "num_attention_heads")
         width = self.hidden_size // self.num_attention_heads
         if self.head_dim not in (None, width):
@@ -86,7 +86,7 @@ class Olmoe(RouterOutputs, NormedProjections):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        """OlmoeSparseMoeBlock"""
+        """Return the output of OlmoeSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states = view(x, merge(batch, seq), hidden)
         _logits, top_k_weights, top_k_index = self.router.forward(m / "gate", hidden_states)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAIGPTConfig(FamilyConfig):
-    """models/openai/configuration_openai.py"""
+    """The fields and defaults of models/openai/configuration_openai.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "max_position_embeddings": "n_positions",

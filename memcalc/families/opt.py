@@ -28,7 +28,7 @@ _OFFSET = 2
 
 @dataclass(frozen=True, kw_only=True)
 class OPTConfig(FamilyConfig):
-    """models/opt/configuration_opt.py"""
+    """The fields and defaults of models/opt/configuration_opt.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"_remove_final_layer_norm": "remove_final_layer_norm"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {"layerdrop": (0, 0.0)}
@@ -108,7 +108,7 @@ class OPT(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """OPTForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        """Return OPTForCausalLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.decoder(root / "model.decoder", ids)
         run.memory.enter(run.memory.phase, None)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PersimmonConfig(RotaryConfig):
-    """models/persimmon/configuration_persimmon.py"""
+    """The fields and defaults of models/persimmon/configuration_persimmon.py."""
 
     rotates_part: ClassVar[bool] = True
     head_dim: ClassVar[None] = None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PhiConfig(RotaryConfig):
-    """models/phi/configuration_phi.py"""
+    """The fields and defaults of models/phi/configuration_phi.py."""
 
     null_head_dim: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Phi3Config(RotaryConfig):
-    """models/phi3/configuration_phi3.py"""
+    """The fields and defaults of models/phi3/configuration_phi3.py."""
 
     null_head_dim: ClassVar[bool] = False
     rotates_part: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class Phi3Config(RotaryConfig):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """`su` and `yarn` are older names of what is now `longrope`."""
+        """Return the rotary parameters; `su` and `yarn` are older names of `longrope`."""
         rope = super().rope
         return {**rope, "rope_type": "longrope"} if rope["rope_type"] in ("su", "yarn") else rope
 
@@ -112,7 +112,7 @@ class Phi3(JoinedMLP):
 
 @replaceable
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """For the first dims of each head; q is joined with what is not rotated before k is rotated."""
+    """Return q and k with the first dims of each head rotated. q is joined with its other dims before k is rotated."""
     cos, sin = unsqueeze(cos, 1), unsqueeze(sin, 1)
     return _rotated(q, cos, sin), _rotated(k, cos, sin)
 

@@ -32,7 +32,7 @@ Mask = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class PhimoeConfig(RouterOutputsConfig, RotaryConfig):
-    """models/phimoe/configuration_phimoe.py"""
+    """The fields and defaults of models/phimoe/configuration_phimoe.py."""
 
     null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -98,7 +98,7 @@ class Phimoe(Mixtral):
 
     @module
     def mlp(self, m: Module, x: Tensor) -> Tensor:
-        """PhimoeSparseMoeBlock; noise changes its input in place, and once more in the router."""
+        """Return the output of PhimoeSparseMoeBlock. Noise changes its input in place, and once more in the router."""
         batch, seq, hidden = x.shape
         if self.router.jitters:
             x = mul_(x, like(x, "noise"))
@@ -110,7 +110,7 @@ class Phimoe(Mixtral):
         return m.layer_norm(hidden_states)
 
     def position_embeddings(self, m: Module, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """PhimoeRotaryEmbedding: makes its frequencies anew in each forward."""
+        """Return the output of PhimoeRotaryEmbedding, which makes its frequencies anew in each forward."""
         run = m.run
         run.memory.scope = m.path
         grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
@@ -129,7 +129,7 @@ class Phimoe(Mixtral):
 
 @dataclass(frozen=True)
 class SparseMixer:
-    """PhimoeTopKRouter: two experts, each sampled from what is close to the best, with a gradient of their own."""
+    """A module like PhimoeTopKRouter. It samples two experts from those close to the best, with its own gradient."""
 
     count: Dim
     hidden: Dim
@@ -140,7 +140,7 @@ class SparseMixer:
 
     @module
     def forward(self, m: Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """The hidden states, token by token; logits, weights of the chosen experts, and which these are."""
+        """Return the hidden states token by token, and the logits, the weights of the chosen experts and their indices."""
         batch, seq, hidden = x.shape
         tokens = merge(batch, seq)
         if self.jitters:
@@ -153,7 +153,7 @@ class SparseMixer:
 
 
 def sparsemixer(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Multipliers and experts. The names are the real frame's, which holds them all to its end."""
+    """Return the multipliers and the experts. The variables have the real frame's names, which keeps all of them to its end."""
     _threshold = far_from_the_best(scores, scores)
     masked_gates = masked_fill(scores, _threshold[0])
     selected_experts = sampled(masked_gates)
@@ -180,7 +180,7 @@ def sparsemixer(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def far_from_the_best(scores: Tensor, of: Tensor) -> Mask:
-    """(max - scores) / factor > 2·jitter without a gradient; the index of the best and the factor stay in the frame."""
+    """Return (max - scores) / factor > 2·jitter, without a gradient. The index of the best and the factor stay in the frame."""
     memory = scores.memory
     grad_enabled, memory.grad_enabled = memory.grad_enabled, False
     threshold, max_ind = topk(of, ONE_DIM)
@@ -191,7 +191,7 @@ def far_from_the_best(scores: Tensor, of: Tensor) -> Mask:
 
 
 def sampled(gates: Tensor) -> Tensor:
-    """(gates - torch.empty_like(gates).exponential_().log()).max(dim=-1)[1].unsqueeze(-1)"""
+    """Return (gates - torch.empty_like(gates).exponential_().log()).max(dim=-1)[1].unsqueeze(-1)."""
     noise = like(like(gates, "exponential"), "log")
     noisy = sub(gates, noise)
     del noise
@@ -199,7 +199,7 @@ def sampled(gates: Tensor) -> Tensor:
 
 
 def midpoints(best: tuple[Tensor, Tensor], gates: Tensor) -> Tensor:
-    """0.3333 + 0.6667·(the best was chosen, or a coin says so)"""
+    """Return 0.3333 + 0.6667·(1 if the best expert was chosen or a coin toss says so, else 0)."""
     max_scores, max_ind = best
     chosen = like(max_ind, "is the best", boolean)
     coin = like(like(max_scores, "random"), "coin", boolean)
@@ -211,7 +211,7 @@ def midpoints(best: tuple[Tensor, Tensor], gates: Tensor) -> Tensor:
 def phimoe_multiplier(
     scores: Tensor, multiplier: Tensor, selected_experts: Tensor, masked_gates: Tensor, mask_for_one: Tensor
 ) -> Tensor:
-    """PhimoeMultiplier: only `scores` gets a gradient."""
+    """Return the output of PhimoeMultiplier; only `scores` gets a gradient."""
     node = None
     if recording(scores):
         inputs = (scores, multiplier, selected_experts, masked_gates, mask_for_one)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Config(LayerTypesConfig):
-    """models/qwen2/configuration_qwen2.py"""
+    """The fields and defaults of models/qwen2/configuration_qwen2.py."""
 
     null_head_dim: ClassVar[bool] = False
 
@@ -49,7 +49,7 @@ class Qwen2Config(LayerTypesConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         sliding_from = self.num_hidden_layers if self.window is None else self.max_window_layers
@@ -91,7 +91,7 @@ class Qwen2(Llama):
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import llama_like
 
     return llama_like(config, qkv_bias=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2MoeConfig(RouterOutputsConfig, LayerTypesConfig):
-    """models/qwen2_moe/configuration_qwen2_moe.py"""
+    """The fields and defaults of models/qwen2_moe/configuration_qwen2_moe.py."""
 
     null_head_dim: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -57,7 +57,7 @@ class Qwen2MoeConfig(RouterOutputsConfig, LayerTypesConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         if self.layer_types is not None:
             return list(self.layer_types)
         windows = min(self.max_window_layers, self.num_hidden_layers) if self.use_sliding_window else 0
@@ -88,13 +88,13 @@ class Qwen2Moe(GatedSharedExpert, Qwen2):
         yield from linear_weights("self_attn.o_proj", q, self.hidden, "attention", bias=False)
 
     def masks(self, run: Run) -> dict[str, Tensor | None]:
-        """Both are made, whatever the layers take; without windows the second one's window is 0."""
+        """Return both masks. They are made even if no layer takes them. Without windows, the second one has window 0."""
         window = self.config.sliding_window if self.config.use_sliding_window else 0
         return {"full_attention": causal_mask(run), "sliding_attention": causal_mask(run, window)}
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import qwen_moe
 
     return qwen_moe(config, qkv_bias=config.qkv_bias)

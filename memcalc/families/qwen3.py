@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(Qwen2Config):
-    """models/qwen3/configuration_qwen3.py"""
+    """The fields and defaults of models/qwen3/configuration_qwen3.py."""
 
     null_head_dim: ClassVar[bool] = True
 
@@ -57,7 +57,7 @@ class Qwen3(Qwen2):
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import llama_like
 
     return llama_like(config, qk_norm=True)

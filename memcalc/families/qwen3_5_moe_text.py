@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35MoeTextConfig(RouterOutputsConfig, Qwen35Config):
-    """models/qwen3_5_moe/configuration_qwen3_5_moe.py"""
+    """The fields and defaults of models/qwen3_5_moe/configuration_qwen3_5_moe.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
     decoder_sparse_step: ClassVar[int] = 1
@@ -40,7 +40,7 @@ class Qwen35MoeTextConfig(RouterOutputsConfig, Qwen35Config):
 
     @property
     def intermediate_size(self) -> int:
-        """No layer is without experts."""
+        """Return the width of the shared expert: no layer has an MLP instead of experts."""
         return self.shared_expert_intermediate_size
 
     def check(self) -> None:

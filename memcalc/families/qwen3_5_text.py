@@ -30,7 +30,7 @@ GRIDS = Dim("3", 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35Config(DeltaConfig):
-    """What the dense model and the one with experts have in common."""
+    """The parts that the dense model and the one with experts share."""
 
     rotates_part: ClassVar[bool] = True
 
@@ -55,7 +55,7 @@ class Qwen35Config(DeltaConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35TextConfig(Qwen35Config):
-    """models/qwen3_5/configuration_qwen3_5.py"""
+    """The fields and defaults of models/qwen3_5/configuration_qwen3_5.py."""
 
     hidden_size: Count = 4096
     intermediate_size: Count = 12288
@@ -64,12 +64,12 @@ class Qwen35TextConfig(Qwen35Config):
 
 
 class Qwen35Layers(DeltaLayers):
-    """What the dense model and the one with experts have in common."""
+    """The parts that the dense model and the one with experts share."""
 
     delta_net = ProjectedApart
 
     def position_embeddings(self, m: Module, positions: Tensor) -> Rotary:
-        """Qwen3_5TextRotaryEmbedding: angles for time, height and width, of which each dim takes one."""
+        """Return the output of Qwen3_5TextRotaryEmbedding. It has angles for time, height and width; each dim takes one."""
         run = m.run
         run.memory.scope = m.path
         grad_enabled, run.memory.grad_enabled = run.memory.grad_enabled, False
@@ -85,7 +85,7 @@ class Qwen35Layers(DeltaLayers):
         return cos, sin
 
     def recomposition_frequencies(self, freq: Tensor) -> Tensor:
-        """Those of height and width are written over those of time, in place."""
+        """Return the angles: those of height and width overwrite some of time's, in place."""
         freqs_thw = select(freq, 0)
         return cat((freqs_thw, freqs_thw), self.rotary_dim)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(RouterOutputsConfig, RotaryConfig):
-    """models/qwen3_moe/configuration_qwen3_moe.py"""
+    """The fields and defaults of models/qwen3_moe/configuration_qwen3_moe.py."""
 
     null_head_dim: ClassVar[bool] = False
     attribute_map: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
@@ -67,7 +67,7 @@ class Qwen3MoeConfig(RouterOutputsConfig, RotaryConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer attends to."""
+        """Return the kind of attention of each layer."""
         return ["full_attention"] * self.num_hidden_layers
 
     def check(self) -> None:
@@ -104,7 +104,7 @@ class Qwen3Moe(SparseLayers, Qwen3):
 
     @module
     def sparse_mlp(self, m: Module, x: Tensor) -> Tensor:
-        """Qwen3MoeSparseMoeBlock"""
+        """Return the output of Qwen3MoeSparseMoeBlock."""
         batch, seq, hidden = x.shape
         hidden_states_reshaped = view(x, merge(batch, seq), hidden)
         _logits, routing_weights, selected_experts = self.router.forward(m / "gate", hidden_states_reshaped)
@@ -115,7 +115,7 @@ class Qwen3Moe(SparseLayers, Qwen3):
 
 
 def _architecture(config: Any) -> Architecture:
-    """What Megatron's GPTModel is built from."""
+    """Return the dims and options that Megatron's GPTModel is built from."""
     from memcalc.families.base.architecture import qwen_moe
 
     return qwen_moe(config, qk_norm=True)

@@ -53,7 +53,7 @@ class DeltaConfig(LinearOrFullConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextConfig(RouterOutputsConfig, DeltaConfig):
-    """models/qwen3_next/configuration_qwen3_next.py"""
+    """The fields and defaults of models/qwen3_next/configuration_qwen3_next.py."""
 
     rotates_part: ClassVar[bool] = True
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -90,7 +90,7 @@ class Qwen3NextConfig(RouterOutputsConfig, DeltaConfig):
 
 
 class DeltaLayers(LinearOrFullLayers):
-    """Llama's stack with the gated delta rule in some layers and gated attention in the others. The configuration is a
+    """Llama's stack, with the gated delta rule in some layers and gated attention in the others. The configuration is a
     DeltaConfig."""
 
     delta_net: type[GatedDeltaNet] = GatedDeltaNet
@@ -139,7 +139,7 @@ class DeltaLayers(LinearOrFullLayers):
 
     @module
     def attention(self, m: Module, hidden_states: Tensor, rotary: Rotary, mask: Tensor | None) -> Attended:
-        """Qwen3NextAttention: a gate for each dim of each head, projected with the queries."""
+        """Return the output of Qwen3NextAttention. It has a gate for each dim of each head, projected with the queries."""
         batch, seq, _ = hidden_states.shape
         width = merge(self.heads, self.head_dim)
         query_and_gate = Dim("2·head_dim", 2 * self.head_dim.size)
@@ -158,7 +158,7 @@ class DeltaLayers(LinearOrFullLayers):
         return attn_output, attn_weights
 
     def normed_kv(self, m: Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """k, with a norm over each head, and v."""
+        """Return k after a norm over each head, and v."""
         batch, seq, _ = hidden_states.shape
         key_states = view((m / "k_proj").linear(hidden_states), batch, seq, self.kv_heads, self.head_dim)
         key_states = transpose(self.norm(m / "k_norm", key_states), 1, 2)

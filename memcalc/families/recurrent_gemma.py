@@ -39,7 +39,7 @@ BlockType = Literal["recurrent", "attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentGemmaConfig(RotaryConfig):
-    """models/recurrent_gemma/configuration_recurrent_gemma.py"""
+    """The fields and defaults of models/recurrent_gemma/configuration_recurrent_gemma.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "sliding_window": "attention_window_size",
@@ -72,7 +72,7 @@ class RecurrentGemmaConfig(RotaryConfig):
 
     @property
     def blocks(self) -> list[BlockType]:
-        """What each layer has: `block_types` again and again."""
+        """Return the kind of each layer: `block_types`, repeated."""
         return (list(self.block_types) * 100)[: self.num_hidden_layers]
 
     @property
@@ -85,7 +85,7 @@ class RecurrentGemmaConfig(RotaryConfig):
 
     @property
     def max_position_embeddings(self) -> int:
-        """What its published models were trained with; nothing limits it."""
+        """Return the length that the published models were trained with. Nothing limits it."""
         return 8192
 
     def check(self) -> None:
@@ -124,14 +124,14 @@ class RecurrentGemma(Llama):
         return self.blocks[i]
 
     def pattern(self) -> tuple[int, int] | None:
-        """Written out: a layer's state is there before the step comes to it."""
+        """Return None: the layers do not repeat, because each has a state before the step reaches it."""
         return None
 
     def branch(self, batch: int, seq: int) -> Hashable:
         return super().branch(batch, seq), min(seq, 3)  # the loop's last two steps are written out
 
     def left_behind(self, run: Run) -> list[Tensor]:
-        """The last states of the step before, which each layer lets go of when it comes to its own."""
+        """Return the last states of the previous step. A layer drops its state when it makes the new one."""
         for i in range(self.layers):
             if self.blocks[i] != "recurrent":
                 continue
@@ -143,7 +143,7 @@ class RecurrentGemma(Llama):
         return []
 
     def recompute_state(self, run: Run, i: int) -> None:
-        """Layer `i` up to its state, as backward recomputed it: after autocast's contexts, with copies of its own."""
+        """Run layer `i` up to its state, as recomputation in backward does: outside autocast's contexts, with its own copies."""
         m = Module(run, "model.layers.*", i)
         autocast = run.memory.autocast
         raw_activations = new_tensor(
@@ -236,7 +236,7 @@ class RecurrentGemma(Llama):
     def attention(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, m: Module, hidden_states: Tensor, positions: Tensor, mask: Tensor | None
     ) -> Attended:
-        """Each layer makes cos and sin of the positions itself, and has them to its end."""
+        """Return the attention's output. Each layer makes its own cos and sin, and keeps them to its end."""
         query_states, key_states, value_states = self.qkv(m, hidden_states)
         with m:
             dtype = value_states.dtype
@@ -254,7 +254,7 @@ class RecurrentGemma(Llama):
 
     @module
     def recurrent_block(self, m: Module, input_states: Tensor, positions: Tensor) -> Tensor:
-        """RecurrentGemmaRecurrentBlock"""
+        """Return the output of RecurrentGemmaRecurrentBlock."""
         y_branch = (m / "linear_y").linear(input_states)
         y_branch = act(y_branch, self.config.hidden_activation)
         x_branch = (m / "linear_x").linear(input_states)
@@ -269,7 +269,7 @@ class RecurrentGemma(Llama):
 
     @module
     def rg_lru(self, m: Module, activations: Tensor, positions: Tensor) -> Tensor:
-        """RecurrentGemmaRglru"""
+        """Return the output of RecurrentGemmaRglru."""
         batch, seq, lru = activations.shape
         reset = like(unsqueeze(positions, 2), "where to reset", boolean)
         reshape_act = permute(reshape(activations, merge(batch, seq), self.heads, self.block_width), 1, 0, 2)
@@ -291,7 +291,7 @@ class RecurrentGemma(Llama):
         return hidden_states
 
     def gate(self, m: Module, name: str, x: Tensor) -> Tensor:
-        """A product of each head with its own weight."""
+        """Return a gate: the product of each head with its own weight."""
         return biased_baddbmm(unsqueeze(m.weight(f"{name}_bias"), 1), x, m.weight(f"{name}_weight"), name)
 
 
@@ -300,8 +300,8 @@ def _the_layer_before(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 
 def rnn_scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
-    """RecurrentGemmaRglru._rnn_scan: hidden_states and recurrent_gate (batch, seq, lru); all states and the last one. Its
-    caller holds the arguments."""
+    """Return all states and the last one: RecurrentGemmaRglru._rnn_scan. hidden_states and recurrent_gate are (batch, seq,
+    lru). The caller's frame keeps the arguments."""
     _arguments = (hidden_states, recurrent_gate)
     recurrent_gate = recurrent_gate * like(reset, "where not to reset")
     memory, dtype = hidden_states.memory, hidden_states.dtype

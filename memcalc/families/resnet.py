@@ -37,7 +37,7 @@ KERNELS: Final = {size: Dim(str(size), size) for size in (3, 7)} | {1: ONE_DIM}
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(FamilyConfig):
-    """models/resnet/configuration_resnet.py"""
+    """The fields and defaults of models/resnet/configuration_resnet.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {
         "problem_type": (None, "single_label_classification"),
@@ -56,7 +56,7 @@ class ResNetConfig(FamilyConfig):
 
     @classmethod
     def renamed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """`id2label` says how many labels there are (PreTrainedConfig.num_labels)."""
+        """Return the fields with the number of labels, which is that of `id2label` (PreTrainedConfig.num_labels)."""
         named = super().renamed(config)
         names = named.get("id2label")
         if isinstance(names, dict):
@@ -79,13 +79,13 @@ class ResNetConfig(FamilyConfig):
 
     @property
     def downsamplings(self) -> int:
-        """How often an image's height and width are halved after the first convolution: by the pooling and by stages."""
+        """Return how often pooling and stages halve an image's height and width after the first convolution."""
         return len(self.depths) + self.downsample_in_first_stage
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A ResNetConvLayer or ResNetShortCut: a convolution without a bias, and a batch norm."""
+    """A ResNetConvLayer or ResNetShortCut: a convolution without a bias, then a batch norm."""
 
     name: str
     channels: tuple[Dim, Dim]
@@ -105,7 +105,7 @@ class Block:
 
     @property
     def all(self) -> Iterator[Convolution]:
-        """In the order in which the module makes them."""
+        """Yield the block's convolutions in the order in which the module makes them."""
         if self.shortcut is not None:
             yield self.shortcut
         yield from self.convolutions
@@ -140,19 +140,20 @@ class ResNet(Program):
         return pixels, Input("labels", (batch,), int64)
 
     def pattern(self) -> tuple[int, int] | None:
-        """None: the stages are stacks of their own and differ in width, so all are run."""
+        """Return None: the stages differ in width, so all of them are run."""
         return None
 
     # --- what the configuration makes
 
     @property
     def blocks(self) -> Iterator[Block]:
-        """Those of all stages."""
+        """Yield the blocks of all stages."""
         for blocks in self.stages:
             yield from blocks
 
     def made_stages(self) -> Iterator[tuple[Block, ...]]:
-        """ResNetEncoder: the first block of a stage downsamples, but for that of the first stage."""
+        """Yield the blocks of each stage, as ResNetEncoder makes them. The first block of a stage downsamples, except in the
+        first stage."""
         config, halvings, before = self.config, 2, self.embed
         for stage, (channels, depth) in enumerate(zip(config.hidden_sizes, config.depths, strict=True)):
             stage_channels = Dim("channels", channels)
@@ -209,7 +210,7 @@ class ResNet(Program):
     # --- forward
 
     def forward(self, run: Run, pixel_values: Tensor, labels: Tensor) -> Tensor:
-        """ResNetForImageClassification.forward(pixel_values=pixel_values, labels=labels).loss"""
+        """Return ResNetForImageClassification.forward(pixel_values=pixel_values, labels=labels).loss."""
         root = Module(run, "")
         _last_hidden_state, pooled_output = self.model(root / "resnet", pixel_values)
         run.memory.scope = "classifier"
@@ -219,7 +220,7 @@ class ResNet(Program):
 
     @module
     def model(self, m: Module, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-        """ResNetModel.forward"""
+        """Return ResNetModel.forward."""
         embedding_output = self.embedder(m / "embedder", pixel_values)
         last_hidden_state = self.encoder(m / "encoder", embedding_output)
         m.memory.scope = "resnet.pooler"
@@ -239,7 +240,7 @@ class ResNet(Program):
 
     @module
     def stage(self, m: Module, hidden_state: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """ResNetStage.forward"""
+        """Return ResNetStage.forward."""
         for block in blocks:
             m.memory.enter(m.memory.phase, block.number)
             hidden_state = self.call(self.layer, Module(m.run, block.path, block.number), hidden_state, block)
@@ -247,7 +248,7 @@ class ResNet(Program):
 
     @module
     def layer(self, m: Module, hidden_state: Tensor, block: Block) -> Tensor:
-        """ResNetBasicLayer.forward, ResNetBottleNeckLayer.forward"""
+        """Return ResNetBasicLayer.forward or ResNetBottleNeckLayer.forward."""
         residual = hidden_state
         for made in block.convolutions:
             hidden_state = self.convolved(m / made.name, hidden_state, made)
@@ -258,7 +259,7 @@ class ResNet(Program):
 
     @module
     def convolved(self, m: Module, hidden_state: Tensor, made: Convolution) -> Tensor:
-        """ResNetConvLayer.forward, ResNetShortCut.forward"""
+        """Return ResNetConvLayer.forward or ResNetShortCut.forward."""
         with m / "convolution" as conv:
             hidden_state = convolution(hidden_state, conv.weight(), None, made.width, made.width)
         with m / "normalization" as norm:
@@ -269,7 +270,7 @@ class ResNet(Program):
 
 @lru_cache(maxsize=1024)
 def halved(image: Dim, times: int) -> Dim:
-    """An image's height or width after so many convolutions or poolings of stride 2, each of which rounds up."""
+    """Return an image's height or width after so many convolutions or poolings of stride 2. Each rounds up."""
     size = image.size
     for _ in range(times):
         size = (size + 1) // 2
@@ -277,7 +278,7 @@ def halved(image: Dim, times: int) -> Dim:
 
 
 def convolution_weights(path: str, made: Convolution, layer: int | None) -> Iterator[Weight]:
-    """nn.Conv2d without a bias, then nn.BatchNorm2d."""
+    """Yield the parameters of an nn.Conv2d without a bias and of an nn.BatchNorm2d."""
     before, after = made.channels
     name = f"{path}.{made.name}"
     yield Weight(f"{name}.convolution.weight", (after, before, made.kernel, made.kernel), "convolution", layer)
@@ -286,7 +287,7 @@ def convolution_weights(path: str, made: Convolution, layer: int | None) -> Iter
 
 
 def statistics(path: str, made: Convolution, layer: int | None) -> Iterator[Buffer]:
-    """nn.BatchNorm2d's buffers."""
+    """Yield the buffers of an nn.BatchNorm2d."""
     name, channels = f"{path}.{made.name}.normalization", made.channels[1]
     yield Buffer(f"{name}.running_mean", (channels,), layer=layer)
     yield Buffer(f"{name}.running_var", (channels,), layer=layer)

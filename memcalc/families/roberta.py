@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RobertaConfig(BertConfig):
-    """models/roberta/configuration_roberta.py"""
+    """The fields and defaults of models/roberta/configuration_roberta.py."""
 
     vocab_size: Count = 50265
     pad_token_id: int = 1
@@ -62,7 +62,7 @@ class Roberta(Bert):
         yield from self.decoder_weights()
 
     def head(self, root: Module, hidden_states: Tensor) -> Tensor:
-        """RobertaLMHead"""
+        """Return the output of RobertaLMHead."""
         with root / "lm_head" as m:
             x = (m / "dense").linear(hidden_states)
             x = activation(x, "gelu")
@@ -70,7 +70,7 @@ class Roberta(Bert):
             return self.decode(root, x)
 
     def ids_of(self, m: Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """create_position_ids_from_input_ids, and token type ids gathered at them."""
+        """Return the position ids (create_position_ids_from_input_ids), and the token type ids gathered at them."""
         mask = cast(like(ids, "no padding", boolean), int32)
         summed = like(ids, "cumulated positions")
         incremental_indices = scale(cast(summed, int32), "add") * mask

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RoCBertConfig(BertConfig):
-    """models/roc_bert/configuration_roc_bert.py"""
+    """The fields and defaults of models/roc_bert/configuration_roc_bert.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {**BertConfig.refused, "concat_input": (True,)}
 
@@ -56,7 +56,7 @@ class RoCBert(Bert):
 
     @property
     def untrained(self) -> Collection[str]:
-        """A table that is not asked for is there."""
+        """Return the names of tables that exist, but are not used."""
         tables = {"shape_embed": self.config.enable_shape, "pronunciation_embed": self.config.enable_pronunciation}
         off = [f"{self.base}.embeddings.{name}.weight" for name, enabled in tables.items() if not enabled]
         return [*super().untrained, *off]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RwkvConfig(FamilyConfig):
-    """models/rwkv/configuration_rwkv.py"""
+    """The fields and defaults of models/rwkv/configuration_rwkv.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"max_position_embeddings": "context_length"}
 
@@ -104,7 +104,7 @@ class Rwkv(Program):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """RwkvForCausalLM.forward(input_ids=ids, labels=ids).loss"""
+        """Return RwkvForCausalLM.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.model(root / "rwkv", ids)
         run.memory.enter(run.memory.phase, None)
@@ -157,17 +157,17 @@ class Rwkv(Program):
 
 
 def time_shift(hidden: Tensor) -> Tensor:
-    """nn.ZeroPad2d((0, 0, 1, -1)): every token's place has the token before; a copy."""
+    """Return nn.ZeroPad2d((0, 0, 1, -1)), a copy in which each token is replaced by the one before."""
     return pad_dim(hidden, 1, hidden.shape[1])
 
 
 def mixed(hidden: Tensor, shifted: Tensor, time_mix: Tensor) -> Tensor:
-    """hidden * time_mix + shifted * (1 - time_mix)"""
+    """Return hidden * time_mix + shifted * (1 - time_mix)."""
     return hidden * time_mix + shifted * one_minus(time_mix)
 
 
 def linear_attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """rwkv_linear_attention_cpu: key and value (batch, seq, inner); the caller's frame holds them."""
+    """Return the output of rwkv_linear_attention_cpu. key and value are (batch, seq, inner); the caller's frame keeps them."""
     memory = key.memory
     batch, seq, inner = key.shape
     output = like(key, "output")
@@ -205,8 +205,8 @@ def linear_attention(time_decay: Tensor, time_first: Tensor, key: Tensor, value:
 
 
 def _blocks(seq: Dim, batch: Dim, inner: Dim, *, copies_keys: bool) -> Iterator[Block]:
-    """What the steps before the last two keep: the operands of both maxima, four exponentials, the quotient's two sides,
-    and the states that each has made for the next."""
+    """Yield the blocks that all steps but the last two keep: the operands of both maxima, four exponentials, the two sides of
+    the quotient, and the states for the next step."""
     names = [
         "key and time_first", "max and time_decay", "numerator", "denominator",
         "exponential of the old max", "exponential of the key", "decay of the states", "weight of the value",

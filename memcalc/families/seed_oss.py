@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedOssConfig(DecoderConfig):
-    """models/seed_oss/configuration_seed_oss.py"""
+    """The fields and defaults of models/seed_oss/configuration_seed_oss.py."""
 
     vocab_size: Count = 155136
     pad_token_id: int | None = 1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SmolLM3Config(WindowedConfig, DecoderConfig):
-    """models/smollm3/configuration_smollm3.py"""
+    """The fields and defaults of models/smollm3/configuration_smollm3.py."""
 
     null_head_dim: ClassVar[bool] = False
     masks_both: ClassVar[bool] = False
@@ -44,7 +44,7 @@ class SmolLM3Config(WindowedConfig, DecoderConfig):
     tie_word_embeddings: bool = True
 
     def rotates(self, i: int) -> bool:
-        """Whether layer `i` rotates q and k: a 1 in `no_rope_layers`, against its name."""
+        """Return True if layer `i` rotates q and k: a 1 in `no_rope_layers`, despite the name."""
         if self.no_rope_layers is not None:
             return bool(self.no_rope_layers[i])
         return (i + 1) % self.no_rope_layer_interval != 0

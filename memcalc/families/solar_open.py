@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SolarOpenConfig(RouterOutputsConfig, RotaryConfig):
-    """models/solar_open/configuration_solar_open.py"""
+    """The fields and defaults of models/solar_open/configuration_solar_open.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"num_local_experts": "n_routed_experts"}
     refused: ClassVar[Mapping[str, Sequence[Any]]] = REFUSED
@@ -55,7 +55,7 @@ class SolarOpenConfig(RouterOutputsConfig, RotaryConfig):
 
     @property
     def intermediate_size(self) -> int:
-        """There are no layers without experts."""
+        """Return the width of an expert: no layer has an MLP instead of experts."""
         return self.moe_intermediate_size
 
     def check(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StableLmConfig(RotaryConfig):
-    """models/stablelm/configuration_stablelm.py"""
+    """The fields and defaults of models/stablelm/configuration_stablelm.py."""
 
     rotates_part: ClassVar[bool] = True
     head_dim: ClassVar[None] = None
@@ -121,7 +121,7 @@ class StableLm(Phi):
 
     @module
     def norm_heads(self, m: Module, states: Tensor) -> Tensor:
-        """StableLmLayerNormPerHead: a norm for each head."""
+        """Return the output of StableLmLayerNormPerHead, which has a norm for each head."""
         states_per_heads = split_one(states, 1)
         normed = [(m / f"norms.{i}").layer_norm(head) for i, head in enumerate(states_per_heads)]
         return cat(normed, states.shape[1], 1)

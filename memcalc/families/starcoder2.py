@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Starcoder2Config(DecoderConfig):
-    """models/starcoder2/configuration_starcoder2.py"""
+    """The fields and defaults of models/starcoder2/configuration_starcoder2.py."""
 
     vocab_size: Count = 49152
     hidden_size: Count = 3072

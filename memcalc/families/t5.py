@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Attention(NamedTuple):
-    """What T5Attention returns: its output, the position bias that later layers take, and when eager the weights."""
+    """The results of T5Attention: the output, the position bias that later layers take, and for eager the weights."""
 
     output: Tensor
     position_bias: Tensor
@@ -95,7 +95,7 @@ class T5(EncoderDecoder):
     # --- forward
 
     def forward(self, run: Run, ids: Tensor) -> Tensor:
-        """T5ForConditionalGeneration.forward(input_ids=ids, labels=ids).loss"""
+        """Return T5ForConditionalGeneration.forward(input_ids=ids, labels=ids).loss."""
         root = Module(run, "")
         hidden_states = self.stack_of_blocks(root / "encoder", ids, self.encoder_layers, None)
         run.memory.enter(run.memory.phase, None)
@@ -113,7 +113,7 @@ class T5(EncoderDecoder):
 
     @module
     def stack_of_blocks(self, m: Module, ids: Tensor, depth: int, encoder_hidden_states: Tensor | None) -> Tensor:
-        """T5Stack. The first block makes the position biases, all others take them."""
+        """Return the output of T5Stack. The first block makes the position biases, and all others take them."""
         run = m.run
         inputs_embeds = Module(run, "shared").embedding(ids)
         is_decoder = encoder_hidden_states is not None
@@ -151,7 +151,7 @@ class T5(EncoderDecoder):
         encoder_attention_mask: Tensor | None,
         encoder_decoder_position_bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """T5Block"""
+        """Return the outputs of T5Block."""
         hidden_states, self_bias, _weights = self.attention_layer(
             m / "layer.0", "SelfAttention", hidden_states, None, attention_mask, position_bias
         )
@@ -173,7 +173,7 @@ class T5(EncoderDecoder):
         return hidden_states, self_bias, cross_bias
 
     def clamped(self, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """In fp16: infinities become the largest number, which is returned as well."""
+        """Return the tensor with infinities replaced by the largest number, and that number; done in fp16 only."""
         if hidden_states.dtype is not fp16:
             return hidden_states, None
         _infinite = like(hidden_states, "infinite", boolean)
@@ -193,7 +193,7 @@ class T5(EncoderDecoder):
         mask: Tensor | None,
         position_bias: Tensor | None,
     ) -> Attention:
-        """T5LayerSelfAttention and T5LayerCrossAttention"""
+        """Return the results of T5LayerSelfAttention or T5LayerCrossAttention."""
         normed_hidden_states = self.norm(m / "layer_norm", hidden_states)
         attention_output, position_bias, attn_weights = self.attention(
             m / name, normed_hidden_states, key_value_states, mask, position_bias
@@ -229,7 +229,7 @@ class T5(EncoderDecoder):
     def eager_attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, position_bias: Tensor, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """eager_attention_forward: softmax in the model's dtype. `causal` is in the mask."""
+        """Return eager_attention_forward: the softmax is in the model's dtype, and the mask is causal if it has to be."""
         attn_weights = scale(matmul(q, transpose(k, 2, 3), "attention scores"), "mul")
         attn_weights = attn_weights + position_bias
         if mask is not None:
@@ -243,7 +243,7 @@ class T5(EncoderDecoder):
     def sdpa_attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, position_bias: Tensor, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """sdpa_attention_forward (integrations/sdpa_attention.py)."""
+        """Return sdpa_attention_forward (integrations/sdpa_attention.py)."""
         is_causal = causal and mask is None and q.shape[2].size > 1
         attention_mask = self.position_bias_mask(q, k, mask, position_bias, is_causal)
         attn_output = scaled_dot_product_attention(q, k, v, attention_mask)
@@ -252,7 +252,7 @@ class T5(EncoderDecoder):
     def position_bias_mask(
         self, q: Tensor, k: Tensor, mask: Tensor | None, position_bias: Tensor, is_causal: bool
     ) -> Tensor:
-        """create_position_bias_mask: the bias of what is seen, anew in every layer."""
+        """Return create_position_bias_mask: the bias of the tokens that are seen, made anew in every layer."""
         if is_causal:
             mask = self.causal_positions(q, k)
         if mask is not None:
@@ -260,14 +260,14 @@ class T5(EncoderDecoder):
         return contiguous(position_bias)
 
     def causal_positions(self, q: Tensor, k: Tensor) -> Tensor:
-        """arange(q_length)[:, None] >= arange(kv_length)[None, :]"""
+        """Return arange(q_length)[:, None] >= arange(kv_length)[None, :]."""
         queries = unsqueeze(new_tensor(q.memory, (q.shape[2],), int64, "query positions"), 1)
         keys = unsqueeze(new_tensor(q.memory, (k.shape[2],), int64, "key positions"), 0)
         causal_mask = of_two(queries, keys, "causal mask", boolean)
         return unsqueeze(unsqueeze(causal_mask, 0), 0)
 
     def no_bias(self, run: Run, query_states: Tensor) -> Tensor:
-        """Between decoder and encoder there are zeros. Where layers are recomputed they want a gradient."""
+        """Return the position bias of cross-attention, which is zeros. With recomputed layers it requires a gradient."""
         shape = (ONE_DIM, self.heads, run.seq, run.seq)
         zeros = new_tensor(run.memory, shape, query_states.dtype, "no position bias")
         if run.recompute:
@@ -275,7 +275,7 @@ class T5(EncoderDecoder):
         return zeros
 
     def left_behind(self, run: Run) -> list[Tensor]:
-        """Those zeros and their gradient, which the graph keeps as that of a leaf."""
+        """Return the zeros of `no_bias` and their gradient, which the graph keeps as a leaf's."""
         if not run.recompute:
             return []
         autocast = run.memory.autocast
@@ -299,14 +299,14 @@ class T5(EncoderDecoder):
 
     @module
     def feed_forward(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """T5LayerFF"""
+        """Return the output of T5LayerFF."""
         forwarded_states = self.norm(m / "layer_norm", hidden_states)
         forwarded_states = self.dense(m / "DenseReluDense", forwarded_states)
         return hidden_states + dropout(forwarded_states, self.config.dropout_rate)
 
     @module
     def dense(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """T5DenseActDense and T5DenseGatedActDense"""
+        """Return the output of T5DenseActDense or T5DenseGatedActDense."""
         name = self.config.activation
         if self.config.gated:
             hidden_gelu = act((m / "wi_0").linear(hidden_states), name)
@@ -320,7 +320,7 @@ class T5(EncoderDecoder):
         return (m / "wo").linear(hidden_states)
 
     def norm(self, m: Module, hidden_states: Tensor) -> Tensor:
-        """T5LayerNorm: only the variance is of an fp32 copy."""
+        """Return the output of T5LayerNorm, which casts to fp32 for the variance only."""
         with m:
             variance = mean(power(cast(hidden_states, fp32), 2))
             hidden_states = hidden_states * rsqrt(variance + 1e-6)
@@ -331,7 +331,7 @@ class T5(EncoderDecoder):
 
 
 def relative_position_buckets(relative_position: Tensor, *, bidirectional: bool) -> Tensor:
-    """T5Attention._relative_position_bucket"""
+    """Return T5Attention._relative_position_bucket."""
 
     def positions(name: str) -> Tensor:
         return like(relative_position, name)

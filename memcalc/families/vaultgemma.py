@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class VaultGemmaConfig(Gemma2Config):
-    """models/vaultgemma/configuration_vaultgemma.py"""
+    """The fields and defaults of models/vaultgemma/configuration_vaultgemma.py."""
 
     refused: ClassVar[Mapping[str, Sequence[Any]]] = {}
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperConfig(FamilyConfig):
-    """models/whisper/configuration_whisper.py"""
+    """The fields and defaults of models/whisper/configuration_whisper.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_key_value_heads": "encoder_attention_heads",
@@ -97,7 +97,7 @@ class Whisper(PreNorm):
         return Input("input_features", (batch, self.mel, self.frames)), Input("labels", (batch, seq), int64)
 
     def padding(self, batch: Dim, seq: Dim) -> Input:
-        """The feature extractor's, of frames: the model takes it and masks nothing by it without SpecAugment."""
+        """The feature extractor's mask of frames. The model takes it, but uses it only with SpecAugment."""
         return Input("attention_mask", (batch, self.frames), int64)
 
     # --- weights and buffers
@@ -126,7 +126,7 @@ class Whisper(PreNorm):
             yield Weight("proj_out.weight", (self.vocab, self.hidden), "head")
 
     def attention_weights(self, name: str) -> Iterator[Weight]:
-        """As BART's, but for the bias of the keys."""
+        """Yield the parameters of an attention as in BART, without the bias of the keys."""
         for projection in ("k_proj", "v_proj", "q_proj", "out_proj"):
             bias = projection != "k_proj"
             yield from linear_weights(f"{name}.{projection}", self.hidden, self.hidden, "attention", bias=bias)
@@ -138,7 +138,7 @@ class Whisper(PreNorm):
     # --- forward
 
     def forward(self, run: Run, input_features: Tensor, labels: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """WhisperForConditionalGeneration.forward(input_features=input_features, labels=labels).loss"""
+        """Return WhisperForConditionalGeneration.forward(input_features=input_features, labels=labels).loss."""
         root = Module(run, "")
         decoder_input_ids = shift_tokens_right(run, labels)
         encoder_outputs = self.encoder(root / "model.encoder", input_features)
@@ -199,7 +199,7 @@ class Whisper(PreNorm):
     def attention(
         self, m: Module, hidden_states: Tensor, key_value_states: Tensor | None, mask: Tensor | None, heads: int
     ) -> Attended:
-        """The queries are scaled beforehand; all three are contiguous."""
+        """Return the attention's output. The queries are scaled first, and q, k and v are made contiguous."""
         head = Dim("heads", heads), Dim("head_dim", self.hidden.size // heads)
         query_states = contiguous(split_heads(scale((m / "q_proj").linear(hidden_states), "mul"), *head))
         current_states = hidden_states if key_value_states is None else key_value_states

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class XGLMConfig(FamilyConfig):
-    """models/xglm/configuration_xglm.py"""
+    """The fields and defaults of models/xglm/configuration_xglm.py."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {
         "num_attention_heads": "attention_heads",

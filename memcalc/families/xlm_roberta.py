@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class XLMRobertaConfig(RobertaConfig):
-    """models/xlm_roberta/configuration_xlm_roberta.py"""
+    """The fields and defaults of models/xlm_roberta/configuration_xlm_roberta.py."""
 
     vocab_size: Count = 30522
 

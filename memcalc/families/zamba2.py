@@ -36,7 +36,8 @@ _DEFAULT_BLOCKS: list[Block] = ["hybrid" if i in _DEFAULT_HYBRIDS else "linear_a
 
 @dataclass(frozen=True, kw_only=True)
 class Zamba2Config(RotaryConfig):
-    """models/zamba2/configuration_zamba2.py. `use_conv_bias` is ignored: the convolution has a bias."""
+    """The fields and defaults of models/zamba2/configuration_zamba2.py. `use_conv_bias` is ignored: the convolution has a
+    bias."""
 
     attribute_map: ClassVar[Mapping[str, str]] = {"layer_types": "layers_block_type", "head_dim": "attention_head_dim"}
 
@@ -82,12 +83,12 @@ class Zamba2Config(RotaryConfig):
 
     @property
     def layer_types(self) -> list[Block]:
-        """What each layer is."""
+        """Return the kind of each layer."""
         return list(_DEFAULT_BLOCKS if self.layers_block_type is None else self.layers_block_type)
 
     @property
     def hybrids(self) -> list[int]:
-        """The layers that have a shared block in front."""
+        """Return the layers that have a shared block before them."""
         return [i for i, kind in enumerate(self.layer_types) if kind == "hybrid"]
 
     @property
@@ -96,7 +97,7 @@ class Zamba2Config(RotaryConfig):
 
     @property
     def inner(self) -> int:
-        """Channels of a mixer."""
+        """Return the number of channels of a mixer."""
         return self.mamba_expand * self.hidden_size
 
     def check(self) -> None:
@@ -121,7 +122,7 @@ class Zamba2Config(RotaryConfig):
             )
 
     def check_derived(self, name: str, value: object) -> None:
-        """A field that transformers computes from others has to be what it computes, where it is given."""
+        """Check fields that transformers computes from others: a given value must equal the computed one."""
         given = getattr(self, name)
         if given is not None and given != value:
             raise ValueError(f"{name} {given} has to be {value}, as the other fields make it, or left out")
@@ -173,7 +174,7 @@ class Zamba2(Llama):
         return self.hybrids.index(i) if self.blocks[i] == "hybrid" else None
 
     def owner(self, hybrid: int) -> int:
-        """The layer whose parameters the shared block of the hybrid layer number `hybrid` are."""
+        """Return the layer that owns the parameters of the shared block of hybrid layer `hybrid`."""
         blocks: int = self.config.num_mem_blocks
         return self.hybrids[hybrid % blocks]
 
@@ -194,7 +195,7 @@ class Zamba2(Llama):
         yield from self.norm_weights(f"{prefix}input_layernorm")
 
     def shared_weights(self, path: str, users: list[int]) -> Iterator[Weight]:
-        """A shared block's parameters, with the adapters of all hybrid layers that use it."""
+        """Yield the parameters of a shared block, with the adapters of all hybrid layers that use it."""
         q, kv = merge(self.heads, self.head_dim), merge(self.kv_heads, self.head_dim)
         wide, bias = self.twice_hidden, self.config.add_bias_linear
         for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
@@ -270,7 +271,7 @@ class Zamba2(Llama):
         padding: Tensor | None,
         transformer_hidden_states: Tensor | None = None,
     ) -> Tensor:
-        """Zamba2MambaDecoderLayer"""
+        """Return the output of Zamba2MambaDecoderLayer."""
         residual = hidden_states
         if transformer_hidden_states is not None:
             hidden_states = hidden_states + transformer_hidden_states
@@ -283,7 +284,7 @@ class Zamba2(Llama):
         self, m: Module, hidden_states: Tensor, original_hidden_states: Tensor, mask: Tensor | None,
         rotary: Rotary | None, hybrid: int,
     ) -> Tensor:  # fmt: skip
-        """Zamba2AttentionDecoderLayer, for the hybrid layer number `hybrid`."""
+        """Return the output of Zamba2AttentionDecoderLayer for hybrid layer `hybrid`."""
         hidden_states = cat((hidden_states, original_hidden_states), self.twice_hidden)
         hidden_states = self.norm(m / "input_layernorm", hidden_states)
         hidden_states, _weights = self.attention(m / "self_attn", hidden_states, (rotary, hybrid), mask)  # pyright: ignore[reportArgumentType]
@@ -310,7 +311,7 @@ class Zamba2(Llama):
 
     @module
     def feed_forward(self, m: Module, hidden_state: Tensor, hybrid: int) -> Tensor:
-        """Zamba2MLP"""
+        """Return the output of Zamba2MLP."""
         gate_up_state = (m / "gate_up_proj").linear(hidden_state)
         gate_up_state = gate_up_state + adapted(m / f"gate_up_proj_adapter_list.{hybrid}", hidden_state)
         gate, up = chunk_dim(gate_up_state, 2, 2)
@@ -320,7 +321,7 @@ class Zamba2(Llama):
 
 
 def adapted(m: Module, x: Tensor) -> Tensor:
-    """A low-rank adapter: nn.Sequential of two linear layers."""
+    """Return the output of a low-rank adapter, an nn.Sequential of two linear layers."""
     return (m / "1").linear((m / "0").linear(x))
 
 

@@ -181,7 +181,7 @@ def _from_hub(repo_id: str) -> Model:
         spec = stand_in(repo_id)
         if spec is None:
             raise
-        why = f"{repo_id}: {error.why}; {spec.stem} is used, a bundled model of the same shape by its name"
+        why = f"{repo_id}: {error.why}; {spec.stem} is used instead, a bundled model whose name says that it has the same shape"
         return from_config(read_bundled(spec)["config"], spec.stem, bundled=True, notes=(why,))
 
 

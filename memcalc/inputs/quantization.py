@@ -32,7 +32,7 @@ def without_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     methods = [method_of(field, config[field]) for field in FIELDS if config.get(field) is not None]
     if not methods:
         return config, ()
-    note = f"quantization_config: the checkpoint is of {methods[0]} weights; the estimate is of training that starts from their "
+    note = f"quantization_config: the checkpoint has {methods[0]} weights; the estimate is for training from their "
     return {name: value for name, value in config.items() if name not in FIELDS}, (note + "16-bit base",)
 
 

@@ -27,10 +27,10 @@ def check_shared_sequences(options: Options, precision: str, seq_len: int, atten
     """Raise InputError for a setup that cannot share its sequences. Options are checked first, then the model, then
     divisibility."""
     if options.padded:
-        why = "torch's context parallelism has no masks, and accelerate takes that of padding away"
+        why = "torch's context parallelism has no masks, and accelerate removes the padding mask"
         refuse("padded", "on", f"{_WITH}{why}; allowed: off")
     if options.attention == "eager":
-        why = "torch's context_parallel is of scaled_dot_product_attention"
+        why = "torch's context_parallel needs scaled_dot_product_attention"
         refuse("attention", options.attention, f"{_WITH}{why}; allowed: sdpa")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"{_WITH}{NOT_YET}hf")
@@ -52,7 +52,7 @@ def _check_model(options: Options, attention: str, model: Model) -> None:
     for field in _DROPOUTS:
         p = getattr(program.config, field, 0.0)
         if p:
-            why = f"{name} has {field} {p}, and torch's ring keeps the random state of its last part alone"
+            why = f"{name} has {field} {p}, and torch's ring keeps the random state of its last part only"
             refuse("cp", options.cp, f"with engine fsdp2: {why}; allowed: 1, or a config with {field} 0")
 
 
@@ -71,7 +71,7 @@ def _check_division(options: Options, precision: str, seq_len: int, model: Model
     chunks, parts = 2 * options.cp, options.tp if options.sequence_parallel else 1
     if seq_len % (chunks * parts):
         each = f"2·cp = {chunks} chunks" if parts == 1 else f"2·cp·tp = {chunks * parts} parts"
-        why = f"does not divide into {each}, an early and a late one for each rank"
+        why = f"does not divide into {each}, two for each rank"
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {chunks * parts}")
     latent = "v_dim" in vars(program) and program.v_dim.size != program.qk_dim.size
     if precision != "fp32" and not latent:

@@ -27,18 +27,20 @@ def check_expert_parallel(options: Options, model: Model | None) -> None:
         refuse("ep", options.ep, f"with engine fsdp2 and cp {options.cp} {why}; allowed: 1, or --cp 1")
     ranks = _check_ranks(options, None if model is None else model.program.routed[1])
     if options.etp not in (None, 1):
-        refuse("etp", options.etp, f"{_WITH}experts are whole, none is split by tp; allowed: 1, or leave it out")
+        refuse("etp", options.etp, f"{_WITH}tp does not split experts; allowed: 1, or leave it out")
     if model is None:
-        why = "which weights are experts' a number of parameters does not tell"
+        why = "a number of parameters does not tell which weights are the experts'"
         refuse("ep", options.ep, f"{why}; allowed: 1, or --model")
     _check_experts(options, model, ranks)
     if options.clip_grad_norm:
-        why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and with ep above 1 experts are on another"
+        why = (
+            "torch's clip_grad_norm_ cannot combine norms of two meshes, and with ep above 1 experts are on another one"
+        )
         refuse("clip_grad_norm", "on", f"{why}; allowed: off")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"{_WITH}{NOT_YET}hf")
     if options.recompute == "op":
-        why = "the experts' hooks run again in a recomputed layer, where torch's selective checkpoint does not know all of them"
+        why = "torch's selective checkpoint cannot replay the experts' hooks"
         refuse("recompute", "op", f"{_WITH}{why}; allowed: none, full")
     if str(options.precision).endswith("-autocast"):
         refuse("precision", options.precision, f"{_WITH}{NOT_YET}fp32, bf16, fp16, bf16-mixed, fp16-mixed")
@@ -54,7 +56,9 @@ def _check_ranks(options: Options, experts: int | None) -> int:
     ranks = group * tp if group else options.gpus
     allowed = f"allowed: {_multiples(tp, gcd(ranks, experts or ranks))}"
     if options.ep % tp:
-        refuse("ep", options.ep, f"is no multiple of tp {tp}, as transformers' DistributedConfig asks; {allowed}")
+        refuse(
+            "ep", options.ep, f"is not a multiple of tp {tp}, which transformers' DistributedConfig needs; {allowed}"
+        )
     if ranks % options.ep:
         of_tp = "" if tp == 1 else f" · tp {tp} = {ranks}"
         what = (
@@ -62,7 +66,7 @@ def _check_ranks(options: Options, experts: int | None) -> int:
             if group
             else f"gpus {options.gpus} / (tp {tp} · pp 1 · cp 1) = dp {dp}{of_tp}"
         )
-        refuse("ep", options.ep, f"does not divide {what}, which its ranks are taken from; {allowed}")
+        refuse("ep", options.ep, f"does not divide {what}, the ranks that experts are shared by; {allowed}")
     return ranks
 
 
@@ -74,7 +78,7 @@ def _multiples(tp: int, ranks: int) -> str:
 def _check_experts(options: Options, model: Model, ranks: int) -> None:
     experts, name = model.program.routed[1], model.name or model.model_type
     if expert_path(model.program) is None:
-        refuse("ep", options.ep, f"{name} routes to no experts; allowed: 1")
+        refuse("ep", options.ep, f"{name} has no routed experts; allowed: 1")
     if not runs_dispatched(model.program):
         refuse("ep", options.ep, f"transformers has no ep_plan for {model.model_type}; allowed: 1")
     if experts % options.ep:
@@ -88,7 +92,7 @@ def check_token_slices(options: Options, seq_len: int) -> None:
     tokens = options.micro_batch_size * seq_len
     if tokens % options.tp:
         batch = f"micro-batch {options.micro_batch_size} · {seq_len} = {tokens} tokens"
-        why = f"with tp {options.tp} and ep {options.ep}: {batch} are not {options.tp} equal slices; what has others {NOT_YET}"
+        why = f"with tp {options.tp} and ep {options.ep}: {batch} do not make {options.tp} equal slices; another split {NOT_YET}"
         refuse("seq_len", seq_len, f"{why}a multiple of {options.tp}")
 
 

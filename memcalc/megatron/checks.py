@@ -43,7 +43,7 @@ def _refuse_zero_bubble(options: Options, micro_batches: int) -> NoReturn:
     refuse(
         "schedule",
         "zero-bubble",
-        f"Megatron-Core has none, so what it would keep between a backward's two halves is not known (its bubble: {own:.1%} "
+        f"Megatron-Core has no such schedule, so its memory is not known (its bubble: {own:.1%} "
         f"of the ideal time, ZB-H1 with equal times; 1f1b's: {other:.1%}); allowed: gpipe, 1f1b, interleaved, or --engine fsdp2",
     )
 
@@ -67,7 +67,7 @@ def check_model(options: Options, dp: int, seq_len: int, name: str, model_type: 
     why = None if options.attention != "flash" else unfit_for_flash(a)
     if why is not None:
         refuse(
-            "attention", "flash", f"the flash-attn package takes {why} (get_attention_backend); allowed: sdpa, eager"
+            "attention", "flash", f"the flash-attn package needs {why} (get_attention_backend); allowed: sdpa, eager"
         )
 
 
@@ -75,12 +75,12 @@ def _unfit(name: str, model_type: str, config: object) -> str | None:
     """Return the reason why GPTModel is not this model; None if it is."""
     has = unfit(model_type, config)
     if has is not None:
-        return f"{name} has {has}, which GPTModel has not"
+        return f"{name} has {has}, which GPTModel lacks"
     support = support_of(model_type)
     activation, allowed = getattr(config, support.activation_field), support.megatron_activations
     if activation in allowed:
         return None
-    return f"its fused kernels compute {' or '.join(allowed)}, the activation of {name} is {activation}"
+    return f"its fused kernels compute {' or '.join(allowed)}, and {name} uses {activation}"
 
 
 def check_legacy_model(options: Options, name: str, model_type: str, config: object) -> None:
@@ -88,7 +88,7 @@ def check_legacy_model(options: Options, name: str, model_type: str, config: obj
     split = "tp" if options.tp > 1 else "pp"
     if not support_of(model_type).megatron_deepspeed:
         others = ", ".join(supporting(lambda s: s.megatron_deepspeed))
-        why = f"with engine deepspeed, which then has Megatron-DeepSpeed's GPTModel, for a {model_type}"
+        why = f"with engine deepspeed, which then runs Megatron-DeepSpeed's GPTModel, a {model_type}"
         refuse(split, getattr(options, split), f"{why} {NOT_YET}1 (other values for {others})")
     why = _unfit(name, model_type, config)
     if why is not None:
@@ -101,14 +101,14 @@ def check_legacy_model(options: Options, name: str, model_type: str, config: obj
         refuse("pp", options.pp, f"{name} has {a.layers} layers; allowed: 1 to {a.layers}")
     why = unfit_for_flash(a) if options.attention in (None, "flash") else None
     if why is not None:
-        refuse("attention", "flash", f"the flash-attn package takes {why}; allowed: eager")
+        refuse("attention", "flash", f"the flash-attn package needs {why}; allowed: eager")
 
 
 def unfit_for_flash(a: Architecture) -> str | None:
     """Return the operands that the flash-attn package needs and the model lacks (get_attention_backend); None if it
     lacks none."""
     if a.latent is not None:
-        return "heads of values as wide as those of keys"
+        return "values as wide as keys"
     if a.head_dim > 256 or a.head_dim % 8:
         return f"a head_dim up to 256 that is a multiple of 8, not {a.head_dim}"
     return None
@@ -120,14 +120,14 @@ def _check_tensor_parallel(options: Options, name: str, a: Architecture) -> None
         sizes["ffn of the shared experts"] = a.experts.shared_ffn
     for what, size in sizes.items():
         if size % options.tp:
-            why = f"{name} has {size} {what}, and Megatron's tensor parallelism has equal parts"
+            why = f"{name} has {size} {what}, and Megatron's tensor parallelism needs equal parts"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
     if a.kv_heads % options.tp and options.tp % a.kv_heads:
         why = f"{name} has {a.kv_heads} key/value heads"
         refuse("tp", options.tp, f"{why}; allowed: a divisor or a multiple of {a.kv_heads}")
     if (a.heads + 2 * a.kv_heads) * a.head_dim % options.tp:
         why = f"{name}'s joined queries, keys and values are {a.heads} + 2·{a.kv_heads} heads of {a.head_dim}"
-        refuse("tp", options.tp, f"{why}, which does not divide")
+        refuse("tp", options.tp, f"{why}, which tp does not divide")
 
 
 def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> None:
@@ -152,7 +152,7 @@ def _check_experts(options: Options, dp: int, name: str, a: Architecture) -> Non
         refuse("ep", options.ep, f"{why} = {ranks}, the GPUs of a pipeline stage; allowed: {allowed}")
     _check_expert_instances(options, dp * options.cp, ranks // (options.ep * etp))
     if options.tp > 1 and options.sequence_parallel is False:
-        refuse("sequence_parallel", "off", "Megatron trains experts under tp > 1 with it only; allowed: on")
+        refuse("sequence_parallel", "off", "Megatron needs it to train experts with tp > 1; allowed: on")
 
 
 def _check_expert_instances(options: Options, ranks: int, expert_ranks: int) -> None:
@@ -174,7 +174,7 @@ def _check_stages(options: Options, name: str, a: Architecture) -> None:
         if first is not None or last is not None:
             _refuse_given_stages(options, name, a.layers)
         product = f" · virtual-stages {options.virtual_stages} = {stages}" if options.virtual_stages > 1 else ""
-        why = f"{name} has {a.layers} layers: neither they nor they and the embedding and the head make {stages} equal parts"
+        why = f"{name} has {a.layers} layers, which do not make {stages} equal parts, with or without the embedding and the head"
         other = "" if options.virtual_stages > 1 else ", or --first-stage-layers, --last-stage-layers"
         allowed = f"a divisor of {a.layers}, {a.layers + 1} or {a.layers + 2}{other}"
         refuse("pp", f"{options.pp}{product}", f"{why}; allowed: {allowed}")
@@ -209,7 +209,7 @@ def _check_context_parallel(options: Options, name: str, a: Architecture) -> Non
     if options.cp == 1 or kind == "p2p":
         return
     if a.latent is not None:
-        refuse("cp_comm_type", kind, f"{name} has values of another width than its keys; allowed: p2p")
+        refuse("cp_comm_type", kind, f"{name} has values and keys of different widths; allowed: p2p")
     if a.head_dim % 8:
         refuse("cp_comm_type", kind, f"{name}'s head_dim is {a.head_dim}, not a multiple of 8; allowed: p2p")
     heads = {"attention heads": a.heads // options.tp, "key/value heads": max(a.kv_heads // options.tp, 1)}
@@ -227,7 +227,7 @@ def _check_sequence(options: Options, seq_len: int) -> None:
         why = f"{whose} attention has no context parallelism (cp {options.cp}); allowed: sdpa"
         refuse("attention", options.attention, why)
     if options.cp > 1 and options.precision == "fp32":
-        why = f"Transformer Engine's unfused attention, the one in fp32, has no context parallelism (cp {options.cp})"
+        why = f"Transformer Engine's attention in fp32 (unfused) has no context parallelism (cp {options.cp})"
         refuse("precision", "fp32", f"{why}; allowed: bf16-mixed, fp16-mixed")
     if options.cp > 1 and options.attention == "flash":
         refuse("attention", "flash", f"under context parallelism (cp {options.cp}) {NOT_YET}sdpa")

@@ -22,7 +22,7 @@ SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 def check_stages(options: Options, micro_batches: int, model: Model | None) -> None:
     """Raise InputError for a setup that cannot be run in stages. Options are checked first, then the model."""
     if model is None:
-        why = "with engine fsdp2 a number of parameters does not tell what a stage holds"
+        why = "with engine fsdp2 a bare number of parameters has no stages"
         refuse("pp", options.pp, f"{why}; allowed: 1, or --model")
     if str(options.precision).endswith("-autocast"):
         refuse("precision", options.precision, f"{_WITH}{NOT_YET}{_PRECISIONS}")
@@ -46,7 +46,7 @@ def _check_schedule(options: Options, micro_batches: int, model: Model) -> None:
     if schedule == "zero-bubble":
         _check_halves(options, model)
     if schedule == "1f1b" and micro_batches < ranks:
-        why = f"torch's Schedule1F1B needs as many micro-batches as stages, {ranks}, not {micro_batches}"
+        why = f"torch's Schedule1F1B needs at least {ranks} micro-batches (one for each stage), not {micro_batches}"
         allowed = f"gpipe, or {ranks} micro-batches by --global-batch-size"
         refuse("schedule", "1f1b", f"{why}; allowed: {allowed}")
     if schedule in ("interleaved", "zero-bubble"):
@@ -59,13 +59,13 @@ def _check_schedule(options: Options, micro_batches: int, model: Model) -> None:
 def _check_halves(options: Options, model: Model) -> None:
     """Raise InputError where backward cannot be cut into two halves (torch/distributed/pipelining/_backward.py)."""
     if options.zero == 3:
-        why = "torch takes a stage's parameters as they are before a backward, resharded, and those get no gradient"
+        why = "torch takes a stage's resharded parameters before backward, and those get no gradient"
         refuse("zero", 3, f"with schedule zero-bubble {why}; allowed: 2")
     if options.recompute == "op":
-        why = "torch fails: what a selective checkpoint keeps is for one backward, and a stage's weights have their own"
+        why = "torch fails: a selective checkpoint serves one backward, and zero-bubble runs two"
         refuse("recompute", "op", f"with schedule zero-bubble {why}; allowed: none, or another --schedule")
     if options.recompute != "none":
-        why = "torch recomputes a layer for its input and again for each of its weights, which"
+        why = "torch recomputes a layer for its input and again for each weight, which"
         refuse("recompute", options.recompute, f"with schedule zero-bubble {why} {NOT_YET}none, or another --schedule")
     if not model.support.halves:
         refuse(
@@ -74,7 +74,7 @@ def _check_halves(options: Options, model: Model) -> None:
     plan = model.support.tensor_parallel or {}
     if options.tp > 1 and not options.sequence_parallel and "replicated_with_grad_allreduce" in plan.values():
         name = model.name or f"this {model.model_type}"
-        why = f"torch's halves skip the hooks that sum the gradients of {name}'s norms within the heads"
+        why = f"torch's split backward skips the hooks that sum the gradients of {name}'s q and k norms"
         refuse("tp", options.tp, f"with schedule zero-bubble {why}; allowed: 1, or another --schedule")
 
 
@@ -85,7 +85,7 @@ def _check_model(options: Options, model: Model) -> None:
         refuse("pp", options.pp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1 (more for {staged})")
     config: Any = program.config
     if config.tie_word_embeddings:
-        each = "of which the first and the last stage would train one each, and nothing keeps the two equal"
+        each = "which the first and the last stage would train separately"
         why = f"{name} has tied embeddings, {each}"
         refuse("pp", options.pp, f"with engine fsdp2: {why}; allowed: 1, or a config with tie_word_embeddings false")
     stages, first, last = options.pp * options.virtual_stages, options.first_stage_layers, options.last_stage_layers

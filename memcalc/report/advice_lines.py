@@ -49,13 +49,13 @@ def advised(report: Report) -> Advised | None:
     found = advice(report)
     if not found:
         lost = report.verdict is not None and report.verdict.fits is False and report.given is not None
-        return Advised("none of the changes that were tried makes it fit, nor lowers its peak", ()) if lost else None
+        return Advised("no change that was tried makes it fit or lowers its peak", ()) if lost else None
     if found[0].device is None:
         changes = tuple(Change(one.flags, (_lowered(one),)) for one in found)
         return Advised("what would help most", changes, of_peaks=True)
     if found[0].fits is False:
         change = Change(found[0].flags, (found[0].costs, _missing(found[0])))
-        return Advised("none of the changes that were tried makes it fit; closest is", (change,))
+        return Advised("no change that was tried makes it fit; the closest is", (change,))
     if report.states_only:
         heading = "what makes the model states fit; activations are not known without a model"
     else:
@@ -76,9 +76,9 @@ def _lowered(one: Proposal) -> str:
 
 def _verdict(one: Proposal) -> str:
     if one.answer == "tight" and one.gives_back:
-        return "fits, if the allocator gives cached segments back (slower)"
+        return "fits, but the allocator has to free cached memory (slower)"
     if one.answer == "tight":
-        return f"fits, {show_bytes(one.headroom or 0)} to spare, which is less than the estimate's error"
+        return f"fits, {show_bytes(one.headroom or 0)} to spare, less than the estimate's error"
     return f"fits, {show_bytes(one.headroom or 0)} to spare" if one.fits else "the model states fit"
 
 
@@ -86,4 +86,4 @@ def _missing(one: Proposal) -> str:
     if one.answer == "expandable":
         return f"fits with {EXPANDABLE}"
     over = -(one.headroom or 0)
-    return f"still {show_bytes(over)} too much" if over > 0 else "what is left is less than the estimate's error"
+    return f"still {show_bytes(over)} too much" if over > 0 else "the memory left is less than the estimate's error"

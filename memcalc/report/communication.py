@@ -60,7 +60,7 @@ def textbook_lines(report: Report) -> list[Text]:
         return []
     wire = sum(c.wire for c in report.textbook)
     kinds = " + ".join(f"{c.collective} {show_bytes(c.payload)}" for c in report.textbook)
-    return [Text(f"textbook: {kinds}; wire {show_bytes(wire)} (what is printed above is what the engine does)")]
+    return [Text(f"textbook: {kinds}; wire {show_bytes(wire)} (the table has what the engine sends)")]
 
 
 def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
@@ -72,10 +72,12 @@ def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
         return []
     unknown = [cost.missing for cost in report.costs if isinstance(cost, Unknown)]
     if unknown:
-        return [Text(f"no time for some of it: {unknown[0]}")]
+        return [Text(f"time: not known, because {unknown[0]}")]
     time = step_time(report.collectives, report.costs)
     assert time is not None
     hides = [("forward", time.forward), ("backward", time.backward)]
-    behind = " and ".join(f"{show_seconds(seconds)} behind {phase}" for phase, seconds in hides if seconds)
-    hidden = f"; {'in brackets what' if bracketed else 'the rest'} can hide, {behind}" if behind else ""
-    return [Text(f"time: {show_seconds(time.exposed)} exposed{hidden} (NCCL's latencies, data-sheet bandwidths)")]
+    behind = " and ".join(f"{show_seconds(seconds)} with {phase}" for phase, seconds in hides if seconds)
+    hidden = f"; {'what is in brackets' if bracketed else 'the rest'} can overlap, {behind}" if behind else ""
+    return [
+        Text(f"time: the step waits {show_seconds(time.exposed)}{hidden} (NCCL's latencies, data-sheet bandwidths)")
+    ]

@@ -30,7 +30,7 @@ def print_comparison(comparison: Comparison, file: IO[str]) -> None:
     if comparison.communication:
         console.print(_table("communication of a step", comparison.communication, narrow))
     if narrow:
-        console.print("left out for the width: the error of each row")
+        console.print("no room for: the error of each row")
     worst = comparison.worst
     if worst.difference:
         console.print(f"largest error of memory: {worst.name}, {worst.error:+.2%}")

@@ -22,7 +22,7 @@ def compute_lines(report: Report) -> list[Text]:
     again = flops["recomputation"]
     if again:
         parts.append(f"recomputation {show_flops(again)} (+{again / (flops['total'] - again):.0%})")
-    parts.append(f"in all {show_flops(flops['total'])}")
+    parts.append(f"total {show_flops(flops['total'])}")
     return [Text(f"matrix products per step and GPU: {' · '.join(parts)}"), *_time(report)]
 
 
@@ -33,8 +33,8 @@ def _time(report: Report) -> list[Text]:
     if seconds is None:
         rates = report.gpu.dense_flops_per_second
         missing = sorted({item.dtype for item in report.computed} - rates.keys())
-        return [Text(f"no time for them: {report.gpu.name} has no known rate for {', '.join(missing)}")]
+        return [Text(f"time: not known, because the rate of {report.gpu.name} is not known for {', '.join(missing)}")]
     forward = seconds_at_peak([item for item in report.computed if item.phase == "forward"], report.gpu) or 0.0
     phases = f"forward {show_seconds(forward)}, the rest {show_seconds(seconds - forward)}"
-    rate = "at the data sheet's dense rate, which no step reaches"
-    return [Text(f"they take at least {show_seconds(seconds)} ({phases}), {rate}")]
+    rate = "at the data sheet's dense rate; real steps are slower"
+    return [Text(f"time: at least {show_seconds(seconds)} ({phases}) {rate}")]

@@ -49,7 +49,7 @@ def _packages(before: Setup, after: Setup) -> list[str]:
         return []
     values = [(names, getattr(before, option), getattr(after, option)) for option, names in _PACKAGES.items()]
     needed = [names[now] for names, then, now in values if now != then and now in names]
-    return [f"takes {name}" for name in dict.fromkeys(needed)]
+    return [f"needs the package {name}" for name in dict.fromkeys(needed)]
 
 
 def _machines(before: Setup, after: Setup) -> list[str]:
@@ -68,13 +68,11 @@ def _work(before: Report, after: Report) -> list[str]:
         out.append(f"recomputes {show_flops(again)} (+{again / before.flops['total']:.0%})")
     idle, waits = idle_share(before.setup), idle_share(after.setup)
     if waits > idle:
-        out.append(f"pipeline ranks wait for {waits:.0%} of the ideal time{f' instead of {idle:.0%}' if idle else ''}")
+        out.append(f"a pipeline bubble of {waits:.0%} of the ideal time{f' instead of {idle:.0%}' if idle else ''}")
     sent, more = (sum(collective.wire for collective in report.collectives) for report in (before, after))
     if more >= sent + MIB:
         out.append(f"sends {show_bytes(more)} instead of {show_bytes(sent)}")
     then, now = (step_time(report.collectives, report.costs) for report in (before, after))
     if then is not None and now is not None and now.exposed - then.exposed > _NOTICED * then.total:
-        out.append(
-            f"{show_seconds(now.exposed)} of communication that nothing hides instead of {show_seconds(then.exposed)}"
-        )
+        out.append(f"waits {show_seconds(now.exposed)} for communication instead of {show_seconds(then.exposed)}")
     return out

@@ -49,7 +49,7 @@ def default_lines(report: Report) -> list[str]:
         for one in (ALONE if report.setup.gpus == 1 else LAUNCHERS)
         if _is_another(report, one, given)
     ]
-    return [f"by default: {', '.join(chosen)}", *([f"as others run it: {' · '.join(meant)}"] if meant else [])]
+    return [f"by default: {', '.join(chosen)}", *([f"your launcher may differ: {' · '.join(meant)}"] if meant else [])]
 
 
 def _chosen(setup: Setup, given: dict[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ def fitting(columns: Sequence[Column], width: int, first_to_go: Sequence[str]) -
 
 def left_out(names: Sequence[str]) -> str:
     """Return the line that names what a table leaves out; '' if nothing."""
-    return f"left out for the width: {', '.join(names)}; --json has it" if names else ""
+    return f"no room for: {', '.join(names)}; --json has all" if names else ""
 
 
 def table_of(columns: Sequence[Column], *, title: str = "", bold: int | None = None) -> Table:

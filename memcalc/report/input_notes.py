@@ -24,7 +24,7 @@ def _of_length(report: Report) -> list[str]:
     if tokens is None or most is None or tokens <= most:
         return []
     return [
-        f"--seq-len {tokens}: {report.model.name} is made for {most} tokens at most; the numbers go on, its quality may not"
+        f"--seq-len {tokens}: {report.model.name} was made for at most {most} tokens; the estimate holds, its quality may suffer"
     ]
 
 
@@ -33,7 +33,7 @@ def _of_gpu(report: Report) -> list[str]:
     if gpu is None or gpu.compute_capability:
         return []
     return [
-        f"--gpu {gpu.name}: {show_bytes(gpu.capacity)}, taken as what a process can use of it (often less than what a card is "
-        "sold with); compute capability, links and FLOP/s are not known: no times, cuBLAS's largest workspaces, "
-        "attention as on Ampere and later (a V100 or T4 may need more)"
+        f"--gpu {gpu.name}: assumes that a process can use all {show_bytes(gpu.capacity)}, although a card often has less "
+        "than it is sold with; times are not estimated, cuBLAS's workspaces are the largest that a GPU has, attention is as on "
+        "Ampere and later (a V100 or T4 may need more)"
     ]

@@ -74,7 +74,7 @@ def _tools(report: Report) -> tuple[str, str, str]:
 
 def _what_is_added(report: Report) -> tuple[str, str, str]:
     """Return what `allocated` adds to the peak, `reserved` to `allocated`, and `device` to `reserved`."""
-    blocks = "rounding to 512 B" if report.played is None else "blocks as they are split"
+    blocks = "rounding to 512 B" if report.played is None else "rounding of blocks"
     return f"+ {blocks}, cuBLAS workspaces", _reserved_note(report), f"+ {_outside(report)}"
 
 

@@ -77,7 +77,7 @@ def print_model(model: Model, file: IO[str]) -> None:
     if model.active_parameters != model.num_parameters:
         console.print(f"active per token: {model.active_parameters:,}")
     if model.program.source:
-        console.print(f"no program of this type: {model.program.source}")
+        console.print(f"memcalc has no program of this model type: {model.program.source}")
     for note in model.notes:
         console.print(note)
     if spec is not None:

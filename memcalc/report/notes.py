@@ -27,7 +27,7 @@ def _of_one_gpu(report: Report) -> list[str]:
     """Return a note that a ZeRO stage on one GPU shards nothing. With a model such a stage is refused."""
     s = report.setup
     return (
-        [f"ZeRO {s.zero} over 1 GPU shards nothing: it holds what stage 0 holds"]
+        [f"ZeRO {s.zero} on 1 GPU shards nothing: it takes as much memory as stage 0"]
         if report.states_only and s.zero and s.gpus == 1
         else []
     )
@@ -42,8 +42,8 @@ def _of_states(report: Report) -> list[str]:
     copies = [item.nbytes for item in report.items if item.name.startswith(FP32_COPY)]
     held = show_bytes(sum(copies))
     return [
-        f"DeepSpeed's ZeRO {report.setup.zero} updates a flat copy of its partition of the weights ({held} of optimizer "
-        "states), in fp32 too; stage 0 updates the fp32 weights themselves"
+        f"DeepSpeed's ZeRO {report.setup.zero} keeps a flat fp32 copy of its partition of the weights ({held}, among the "
+        "optimizer states), although the weights are fp32; stage 0 keeps none"
     ]
 
 
@@ -53,18 +53,20 @@ def _of_attention(report: Report) -> list[str]:
         return []
     if _makes_scores(report):
         where = "torch" if setup.gpu is None else f"torch on {setup.gpu}"
-        return [f"sdpa: {where} has no fused kernel for these operands; its math kernel makes the scores of all heads"]
+        return [
+            f"sdpa: {where} has no fused kernel for these inputs; its math kernel stores the attention scores of all heads"
+        ]
     fused = fused_kernels(setup.gpu)
     if report.traced and fused is not None and setup.compute_dtype not in fused.flash:
-        which = "for fewer key/value heads than heads " if setup.compute_dtype in fused.efficient else ""
+        which = "for fewer key/value heads than query heads " if setup.compute_dtype in fused.efficient else ""
         lacks = f"where torch on {setup.gpu} has none ({which}in {setup.compute_dtype.name})"
-        return [f"sdpa: a trace has a fused kernel for all operands; {lacks} it saves the scores of all heads"]
+        return [f"sdpa: this traced model is estimated with a fused kernel; {lacks} it stores the scores of all heads"]
     in_fp32 = setup.compute_dtype is fp32 and setup.autocast_dtype is None
     grouped = in_fp32 and _grouped(report.model.program) and fused is None
     if grouped and _makes_scores(_on_nvidia(report)):
         shown = "with an NVIDIA --gpu they are counted" if setup.gpu is None else f"not modelled for {setup.gpu}"
-        why = "torch has no fused CUDA kernel for fp32 with fewer key/value heads than heads"
-        return [f"sdpa: {why}; a GPU then saves the scores of all heads ({shown})"]
+        why = "torch has no fused CUDA kernel for fp32 with fewer key/value heads than query heads"
+        return [f"sdpa: {why}; a GPU then stores the scores of all heads ({shown})"]
     return []
 
 

@@ -17,7 +17,7 @@ def phase_lines(report: Report) -> list[Text]:
     for i, (phase, size) in enumerate(report.phases.items()):
         line.append(" · " if i else "")
         line.append(f"{phase} {show_bytes(size)}", style="bold" if phase == report.peak_phase else "")
-    return [line, Text(f"{report.peak_phase} peaks because {_why(report)}")]
+    return [line, Text(f"at the peak, in {report.peak_phase}: {_why(report)}")]
 
 
 def _why(report: Report) -> str:
@@ -28,5 +28,5 @@ def _why(report: Report) -> str:
     moving.sort(key=lambda i: -i.at_peak)
     named = [f"{i.name} ({show_bytes(i.at_peak)})" for i in moving[:3]]
     if not named:
-        return "the model states are all there is"
-    return "on top of the states it holds " + ", ".join(named)
+        return "the model states alone"
+    return "the model states and, among others, " + ", ".join(named)

@@ -42,9 +42,9 @@ def pipeline_lines(report: Report) -> list[Text]:
     else:
         counts = layers_of_chunks(report.model.layers, *division)
         spread = _uneven_line(counts, division[1:] != (None, None), part(s))
-    alike = ", were all stages equal" if len(set(counts)) > 1 else ""
+    alike = " if all stages were equal" if len(set(counts)) > 1 else ""
     return [
-        Text(f"pipeline ranks, by peak: {peaks}; above is rank {report.rank.number}"),
+        Text(f"peak of pipeline rank {peaks}; the tables are of rank {report.rank.number}"),
         Text(f"{s.schedule}{chunks}, {batches}: the bubble is {idle_share(s):.1%} of the ideal time{alike}"),
         *([Text(spread)] if len(set(counts)) > 1 else []),
     ]

@@ -50,7 +50,7 @@ def print_report(
     `waiting` returns the context for slow work, given words for that work.
     """
     console = console_for(file, 220 if rows else 120 if all_ranks else 100)
-    with waiting("the step, played through the allocator"):
+    with waiting("simulating the allocator"):
         parts = _first(report, console.width, verbose=verbose)
         if all_ranks:
             parts += ["", *all_ranks_table(report, console.width)]
@@ -60,7 +60,7 @@ def print_report(
             parts += ["", *rows_table(report, console.width)]
     console.print(Group(*parts))  # before the search for advice, which may take longer than all else
     file.flush()
-    with waiting("looking for what helps most"):
+    with waiting("searching for changes that help"):
         lines = advice_lines(report)
     if not verbose:
         lines += ["", Folded(MORE)]
@@ -83,5 +83,5 @@ def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]
 
 def _said(report: Report) -> list[RenderableType]:
     """Return a line for each default and each note."""
-    traced = [f"no program of this type: {report.traced}"] if report.traced else []
+    traced = [f"memcalc has no program of this model type: {report.traced}"] if report.traced else []
     return [Text(line) for line in (*default_lines(report), *traced, *notes(report))]

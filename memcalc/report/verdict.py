@@ -41,11 +41,11 @@ def headline(report: Report, verdict: Verdict) -> str:
     spare, missing = show_bytes(max(verdict.headroom, 0)), show_bytes(max(-verdict.headroom, 0))
     return {
         "fits": f"fits {gpu}: {spare} to spare",
-        "tight": f"fits {gpu}, if the allocator gives cached segments back"
+        "tight": f"fits {gpu}, but the allocator has to free cached memory"
         if verdict.gives_back
         else f"fits {gpu}: {spare} to spare, which is less than the estimate's error",
-        "expandable": f"does not fit {gpu} as it is: fits with {EXPANDABLE}",
-        "uncertain": f"may not fit {gpu}: {missing} short of being sure",
+        "expandable": f"does not fit {gpu} as it is, but fits with {EXPANDABLE}",
+        "uncertain": f"may not fit {gpu}: {missing} more would be enough",
         "no": f"does not fit {gpu}: at least {missing} too much",
         "unknown": states_words(report, report.gpu),
     }[verdict.answer] + (", with the model states alone" if report.states_only and verdict.answer == "no" else "")
@@ -64,13 +64,12 @@ def why(report: Report) -> list[str]:
     one, device = verdict.report, verdict.report.device
     lines = _reasons(verdict)
     if one.played is None and verdict.answer not in ("no", "unknown"):
-        lines.append(f"its fragmentation {one.assumed(one.allocated).words}")
+        lines.append(f"fragmentation {one.assumed(one.allocated).words}")
     if one is not report:
-        lines.append(f"on pipeline rank {one.rank.number}, whose device has {show_bytes(device)}")
+        lines.append(f"pipeline rank {one.rank.number} decides: it takes {show_bytes(device)}")
     if verdict.answer not in ("no", "unknown") and one.model.program.has_sequence:
-        length = f"{one.setup.seq_len} tokens"
         lines.append(
-            f"if every sequence has {length}: batches whose lengths vary reserve more, how much is not modelled"
+            f"assumes {one.setup.seq_len} tokens in every sequence; lengths that vary reserve more memory (not modelled)"
         )
     return lines
 
@@ -78,24 +77,24 @@ def why(report: Report) -> list[str]:
 def _reasons(verdict: Verdict) -> list[str]:
     one = verdict.report
     if verdict.answer == "fits":
-        return [f"it still fits if the estimate is too low by its stated error, {show_bytes(one.margin)}"]
+        return [f"fits even if the estimate is {show_bytes(one.margin)} too low (its stated error)"]
     if verdict.answer == "tight":
         assert verdict.run is not None
         if not verdict.gives_back:
-            error = f"where the estimate is too low by its stated error, {show_bytes(one.margin)}"
-            return [f"{error}, the allocator has to give cached segments back, which takes time"]
+            error = f"if the estimate is {show_bytes(one.margin)} too low (its stated error)"
+            return [f"{error}, the allocator has to free cached memory, which takes time"]
         often = f"{verdict.run.retried} times in every step" if verdict.run.retried else "in the first steps"
         return [
-            f"with room it would take {show_bytes(one.device)}; here segments are given back {often}, which takes time",
-            f"{EXPANDABLE} may spare that",
+            f"a larger GPU would use {show_bytes(one.device)}; here cached memory is freed {often}, which takes time",
+            f"{EXPANDABLE} may avoid that",
         ]
     if verdict.answer == "expandable":
-        least = f"it takes at least {show_bytes(verdict.needs)}, the estimate's error included"
-        return [f"as it is {least}, and {show_bytes(one.device)} with room"]
+        least = f"it takes at least {show_bytes(verdict.needs)} with the estimate's error"
+        return [f"as it is, {least}, and {show_bytes(one.device)} on a larger GPU"]
     if verdict.answer == "no" and not one.states_only:
-        return [f"with room the run would take {show_bytes(one.device)}"]
+        return [f"a large enough GPU would use {show_bytes(one.device)}"]
     if verdict.answer == "uncertain" and one.played is None:
-        return [f"{show_bytes(one.allocated)} are allocated; what the allocator loses besides decides"]
+        return [f"{show_bytes(one.allocated)} are allocated; whether it fits depends on fragmentation"]
     if verdict.answer == "uncertain":
-        return ["it runs with some of the limits that the GPU may leave, and not with others"]
+        return ["the run goes on with all of the GPU's memory, but not for certain with a little less"]
     return []

@@ -44,7 +44,11 @@ def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | 
     if engine == "fsdp2" and precision.endswith("-mixed"):
         allowed = ("fp32", natural)  # gradients are reduced in it; the optimizer sees fp32
         if options.grad_dtype not in (None, *allowed):
-            refuse("grad_dtype", options.grad_dtype, f"fsdp2 reduces gradients in {' or '.join(allowed)}")
+            refuse(
+                "grad_dtype",
+                options.grad_dtype,
+                f"is not what fsdp2 reduces gradients in; allowed: {', '.join(allowed)}",
+            )
         return options.grad_dtype or "fp32"
     if engine == "deepspeed" and options.pp > 1:
         kept = (
@@ -64,7 +68,11 @@ def grad_dtype_of(options: Options, precision: str, engine: str, model: Model | 
             natural,
         ):  # --grad-reduce-in-bf16, --accumulate-allreduce-grads-in-fp32
             allowed = ", ".join(dict.fromkeys(("fp32", natural)))
-            refuse("grad_dtype", options.grad_dtype, f"Megatron's main gradients under {precision}; allowed: {allowed}")
+            refuse(
+                "grad_dtype",
+                options.grad_dtype,
+                f"Megatron does not keep main gradients in it under {precision}; allowed: {allowed}",
+            )
         return options.grad_dtype or ("fp32" if natural == "bf16" else natural)
     given = options.grad_dtype
     if given is None or given == natural:
@@ -98,7 +106,7 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
     kinds = ("sdpa", "eager", "flash", "unfused") if engine == "megatron" else model.program.attention_kinds
     if runs_gpt_model(options, engine):
         if options.attention in ("sdpa", "unfused"):
-            why = "Megatron-DeepSpeed's GPTModel has the flash-attn package; allowed: flash, eager"
+            why = "Megatron-DeepSpeed's GPTModel uses the flash-attn package; allowed: flash, eager"
             refuse("attention", options.attention, why)
         return options.attention or "flash"
     if engine == "megatron" and options.precision == "fp32":
@@ -106,11 +114,11 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
             refuse(
                 "attention",
                 options.attention,
-                "takes 16 bits with engine megatron, precision is fp32; allowed: unfused",
+                "needs 16-bit inputs with engine megatron, and precision is fp32; allowed: unfused",
             )
         return "unfused"
     if engine == "megatron" and options.attention not in ("eager", "unfused") and _capability(options).startswith("7."):
-        why = "is older than what Transformer Engine's fused attention runs on"
+        why = "is too old for Transformer Engine's fused attention"
         refuse("gpu", options.gpu, f"{why}; allowed: Ampere or newer, or --attention eager, unfused")
     if options.attention is None:
         return "flash" if engine == "megatron" and _takes_flash(options, model) else kinds[0]
@@ -118,7 +126,7 @@ def attention_of(options: Options, engine: str, model: Model) -> str:
         why = (
             NOT_YET
             if options.attention == "flash"
-            else "is Transformer Engine's, with --engine megatron; allowed: "
+            else "is a kernel of Transformer Engine (--engine megatron); allowed: "
             if options.attention == "unfused"
             else f"transformers does not offer it for {model.model_type}; allowed: "
         )
@@ -153,7 +161,7 @@ def kernels_of(options: Options, precision: str, engine: str, model: Model | Non
     gpt_model = engine == "megatron" or runs_gpt_model(options, engine)
     kernels = options.kernels or ("megatron" if gpt_model else "hf")
     if engine == "megatron" and kernels != "megatron":
-        refuse("kernels", kernels, "engine megatron has its own; allowed: megatron")
+        refuse("kernels", kernels, "engine megatron has its own kernels; allowed: megatron")
     if model is None:
         return kernels
     program = model.program
@@ -166,7 +174,7 @@ def kernels_of(options: Options, precision: str, engine: str, model: Model | Non
         if options.padded:
             refuse("kernels", kernels, f"with a padding mask {NOT_YET}hf, fused")
         if precision == "fp32" and engine != "megatron":
-            refuse("kernels", kernels, "its attention kernels take 16 bits, precision is fp32; allowed: hf")
+            refuse("kernels", kernels, "its attention kernels need 16-bit inputs, and precision is fp32; allowed: hf")
         if options.attention == "eager":
             other = "flash" if runs_gpt_model(options, engine) else "sdpa"
             check_fused_softmax(options, seq_len or 1, program, other)
@@ -207,7 +215,7 @@ def cp_comm_type_of(options: Options, engine: str) -> str | None:
         return None
     allowed = _CP_COMM_TYPES[engine]
     if options.cp_comm_type not in (None, *allowed):
-        why = "torch's context_parallel has no exchange of heads for tokens (Ulysses)"
+        why = "torch's context_parallel does not exchange heads for tokens (Ulysses)"
         refuse("cp_comm_type", options.cp_comm_type, f"with engine {engine}: {why}; allowed: {', '.join(allowed)}")
     return options.cp_comm_type or allowed[0]
 
@@ -222,9 +230,9 @@ def sync_each_micro_batch_of(options: Options, engine: str) -> bool | None:
     if engine in ("ddp", "fsdp2") and options.pp == 1:
         return bool(given)
     if given is not None and options.pp > 1 and engine == "fsdp2":
-        why = f"torch's pipeline schedules (pp {options.pp}) reduce with a step's last micro-batch themselves"
-        refuse(name, given, f"{why}; allowed: without it, or --pp 1")
+        why = f"torch's pipeline schedules (pp {options.pp}) decide that: they reduce with the last micro-batch"
+        refuse(name, given, f"{why}; allowed: leave it out, or --pp 1")
     if given is not None:
-        why = "plain PyTorch reduces nothing" if engine == "none" else f"{engine} has rules of its own"
-        refuse(name, given, f"is DDP's and FSDP2's, and {why}; allowed: with --engine ddp or fsdp2")
+        why = "plain PyTorch reduces nothing" if engine == "none" else f"{engine} has its own rule"
+        refuse(name, given, f"is an option of DDP and FSDP2 ({why}); allowed: with --engine ddp or fsdp2")
     return None

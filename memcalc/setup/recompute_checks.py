@@ -15,7 +15,11 @@ def check_recompute(options: Options, model: Model, *, megatron: bool) -> None:
     core attention, torch's dispatcher recomputes single ops of transformers' code."""
     kinds = ("none", "selective", "full") if megatron else ("none", "op", "full")
     if options.recompute not in kinds:
-        why = "of core attention alone is Megatron's" if options.recompute == "selective" else "is not Megatron's"
+        why = (
+            "recomputes core attention alone, which Megatron does"
+            if options.recompute == "selective"
+            else "is not what Megatron does"
+        )
         refuse("recompute", options.recompute, f"{why}; allowed: {', '.join(kinds)}")
     if options.recompute != "none" and not model.program.recomputes:
         refuse("recompute", options.recompute, f"transformers does not offer it for {model.model_type}; allowed: none")
@@ -27,7 +31,9 @@ def check_gathers(options: Options, model: Model) -> None:
     """Raise InputError for a recomputation that torch refuses under DeepSpeed's ZeRO-3 at any size. Refusals at some
     sizes are found when the step is run."""
     if options.recompute == "op" and model.support.uses_weights_within:
-        why = f"ZeRO-3 gathers in other ways in a {model.model_type}'s recomputation than in its forward, where torch raises"
+        why = (
+            f"with ZeRO-3 a {model.model_type} gathers other weights in recomputation than in forward, and torch fails"
+        )
         refuse("recompute", "op", f"{why}; allowed: none, full")
 
 

@@ -40,20 +40,20 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
                 _with_ddp(name, degree)
             refuse(name, degree, f"with engine {engine} {NOT_YET}1")
     if engine == "fsdp2" and options.virtual_stages > 1 and options.pp == 1:
-        refuse("virtual_stages", options.virtual_stages, "are a pipeline's, which needs --pp 2 or more; allowed: 1")
+        refuse("virtual_stages", options.virtual_stages, "needs a pipeline (--pp 2 or more); allowed: 1")
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(options, name) is not None and (options.pp == 1 or options.virtual_stages > 1):
             refuse(name, getattr(options, name), "needs --pp 2 or more and --virtual-stages 1; allowed: leave it out")
     if engine == "deepspeed":
         check_deepspeed(options, model)
     if options.cp_comm_type is not None and options.cp == 1:
-        refuse("cp_comm_type", options.cp_comm_type, "is context parallelism's; allowed: with --cp 2 or more")
+        refuse("cp_comm_type", options.cp_comm_type, "needs context parallelism; allowed: with --cp 2 or more")
     if options.recompute_layers is not None:
         check_recompute_layers(options, engine, model, gpt_model=runs_gpt_model(options, engine))
     if options.pp == 1 and options.schedule != "1f1b":
-        refuse("schedule", options.schedule, "is a pipeline's, which needs --pp 2 or more; allowed: 1f1b")
+        refuse("schedule", options.schedule, "needs a pipeline (--pp 2 or more); allowed: 1f1b")
     if options.sequence_parallel and options.tp == 1:
-        refuse("sequence_parallel", "on", "needs tp > 1; allowed: off")
+        refuse("sequence_parallel", "on", "needs --tp 2 or more; allowed: off")
     if model is None:
         return
     if options.padded and not model.program.pads:
@@ -69,7 +69,7 @@ def check_modelled(options: Options, engine: str, model: Model | None) -> None:
 
 
 _ACCELERATE: Final = (
-    "accelerate composes DDP with no other axis (ParallelismConfig refuses {0}_size with replicas alone)"
+    "accelerate combines DDP with no other axis (ParallelismConfig refuses {0}_size with replicas alone)"
 )
 _WITH_DDP: Final[Mapping[str, str]] = {
     "tp": _ACCELERATE.format("tp"),
@@ -97,12 +97,12 @@ def runs_gpt_model(options: Options, engine: str) -> bool:
 def check_deepspeed(options: Options, model: Model | None) -> None:
     """Raise InputError for what DeepSpeed refuses, and for what is not modelled of Megatron-DeepSpeed's GPTModel."""
     if options.etp not in (None, 1, options.tp):
-        why = "DeepSpeed has no tensor parallelism of the experts' own (AutoEP's expert_tensor_parallel_size is 1)"
+        why = "DeepSpeed has no separate tensor parallelism for experts (AutoEP's expert_tensor_parallel_size is 1)"
         refuse("etp", options.etp, f"{why}; allowed: {options.tp}")
     if options.virtual_stages > 1:
-        refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage of a rank; allowed: 1")
+        refuse("virtual_stages", options.virtual_stages, "DeepSpeed's pipeline has one stage for each rank; allowed: 1")
     if model is not None and model.support.meets_fp32 and str(options.precision).endswith("-mixed"):
-        why = f"DeepSpeed casts weights alone, and a {model.model_type} multiplies them with what its fp32 buffers have made"
+        why = f"DeepSpeed casts only weights, and a {model.model_type} multiplies them with results of its fp32 buffers"
         refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, or another --engine")
     if options.zero == 3 and model is not None:
         check_gathers(options, model)
@@ -113,7 +113,9 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
     if not runs_gpt_model(options, "deepspeed"):
         return
     if options.schedule != "1f1b":
-        refuse("schedule", options.schedule, "DeepSpeed's pipeline has one order (TrainSchedule); allowed: 1f1b")
+        refuse(
+            "schedule", options.schedule, "DeepSpeed's pipeline has only this schedule (TrainSchedule); allowed: 1f1b"
+        )
     if options.pp > 1 and options.zero > 1:
         why = f"DeepSpeed's PipelineEngine (pp {options.pp}) refuses ZeRO-2 and ZeRO-3"
         refuse("zero", options.zero, f"{why}; allowed: 0, 1, or --pp 1 with ZeRO 2 and 3")
@@ -121,7 +123,7 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
         if getattr(options, name) is not None:
             refuse(name, getattr(options, name), "DeepSpeed balances its stages itself; allowed: leave it out")
     if options.sequence_parallel:
-        why = "under DeepSpeed nobody adds up the slices' gradients of the norms, which Megatron's own optimizer does"
+        why = "DeepSpeed does not sum the norms' gradients over tensor-parallel ranks, as Megatron's own optimizer does"
         refuse("sequence_parallel", "on", f"{why}; allowed: off, or --engine megatron")
     split = "with engine deepspeed and tp or pp above 1"
     if options.pp > 1 and options.precision != "bf16-mixed":
@@ -136,13 +138,13 @@ def check_deepspeed(options: Options, model: Model | None) -> None:
     if options.padded:
         refuse("padded", "on", f"{split} {NOT_YET}off")
     if options.recompute == "selective" and options.attention in (None, "flash"):
-        why = "of core attention Megatron-DeepSpeed skips where attention is flash"
+        why = "recomputes core attention, which Megatron-DeepSpeed skips with flash attention"
         refuse("recompute", "selective", f"{why}; allowed: none, full, or --attention eager")
     if options.pp > 1 and options.reduce_bucket_size is not None:
-        why = f"BF16_Optimizer, which a pipeline (pp {options.pp}) has, reduces all gradients in one call"
+        why = f"BF16_Optimizer, which a pipeline (pp {options.pp}) uses, reduces all gradients in one call"
         refuse("reduce_bucket_size", options.reduce_bucket_size, f"{why}; allowed: leave it out")
     if options.kernels not in (None, "megatron"):
-        refuse("kernels", options.kernels, "Megatron-DeepSpeed's GPTModel has its own; allowed: megatron")
+        refuse("kernels", options.kernels, "Megatron-DeepSpeed's GPTModel has its own kernels; allowed: megatron")
     if model is not None:
         from memcalc.megatron.checks import check_legacy_model
 
@@ -159,7 +161,7 @@ def check_auto_ep(options: Options, model: Model | None) -> None:
         divisors = ", ".join(str(n) for n in range(1, options.gpus + 1) if options.gpus % n == 0)
         refuse("ep", given, f"does not divide dp = {options.gpus}, whose ranks share the experts; allowed: {divisors}")
     if model is None:
-        why = "which weights are experts' a number of parameters does not tell"
+        why = "a number of parameters does not tell which weights are the experts'"
         refuse("ep", given, f"{why}; allowed: 1, or --model")
     if model.support.auto_ep is None:
         known = ", ".join(supporting(lambda s: s.auto_ep is not None))
@@ -177,15 +179,15 @@ def _check_auto_ep_alone(options: Options) -> None:
     the ranks of a sequence."""
     auto_ep = f"DeepSpeed's AutoEP (ep {options.ep})"
     if options.tp > 1:
-        why = f"{auto_ep} refuses Megatron-DeepSpeed's tensor parallelism; with DeepSpeed's AutoTP, which it takes, it"
+        why = f"{auto_ep} refuses Megatron-DeepSpeed's tensor parallelism; DeepSpeed's AutoTP, which it accepts,"
         refuse("tp", options.tp, f"{why} {NOT_YET}1")
     if options.pp > 1:
-        why = f"{auto_ep} finds transformers' experts, of which Megatron-DeepSpeed's stages have none"
+        why = f"{auto_ep} looks for transformers' experts, and Megatron-DeepSpeed's stages have none"
         refuse("pp", options.pp, f"{why}; allowed: 1")
     if options.cp > 1:
-        why = "takes the ranks of a sequence for tensor-parallel ones, as Ulysses' mpu names them, and refuses these"
+        why = "refuses tensor-parallel ranks, and Ulysses' mpu presents the ranks of a sequence as such"
         if options.zero == 3:
-            why += ", and ZeRO-3 refuses it with any shared sequence"
+            why += "; with ZeRO-3 it refuses any shared sequence"
         refuse("cp", options.cp, f"{auto_ep} {why}; allowed: 1, or --ep 1")
 
 
@@ -197,7 +199,7 @@ def _check_shared(options: Options) -> None:
             why = f"Megatron-DeepSpeed ({name} {getattr(options, name)}) refuses shared sequences with {parallelism} parallelism"
             refuse("cp", options.cp, f"{why}; allowed: 1, or --{name} 1")
     if options.cp_comm_type not in (None, "a2a"):
-        refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens; allowed: a2a")
+        refuse("cp_comm_type", options.cp_comm_type, "DeepSpeed exchanges heads for tokens (Ulysses); allowed: a2a")
     if options.kernels not in (None, "hf"):
         refuse("kernels", options.kernels, f"with engine deepspeed and cp {options.cp} {NOT_YET}hf")
 
@@ -212,7 +214,9 @@ def check_megatron(options: Options, seq_len: int | None, dp: int, micro_batches
         check_model(options, dp, seq_len, name, model.model_type, model.program.config)
     elif options.ep > 1 or options.etp not in (None, options.tp):
         refuse(
-            "ep", options.ep, "which weights are experts' a number of parameters does not tell; allowed: 1, or --model"
+            "ep",
+            options.ep,
+            "a number of parameters does not tell which weights are the experts'; allowed: 1, or --model",
         )
 
 
@@ -227,7 +231,7 @@ def check_ddp(model: Model | None) -> None:
     """Refuse weights that get no gradient: DDP's bucket waits for them forever, with `find_unused_parameters` off
     (torch/nn/parallel/distributed.py)."""
     if model is not None and set(model.program.untrained) - set(model.program.frozen):
-        why = f"torch's DDP fails in its second step over weights that get no gradient, as this {model.model_type} has"
+        why = f"DDP fails in its second step if some weights get no gradient, as in this {model.model_type}"
         refuse("engine", "ddp", f"{why} (find_unused_parameters is off); allowed: deepspeed")
 
 
@@ -237,7 +241,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
         refuse(
             "engine",
             "fsdp2",
-            "shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2",
+            "shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2 (does not)",
         )
     if options.zero == 1:
         refuse(
@@ -255,7 +259,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
             "engine", "fsdp2", f"with weights that get no gradient, as this {model.model_type} has, {NOT_YET}deepspeed"
         )
     if model is not None and model.support.attends_in_fp32 and str(options.precision).endswith("-mixed"):
-        why = f"MixedPrecisionPolicy casts no buffers, and a {model.model_type}'s attention meets them in fp32"
+        why = f"MixedPrecisionPolicy casts no buffers, and a {model.model_type}'s attention uses fp32 ones"
         refuse("precision", options.precision, f"{why}, which torch refuses; allowed: fp32, bf16, fp16")
     if model is not None and options.tp > 1:
         _check_tensor_parallel(options, model)
@@ -264,7 +268,7 @@ def check_fsdp2(options: Options, model: Model | None) -> None:
     if options.ep > 1:
         check_expert_parallel(options, model)
     if options.clip_grad_norm and options.tp > 1 and not options.sequence_parallel:
-        why = "torch's clip_grad_norm_ cannot stack norms of two meshes, and what tp leaves whole is on another"
+        why = "torch's clip_grad_norm_ cannot combine norms of two meshes, and weights that tp leaves whole are on another one"
         refuse("clip_grad_norm", "on", f"{why}; allowed: off, or with --sequence-parallel")
     if not OPTIMIZERS[options.optimizer].elementwise:
         allowed = ", ".join(name for name, optimizer in OPTIMIZERS.items() if optimizer.elementwise)
@@ -291,7 +295,9 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
         refuse("tp", options.tp, f"with engine fsdp2 for a {model.model_type} {NOT_YET}1")
     program: Any = model.program
     if program.config.tie_word_embeddings and program.unembedding in plan and program.embedding not in plan:
-        why = f"with engine fsdp2 transformers cannot run {model.name}, whose head is split and tied to a table that is not"
+        why = (
+            f"with engine fsdp2 transformers cannot run {model.name}, whose head is split and tied to a whole embedding"
+        )
         refuse("tp", options.tp, f"{why}; allowed: 1")
     field = support.tensor_parallel_without
     if field is not None and getattr(program.config, field):
@@ -305,13 +311,13 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
     sizes = {what: getattr(program, name).size for name, what in named.items() if name in split}
     for what, size in sizes.items():
         if size % options.tp:
-            why = f"{model.name} has {size} {what}, and a rank of transformers' tensor parallelism has whole ones"
+            why = f"{model.name} has {size} {what}, and transformers' tensor parallelism does not split one"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
     if expert_path(program) is not None and "moe_tp_experts" in plan.values() and options.ep == 1:
         width: int = program.experts.ffn.size
         unit = 16 // (fp32 if options.precision == "fp32" else bf16).itemsize  # check_valid_strides, GroupedMMUtils.h
         if width % (unit * options.tp):
-            takes = f"grouped_mm takes parts that are multiples of {unit} (16 bytes)"
+            takes = f"grouped_mm needs parts that are multiples of {unit} (16 bytes)"
             why = f"{model.name} has experts of width {width}, and {takes}"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(width // unit, *sizes.values())}")
     values: int | None = getattr(program.config, "linear_num_value_heads", None)
@@ -334,10 +340,10 @@ def check_sequence_parallel(options: Options, seq_len: int, attention: str, mode
         refuse("sequence_parallel", "on", f"with engine fsdp2 for a {model.model_type} {NOT_YET}off")
     program: Any = model.program
     if program.ffn.size % options.tp:
-        why = f"{model.name} has a feed-forward width of {program.ffn.size}, which has no {options.tp} equal parts"
+        why = f"{model.name} has a feed-forward width of {program.ffn.size}, which does not divide by tp {options.tp}"
         refuse("sequence_parallel", "on", f"{why}, as torch's plan needs; allowed: off, or another --tp")
     if seq_len % options.tp:
-        why = f"does not divide by tp {options.tp}, and torch's SequenceParallel has equal parts"
+        why = f"does not divide by tp {options.tp}, and torch's SequenceParallel needs equal parts"
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {options.tp}")
     if options.padded:
         refuse("padded", "on", f"with sequence parallelism {_MASK_OF_SHARD}; allowed: off")
@@ -352,7 +358,7 @@ def check_context_parallel(options: Options, seq_len: int, attention: str, model
     """Raise InputError for what DeepSpeed's UlyssesSPAttentionHF refuses, and for dims that do not divide."""
     ranks, program = options.cp, cast(Any, model.program)
     if attention == "eager":
-        why = f"DeepSpeed shares no sequence (cp {ranks}) with it, whose mask has seq² entries"
+        why = f"has a mask of seq² entries, with which DeepSpeed shares no sequence (cp {ranks})"
         refuse("attention", attention, f"{why}; allowed: {'sdpa' if 'sdpa' in program.attention_kinds else '--cp 1'}")
     if not model.support.ulysses:
         refuse("cp", ranks, f"with engine deepspeed for a {model.model_type} {NOT_YET}1")
@@ -368,18 +374,20 @@ def check_context_parallel(options: Options, seq_len: int, attention: str, model
         fit = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
         refuse("cp", ranks, f"{why}; allowed: {', '.join(map(str, fit))}")
     if seq_len % ranks:
-        why = f"does not divide by cp {ranks}, and each rank has an equal part"
+        why = f"does not divide by cp {ranks}, and each rank needs an equal part"
         refuse("seq_len", seq_len, f"{why}; allowed: a multiple of {ranks}")
     if options.padded:
-        refuse("padded", "on", "DeepSpeed drops the mask of a sequence that ranks share; allowed: off, or --cp 1")
+        refuse(
+            "padded", "on", "DeepSpeed drops the padding mask of a sequence that ranks share; allowed: off, or --cp 1"
+        )
     if layers_mask(program, attention, seq_len):
-        why = f"DeepSpeed drops the mask of a sequence that ranks share, here that of {model.name or model.model_type}'s window"
+        why = f"DeepSpeed drops the mask of a shared sequence, and {model.name or model.model_type} needs it for its window"
         refuse("seq_len", seq_len, f"{why}; allowed: less than the window, or --cp 1")
     if options.cross_entropy not in (None, "eager"):
         refuse("cross_entropy", options.cross_entropy, f"with engine deepspeed and cp {ranks} {NOT_YET}eager")
 
 
-_MASK_OF_SHARD: Final = "transformers makes a mask that is as long as a shard"
+_MASK_OF_SHARD: Final = "transformers makes a mask only as long as a shard"
 
 
 def check_fused_softmax(options: Options, seq_len: int, program: Any, other: str = "sdpa") -> None:
@@ -391,6 +399,6 @@ def check_fused_softmax(options: Options, seq_len: int, program: Any, other: str
         refuse(
             "attention",
             "eager",
-            f"Megatron's fused softmax takes 17 to 4096 tokens, a multiple of 4 of them, and a multiple of {blocks} heads "
-            f"of a micro-batch, not {seq_len} and {options.micro_batch_size * heads}; allowed: {other}",
+            f"Megatron's fused softmax needs 17 to 4096 tokens (a multiple of 4) and a multiple of {blocks} heads in a "
+            f"micro-batch, not {seq_len} tokens and {options.micro_batch_size * heads}; allowed: {other}",
         )

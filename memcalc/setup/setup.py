@@ -266,7 +266,7 @@ def _megatrons(options: Options, name: str, engine: str) -> bool | None:
     if engine == "megatron":
         return given is not False
     if given is not None:
-        refuse(name, given, "is Megatron's; allowed: with --engine megatron")
+        refuse(name, given, "is an option of Megatron; allowed: with --engine megatron")
     return None
 
 
@@ -274,7 +274,7 @@ def _network_gbps(options: Options) -> float | None:
     """Return the given network speed, else that of NVIDIA's own node with this GPU; None if neither is known."""
     if options.gpu is None:
         if options.network_gbps is not None:
-            refuse("network_gbps", options.network_gbps, "goes with the links of a GPU; allowed: with --gpu")
+            refuse("network_gbps", options.network_gbps, "is used with the links of a GPU; allowed: with --gpu")
         return None
     if options.network_gbps is not None:
         return options.network_gbps
@@ -332,7 +332,7 @@ def _shard_group(options: Options, dp: int, engine: str) -> int:
         return ranks
     divisors = ", ".join(str(n) for n in range(options.cp, ranks + 1, options.cp) if ranks % n == 0)
     if engine == "fsdp2" and group % options.cp:
-        why = f"is no multiple of cp {options.cp}, and dp and cp are one axis of shards"
+        why = f"is not a multiple of cp {options.cp}, and FSDP2 shards over dp and cp together"
         refuse("shard_group", group, f"{why}; allowed: {divisors}")
     if ranks % group:
         refuse("shard_group", group, f"does not divide dp·cp = {ranks}; allowed: {divisors}")
@@ -384,7 +384,7 @@ def _expert_imbalance(options: Options, model: Model | None) -> float:
         return imbalance
     per_token, experts = model.program.routed
     if imbalance > 1 and experts == 1:
-        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} routes to no experts; allowed: 1.0")
+        refuse("expert_imbalance", imbalance, f"{model.name or model.model_type} has no routed experts; allowed: 1.0")
     if imbalance > 1 and imbalance * per_token > experts:
         routing = f"{per_token} of {experts} experts per token"
         refuse("expert_imbalance", imbalance, f"{routing} cannot be that uneven; allowed: 1 to {experts / per_token:g}")

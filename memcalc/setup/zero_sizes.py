@@ -25,6 +25,6 @@ def zero_sizes(options: Options, engine: str) -> dict[str, int | None]:
         used = engine == "deepspeed" and options.zero >= stage and options.pp == 1
         if given is not None and not used:
             stages = "--zero 3" if stage == 3 else "--zero 1, 2 or 3"
-            refuse(name, given, f"is DeepSpeed's; allowed: with --engine deepspeed and {stages}")
+            refuse(name, given, f"is an option of DeepSpeed; allowed: with --engine deepspeed and {stages}")
         out[name] = (default if given is None else given) if used else None
     return out

@@ -41,17 +41,17 @@ class Traced(Program):
         try:
             from memcalc.tracing import modules
         except ImportError as error:
-            self.refuse(f"{field}, of which memcalc has no program {programs}; to trace transformers' own code instead: "
+            self.refuse(f"{field}: memcalc has no program for it {programs}; to trace transformers' own code: "
                         f"{INSTALL} ({one_line(error)})")  # fmt: skip
         known = modules.known_types()
         if model_type not in known:
             close = nearest(model_type, {*FAMILIES, *known})
             hint = f"; did you mean {', '.join(close)}?" if close else ""
-            self.refuse(f"{field}, which neither memcalc nor {modules.TRANSFORMERS} knows{hint}")
+            self.refuse(f"{field}: neither memcalc nor {modules.TRANSFORMERS} knows it{hint}")
         try:
             super().__init__(modules.configuration(model_type, fields))
             if modules.auto_class(self.config) is None:
-                self.refuse(f"{field}, of which {modules.TRANSFORMERS} has no language model {programs}")
+                self.refuse(f"{field}: {modules.TRANSFORMERS} has no language model of it {programs}")
             self.described = modules.describe(self.config)
         except InputError:
             raise

@@ -98,8 +98,8 @@ class Recorder(TorchDispatchMode):
         self.ops_left -= 1
         if self.ops_left < 0:
             raise InputError(
-                f"--seq-len: at this length one forward of the model is more than {MOST_OPS} operations, as where a loop "
-                "goes through the tokens; that is too long to be traced; allowed: less"
+                f"--seq-len: at this length one forward runs more than {MOST_OPS} operations (a loop over the tokens?), which "
+                "is too long to trace; allowed: less"
             )
 
 

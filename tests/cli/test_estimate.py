@@ -54,7 +54,7 @@ def test_verbose_has_phases_every_collective_and_flops(capsys: pytest.CaptureFix
     plain, more = (
         estimate(capsys, "-m", "llama-7b", "-g", "8", "--zero", "3", *flags).stdout for flags in ([], ["--verbose"])
     )
-    for text in ("peak by phase", "gradient buckets", "matrix products", "textbook", "blocks as they are split"):
+    for text in ("peak by phase", "gradient buckets", "matrix products", "textbook", "rounding of blocks"):
         assert text in more
         assert text not in plain
     assert "--verbose" in plain
@@ -263,7 +263,7 @@ def test_names_are_listed(option: str, value: str, capsys: pytest.CaptureFixture
         ([*MODEL, "--expert-imbalance", "nan"], ["--expert-imbalance nan", "from 1"]),
         ([*MODEL, "--expert-imbalance", "inf"], ["--expert-imbalance inf", "from 1"]),
         ([*MODEL, "--expert-imbalance", "abc"], ["--expert-imbalance", "abc", "number"]),
-        ([*MODEL, "--expert-imbalance", "1.5"], ["--expert-imbalance 1.5", "no experts", "allowed: 1.0"]),
+        ([*MODEL, "--expert-imbalance", "1.5"], ["--expert-imbalance 1.5", "no routed experts", "allowed: 1.0"]),
         (["--model", "mixtral-8x7b", "--expert-imbalance", "5"], ["--expert-imbalance 5.0", "2 of 8", "1 to 4"]),
         # the GPU
         ([*MODEL, "--gpu", "h1000"], ["--gpu h1000", "h100-80gb"]),

@@ -82,7 +82,7 @@ def test_names_are_not_cut_at_any_width(
     ran = here(capsys, "validate", "-m", config, "--engine", "fsdp2", "--zero", "3", "--gpus", "8", "-s", "16")
     assert max(map(len, ran.stdout.splitlines())) <= columns
     assert "…" not in ran.stdout
-    assert ("left out for the width" in ran.stdout) is (columns < 70)
+    assert ("no room for" in ran.stdout) is (columns < 70)
     for name in ("optimizer_states", "peak in backward"):
         assert (name in ran.stdout) or columns == 50
 

@@ -116,7 +116,7 @@ def test_a_verdict_says_that_it_is_of_equal_lengths() -> None:
     """Unless it is too much as it is: then other lengths do not matter."""
     for batch, matters in ((1, True), (64, False)):
         fit = memcalc.estimate("gpt2-large", micro_batch_size=batch, seq_len=1024, gpu="rtx4090").to_dict()["fit"]
-        assert any("every sequence has 1024 tokens" in sentence for sentence in fit["why"]) is matters
+        assert any("assumes 1024 tokens in every sequence" in sentence for sentence in fit["why"]) is matters
 
 
 # --- less known is no better
@@ -171,7 +171,7 @@ def test_slices_lose_no_smaller_share_than_whole_layers() -> None:
     assert share > WIDEST_SHARE
     assert lost_of(sliced) >= share * sliced.allocated
     assert verdict(sliced).answer == "uncertain"
-    assert any("without slices and stages" in sentence for sentence in sliced.to_dict()["fit"]["why"])
+    assert any("without --tp and --pp" in sentence for sentence in sliced.to_dict()["fit"]["why"])
 
 
 SETUPS: list[dict[str, Any]] = [

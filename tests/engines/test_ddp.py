@@ -100,8 +100,8 @@ def test_accumulation_adds_no_all_reduce() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"tp": 2}, "--tp 2: accelerate composes DDP with no other axis .*allowed: 1, --engine fsdp2 --zero 2"),
-        ({"cp": 2}, "--cp 2: accelerate composes DDP with no other axis .*cp_size"),
+        ({"tp": 2}, "--tp 2: accelerate combines DDP with no other axis .*allowed: 1, --engine fsdp2 --zero 2"),
+        ({"cp": 2}, "--cp 2: accelerate combines DDP with no other axis .*cp_size"),
         ({"ep": 2}, "--ep 2: transformers shares experts among FSDP's ranks, not replicas"),
         ({"pp": 2}, "--pp 2: with engine ddp is not modelled by this version; allowed: 1, --engine fsdp2 --zero 2 or"),
     ],
@@ -148,6 +148,6 @@ def test_buffers_are_sent_by_dtype() -> None:
 
 def test_weights_without_a_gradient_are_refused() -> None:
     """DDP's reducer waits for them: the second step of the real one raises."""
-    with pytest.raises(memcalc.InputError, match=r"--engine ddp: torch's DDP fails .* as this bert has"):
+    with pytest.raises(memcalc.InputError, match=r"--engine ddp: DDP fails .* as in this bert"):
         memcalc.estimate({"model_type": "bert", "tie_word_embeddings": False}, gpus=2, engine="ddp")
     assert memcalc.estimate("whisper-small", gpus=2).setup.engine == "ddp"  # those that want none are no matter

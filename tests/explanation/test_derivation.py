@@ -149,3 +149,11 @@ def test_a_gpu_gets_an_answer(language: str) -> None:
     report = memcalc.estimate("llama-7b", gpu="a100-80gb")
     text = " ".join(by_title(derive(report, language))[DEVICE.said(language)].text)
     assert "a100-80gb" in text
+
+
+def test_rows_are_named_once_and_by_their_weights() -> None:
+    sections = derive(memcalc.estimate(LLAMA, gpus=4, tp=2, seq_len=16, engine="megatron"), "en")
+    gradients, states = (by_title(sections)[TITLES[name].en] for name in ("gradients", "optimizer_states"))
+    assert "MLP: mlp.linear_fc1, mlp.linear_fc2" in [step.what for step in gradients.steps]
+    assert "output head: output_layer" in [step.what for step in gradients.steps]
+    assert all(step.what.count("exp_avg") <= 1 for step in states.steps)

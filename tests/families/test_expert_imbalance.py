@@ -64,8 +64,8 @@ def test_an_imbalance_changes_no_number_while_all_experts_are_on_every_rank(imba
         (MIXTRAL, float("nan"), ("from 1 up",)),
         (MIXTRAL, float("inf"), ("from 1 up",)),
         ({**MIXTRAL, "num_experts_per_tok": 6}, 1.1, ("6 of 6", "allowed: 1 to 1")),
-        ("gpt2", 1.1, ("gpt2", "no experts", "allowed: 1.0")),
-        ("llama-7b", 2, ("llama-7b", "no experts", "allowed: 1.0")),
+        ("gpt2", 1.1, ("gpt2", "no routed experts", "allowed: 1.0")),
+        ("llama-7b", 2, ("llama-7b", "no routed experts", "allowed: 1.0")),
     ],
 )
 def test_an_impossible_imbalance_is_refused(config: Any, imbalance: float, words: tuple[str, ...]) -> None:

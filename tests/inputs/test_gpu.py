@@ -266,6 +266,6 @@ def test_transformer_engines_workspaces_are_the_largest_too() -> None:
 def test_it_says_what_is_not_known() -> None:
     notes = " ".join(memcalc.estimate("gpt2", **OPTIONS, gpu="80GB").to_dict()["notes"])
     assert "74.51 GiB" in notes
-    assert "not known" in notes
+    assert "times are not estimated" in notes
     known = " ".join(memcalc.estimate("gpt2", **OPTIONS, gpu="a100-80gb").to_dict()["notes"])
-    assert "not known" not in known
+    assert "not estimated" not in known

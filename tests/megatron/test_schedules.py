@@ -198,6 +198,6 @@ def test_the_bubble_of_zero_bubble_is_what_running_it_shows(
 
 def test_zero_bubble_is_refused_with_its_bubble() -> None:
     with pytest.raises(
-        memcalc.InputError, match=r"^--schedule zero-bubble: Megatron-Core has none, .* 12\.5% .* 37\.5%\)"
+        memcalc.InputError, match=r"^--schedule zero-bubble: Megatron-Core has no such schedule, .* 12\.5% .* 37\.5%\)"
     ):
         memcalc.estimate("gpt2", gpus=4, pp=4, schedule="zero-bubble", global_batch_size=8)

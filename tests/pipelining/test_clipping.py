@@ -77,7 +77,7 @@ def test_norms_of_two_meshes_are_refused() -> None:
     """transformers' plan leaves the norms of a stage whole: torch stacks no norms of two meshes."""
     case = Case("1f1b", 2, 0, 2, tp=2, options=CLIPS, real={"clips": True}, workload=SHALLOW)
     with pytest.raises(
-        memcalc.InputError, match="--clip-grad-norm on: torch's clip_grad_norm_ cannot stack norms of two"
+        memcalc.InputError, match="--clip-grad-norm on: torch's clip_grad_norm_ cannot combine norms of two"
     ):
         memcalc.estimate(EVEN, engine="fsdp2", gpus=8, zero=3, tp=2, pp=2, global_batch_size=4, **CLIPS)
     with pytest.raises(RuntimeError, match="same"):

@@ -193,7 +193,7 @@ def test_states_are_sharded_over_dp_and_cp(zero: int) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        ("llama-7b", {"cp": 4, "seq_len": 4092}, "--seq-len 4092: does not divide into 2·cp = 8 chunks, an early"),
+        ("llama-7b", {"cp": 4, "seq_len": 4092}, "--seq-len 4092: does not divide into 2·cp = 8 chunks, two for"),
         ("mistral-7b", {"cp": 2}, "--cp 2: with engine fsdp2: mistral-7b has layers with a sliding window"),
         ("llama-7b", {"cp": 2, "padded": True}, "--padded on: with engine fsdp2 and"),
         ("llama-7b", {"cp": 2, "attention": "eager"}, "--attention eager: with engine fsdp2 and cp above 1 torch's"),

@@ -184,17 +184,17 @@ def refused(config: dict[str, Any] | str = "llama-7b", **options: Any) -> str:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"global_batch_size": 2},
-        "--schedule 1f1b: torch's Schedule1F1B needs as many micro-batches as stages, 2, not 1; ",
+        "--schedule 1f1b: torch's Schedule1F1B needs at least 2 micro-batches (one for each stage), not 1; ",
     ),
-    ({"tp": 3, "gpus": 6}, "--tp 3: llama-7b has 32 attention heads, and a rank of transformers' tensor"),
-    ({"schedule": "zero-bubble"}, "--zero 3: with schedule zero-bubble torch takes a stage's parameters as they are "),
+    ({"tp": 3, "gpus": 6}, "--tp 3: llama-7b has 32 attention heads, and transformers' tensor parallelism"),
+    ({"schedule": "zero-bubble"}, "--zero 3: with schedule zero-bubble torch takes a stage's resharded parameters "),
     (
         {"schedule": "zero-bubble", "zero": 2, "recompute": "full"},
-        "--recompute full: with schedule zero-bubble torch recomputes a layer for its input and again for each of its weights, ",
+        "--recompute full: with schedule zero-bubble torch recomputes a layer for its input and again for each weight, ",
     ),
     ({"schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved; allowed: 2 or more"),
     ({"virtual_stages": 2}, "--virtual-stages 2: does not go with schedule 1f1b; "),
-    ({"gpus": 2, "pp": 1, "virtual_stages": 2}, "--virtual-stages 2: are a pipeline's, which needs --pp 2 or more"),
+    ({"gpus": 2, "pp": 1, "virtual_stages": 2}, "--virtual-stages 2: needs a pipeline (--pp 2 or more)"),
     (
         {"schedule": "interleaved", "virtual_stages": 2, "global_batch_size": 14},
         "--schedule interleaved: 7 micro-batches do not make 3 equal rounds; allowed: another --global-batch-size",
@@ -215,10 +215,12 @@ def test_what_is_refused(options: dict[str, Any], text: str) -> None:
 
 def test_which_models_are_refused() -> None:
     tied = refused(LLAMA | {"tie_word_embeddings": True})
-    assert "has tied embeddings, of which the first and the last stage would train one each" in tied
+    assert "has tied embeddings, which the first and the last stage would train separately" in tied
     assert tied.endswith("allowed: 1, or a config with tie_word_embeddings false")
     assert refused({"model_type": "gpt2"}).startswith("--pp 2: with engine fsdp2 for a gpt2 is not modelled")
-    with pytest.raises(memcalc.InputError, match=r"^--pp 2: with engine fsdp2 a number of parameters does not tell"):
+    with pytest.raises(
+        memcalc.InputError, match=r"^--pp 2: with engine fsdp2 a bare number of parameters has no stages"
+    ):
         memcalc.estimate(params="7B", engine="fsdp2", zero=3, gpus=4, pp=2)
 
 
@@ -295,7 +297,7 @@ def test_why_a_backward_in_halves_recomputes_nothing(monkeypatch: pytest.MonkeyP
     ("recompute", "line"),
     [
         ("op", "--recompute op: with schedule zero-bubble torch fails: .*; allowed: none, or another --schedule"),
-        ("full", "--recompute full: with schedule zero-bubble torch recomputes .* again for each of its weights"),
+        ("full", "--recompute full: with schedule zero-bubble torch recomputes .* again for each weight"),
     ],
 )
 def test_halves_with_recomputation_are_refused(recompute: str, line: str) -> None:

@@ -60,4 +60,8 @@ def test_what_the_width_leaves_out_is_named(width: int) -> None:
     head = shown.splitlines()[1].split()
     gone = [name for name in ("ranks", "calls", "wire", "time") if name not in head]
     assert "payload" in head
-    assert all(name in shown.split("left out for the width")[1] for name in gone) if gone else "left out" not in shown
+    assert (
+        all(name in " ".join(shown.split()).split("no room for")[1] for name in gone)
+        if gone
+        else "no room" not in shown
+    )

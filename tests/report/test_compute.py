@@ -17,23 +17,21 @@ def lines(model: Any, **options: Any) -> list[str]:
 
 def test_the_phases_of_a_step() -> None:
     assert lines("llama-7b") == [
-        "matrix products per step and GPU: forward 29.3 TFLOP · backward 59.6 TFLOP · in all 88.9 TFLOP"
+        "matrix products per step and GPU: forward 29.3 TFLOP · backward 59.6 TFLOP · total 88.9 TFLOP"
     ]
 
 
 def test_what_is_recomputed_is_told_as_a_share_of_the_rest() -> None:
     first, time = lines("llama-7b", recompute="full", gpu="a100-80gb")
-    assert first.endswith("backward 59.6 TFLOP · recomputation 22.8 TFLOP (+26%) · in all 112 TFLOP")
-    assert time.startswith(
-        "they take at least 358 ms (forward 93.8 ms, the rest 264 ms), at the data sheet's dense rate"
-    )
+    assert first.endswith("backward 59.6 TFLOP · recomputation 22.8 TFLOP (+26%) · total 112 TFLOP")
+    assert time.startswith("time: at least 358 ms (forward 93.8 ms, the rest 264 ms) at the data sheet's dense rate")
 
 
 def test_a_rate_that_is_not_known() -> None:
     report = memcalc.estimate("llama-7b", gpu="a100-80gb")
     assert report.gpu is not None
     report.gpu = report.gpu._replace(dense_flops_per_second={})
-    assert compute_lines(report)[1].plain == "no time for them: a100-80gb has no known rate for bf16"
+    assert compute_lines(report)[1].plain == "time: not known, because the rate of a100-80gb is not known for bf16"
 
 
 def test_no_model_no_line() -> None:

@@ -16,6 +16,7 @@ from memcalc.report.table import print_report
 TRAINER = "HF Trainer with bf16=True is --engine ddp --precision bf16-autocast"
 FSDP = "FSDP is --engine fsdp2 --zero 3"
 DEEPSPEED = "DeepSpeed is --engine deepspeed --zero 2 (or 3)"
+TRAINER_ALONE = "HF Trainer with bf16=True is --precision bf16-autocast"
 
 
 def of(**options: Any) -> list[str]:
@@ -27,30 +28,30 @@ def of(**options: Any) -> list[str]:
     [
         (
             {"gpus": 8},
-            ["by default: engine ddp, precision bf16-mixed", f"as others run it: {TRAINER} · {FSDP} · {DEEPSPEED}"],
+            ["by default: engine ddp, precision bf16-mixed", f"your launcher may differ: {TRAINER} · {FSDP} · {DEEPSPEED}"],
         ),
         (
             {},
             [
                 "by default: engine none (plain PyTorch), precision bf16-mixed",
-                "as others run it: HF Trainer with bf16=True is --precision bf16-autocast",
+                f"your launcher may differ: {TRAINER_ALONE}",
             ],
         ),
-        ({"gpus": 8, "precision": "fp32"}, ["by default: engine ddp", f"as others run it: {FSDP} · {DEEPSPEED}"]),
+        ({"gpus": 8, "precision": "fp32"}, ["by default: engine ddp", f"your launcher may differ: {FSDP} · {DEEPSPEED}"]),
         ({"gpus": 8, "engine": "ddp"}, ["by default: precision bf16-mixed",
-                                        "as others run it: HF Trainer with bf16=True is --precision bf16-autocast"]),
+                                        f"your launcher may differ: {TRAINER_ALONE}"]),
         ({"gpus": 8, "zero": 3}, ["by default: engine deepspeed, precision bf16-mixed",
-                                  "as others run it: FSDP is --engine fsdp2"]),
+                                  "your launcher may differ: FSDP is --engine fsdp2"]),
         ({"gpus": 8, "zero": 1}, ["by default: engine deepspeed, precision bf16-mixed"]),
         ({"gpus": 8, "engine": "fsdp2"}, ["by default: ZeRO 3, precision bf16-mixed"]),
         ({"gpus": 8, "engine": "deepspeed", "precision": "fp32"},
-         ["by default: ZeRO 0", "as others run it: DeepSpeed is --zero 2 (or 3)"]),
+         ["by default: ZeRO 0", "your launcher may differ: DeepSpeed is --zero 2 (or 3)"]),
         ({"gpus": 8, "optimizer": "adafactor", "precision": "fp32"},
-         ["by default: engine ddp", f"as others run it: {DEEPSPEED}"]),
-        ({"gpus": 8, "tp": 2, "precision": "fp32"}, ["by default: engine megatron", f"as others run it: {FSDP}"]),
+         ["by default: engine ddp", f"your launcher may differ: {DEEPSPEED}"]),
+        ({"gpus": 8, "tp": 2, "precision": "fp32"}, ["by default: engine megatron", f"your launcher may differ: {FSDP}"]),
         ({"gpus": 8, "engine": "ddp", "precision": "bf16-mixed"}, []),
         ({"engine": "none", "precision": None}, ["by default: precision bf16-mixed",
-                                                 "as others run it: HF Trainer with bf16=True is --precision bf16-autocast"]),
+                                                 f"your launcher may differ: {TRAINER_ALONE}"]),
     ],
     ids=str,
 )  # fmt: skip

@@ -40,7 +40,7 @@ def lines_of(file: io.StringIO) -> list[str]:
 
 def left_out(lines: list[str]) -> str:
     text = " ".join(" ".join(lines).split())
-    return " ".join(re.findall(r"left out for the width: (.*?); --json has it", text))
+    return " ".join(re.findall(r"no room for: (.*?); --json has all", text))
 
 
 def test_columns_go_in_the_order_that_is_said() -> None:
@@ -49,7 +49,7 @@ def test_columns_go_in_the_order_that_is_said() -> None:
     assert fitting(columns, 16, ["b", "c"]) == (columns, "")
     assert fitting(columns, 15, ["b", "c"]) == (
         [columns[0], columns[2]],
-        "left out for the width: b; --json has it",
+        "no room for: b; --json has all",
     )
     assert [column.name for column in fitting(columns, 1, ["c", "b"])[0]] == ["a"]
 
@@ -112,7 +112,7 @@ def test_a_column_of_a_report_is_there_or_named(options: dict[str, Any], width: 
         (ranks, ("layers", "in flight", "parameters", "gradients", "optimizer", "saved", "buffers", "peak", "wire")),
         (rows, ("bytes", "at the peak")),
     ):
-        before, *after = part.split("left out for the width:")
+        before, *after = part.split("no room for:")
         shown, named = " ".join(before.split()[:24]), " ".join(" ".join(after).split())
         for column in columns:
             assert (column in shown) is (column not in named.split("--json")[0]), column

@@ -16,8 +16,8 @@ from memcalc.units import show_bytes
 LARGE = "gpt2-large"
 PAGES = "expandable_segments:True"
 ANSWERS: list[tuple[str, dict[str, Any], str, tuple[str, ...]]] = [
-    (LARGE, {"micro_batch_size": 1}, "fits", ("to spare", "it still fits if the estimate is too low by its stated error")),
-    (LARGE, {"micro_batch_size": 3}, "tight", ("gives cached segments back", "with room it would take", PAGES)),
+    (LARGE, {"micro_batch_size": 1}, "fits", ("to spare", "too low (its stated error)")),
+    (LARGE, {"micro_batch_size": 3}, "tight", ("has to free cached memory", "a larger GPU would use", PAGES)),
     (LARGE, {"micro_batch_size": 4, "seq_len": 960}, "expandable",
      ("does not fit", f"fits with PYTORCH_CUDA_ALLOC_CONF={PAGES}")),
     (LARGE, {"micro_batch_size": 16}, "no", ("too much",)),

@@ -28,9 +28,7 @@ EXPERTS: Final = "experts' dp"
 """The axis under which a run records collectives of the ranks that have the same experts."""
 
 
-GATHERS_AGAIN: Final = (
-    "DeepSpeed's ZeRO-3 gathers more in a layer's recomputation than in its forward, where torch raises"
-)
+GATHERS_AGAIN: Final = "DeepSpeed's ZeRO-3 gathers more in a layer's recomputation than in its forward, and torch fails"
 
 
 def alike_ranks(sizes: Sequence[int], ranks: int) -> int:

@@ -74,7 +74,7 @@ def holdings_of(setup: Setup, rank: StagedRank) -> Holdings:
 
 
 def _left_out(setup: Setup, rank: StagedRank) -> int:
-    """Return the number of micro-batches that the run on paper leaves out."""
+    """Return the number of micro-batches that the simulated run leaves out."""
     if setup.schedule == "gpipe":
         return 0  # one of the micro-batches that are run stands for them
     return setup.micro_batches - paper_micro_batches(setup, rank.number)
@@ -141,7 +141,7 @@ def hidden_states(rank: StagedRank) -> Shape:
 
 
 def profile_of(hooks: object, run: Trace) -> Profile:
-    """Return the profile of a rank's step, from the run of a sharding that is alike."""
+    """Return the profile of a rank's step, from the run of a similar sharding, with this one's sizes."""
     assert isinstance(hooks, Sharding)
     return profile_of_steps(hooks.resized(run))
 
@@ -245,7 +245,7 @@ def middle_of(rank: StagedRank) -> Middle:
 
 
 def _left_out_layers(middle: Middle) -> range:
-    """Return the layers of a stage that the middle stands for."""
+    """Return the number of a stage's layers that are not run: the middle layers stand for them."""
     return range(middle.late.stop, middle.late.stop + middle.more * len(middle.late))
 
 

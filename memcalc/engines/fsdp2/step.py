@@ -72,7 +72,7 @@ class Sharding(NamedTuple):
         return self._replace(ranks=min(self.ranks, 2), replicas=min(self.replicas, 2), experts=experts)
 
     def resized(self, run: Trace) -> Trace:
-        """Return the run of a sharding that is alike, with the sizes of this one."""
+        """Return the run of a similar sharding, with this one's sizes."""
         return resized(run, self.ranks, self.experts.ranks if self.experts is not None else self.ranks)
 
     def unit_at(self, path: str, layer: int | None) -> tuple[str, int | None]:

@@ -150,7 +150,7 @@ def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Wholes], dict[str, Any
         np.broadcast_shapes(*shapes)
     except ValueError:
         named = ", ".join(f"{option_name(name)} {array.shape}" for name, array in arrays.items())
-        raise InputError(f"{named}: arrays of these shapes do not go together") from None
+        raise InputError(f"{named}: arrays of these shapes cannot be combined") from None
     return arrays, scalars
 
 
@@ -159,7 +159,7 @@ def _array(name: str, value: object) -> Wholes:
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except ValueError:
-        refuse(name, value, "rows of several lengths; allowed: an array of whole numbers")
+        refuse(name, value, "rows have different lengths; allowed: an array of whole numbers")
     if array.size and (array.dtype.kind not in "iu" or array.max() >= 1 << 63):
         refuse(name, value, "allowed: an array of whole numbers")
     return array.astype(np.int64)

@@ -8,7 +8,8 @@ from memcalc.explanation.exact import saved_in_layers
 from memcalc.explanation.topic import Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-KORTHIKANTI: Final = "Korthikanti et al., arXiv 2205.05198, equation 1"
+EQUATION_1: Final = "Korthikanti et al., arXiv 2205.05198, equation 1 (formula)"
+TABLE_2: Final = "Korthikanti et al., arXiv 2205.05198, table 2 (formula)"
 
 EAGER: Final = Rule(
     title=Words("s·b·h·(34 + 5as/h) bytes per layer", "每层 s·b·h·(34 + 5as/h) 字节"),
@@ -25,7 +26,7 @@ EAGER: Final = Rule(
         "norms that are computed in fp32.",
         "词嵌入、最后的归一化、logits 和损失；归一化的统计量；门控 MLP；更少的 KV 头；以 fp32 计算的归一化。",
     ),
-    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "a": 64, "L": 48}, 339_839_287_296, 0, KORTHIKANTI),
+    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "a": 64, "L": 48}, 339_839_287_296, 0, EQUATION_1),
 )
 FLASH: Final = Rule(
     title=Words("With flash attention: 34·s·b·h per layer", "使用 FlashAttention：每层 34·s·b·h"),
@@ -39,7 +40,7 @@ FLASH: Final = Rule(
         "one fp32 number for each head and token that the kernel keeps, and the statistics of norms.",
         "融合核为每个头每个 token 保留的一个 fp32 数，以及归一化的统计量。",
     ),
-    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48}, 82_141_249_536, 0, KORTHIKANTI),
+    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48}, 82_141_249_536, 0, TABLE_2),
 )
 
 TOPIC: Final = Topic(

@@ -22,7 +22,7 @@ SIXTEEN: Final = Rule(
         "activations, temporaries, communication buffers, fragmentation and the CUDA context.",
         "激活值、临时张量、通信缓冲区、显存碎片和 CUDA 上下文。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 112e9, 0, _ZERO),
+    quoted=Quoted({"Φ": 1.5e9}, 24e9, 0, _ZERO),
 )
 FP32: Final = Rule(
     title=Words("16 bytes per parameter in fp32, too", "fp32 训练：同样是每个参数 16 字节"),
@@ -36,7 +36,7 @@ FP32: Final = Rule(
         "activations, which are up to twice as large as in 16 bits, and all that the rule above leaves out.",
         "激活值（最多是 16 位时的两倍），以及上一条未计入的各项。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 112e9, 0, _ZERO),
+    quoted=Quoted({"Φ": 7e9}, 112e9, 0, "torch/optim/adam.py (formula)"),
 )
 _PARAMETERS: Final = Words(
     "An engine that holds another copy or another dtype has another number: see mixed-precision, ddp and zero.",

@@ -1,4 +1,4 @@
-"""Batch and sequence, doubled."""
+"""Batch and sequence: the memory that doubles with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from memcalc.explanation.exact import layers_saved, ratio_step
 from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
-from memcalc.explanation.topics.activations import KORTHIKANTI
+from memcalc.explanation.topics.activations import EQUATION_1
 from memcalc.explanation.words import Words
 
 BATCH: Final = Rule(
@@ -19,7 +19,7 @@ BATCH: Final = Rule(
         "weights, gradients and optimizer states, which stay as they are: the step's memory grows by less than two times.",
         "权重、梯度和优化器状态不变：整步的显存增长不到两倍。",
     ),
-    quoted=Quoted({"b": 4, "s": 2048, "h": 6144}, 2, 0, KORTHIKANTI),
+    quoted=Quoted({"b": 4, "s": 2048, "h": 6144}, 2, 0, EQUATION_1),
 )
 SEQUENCE: Final = Rule(
     title=Words("Twice the sequence, with scores in memory: up to four times", "序列加倍且保存注意力分数：最多四倍"),
@@ -30,7 +30,7 @@ SEQUENCE: Final = Rule(
         "与 s 成正比的部分 (34) 变为两倍，注意力分数部分 (5as/h) 变为四倍。",
     ),
     leaves_out=Words("model states, logits and loss.", "模型状态、logits 和损失。"),
-    quoted=Quoted({"a": 96, "s": 2048, "h": 12288}, 3.403508772, 1e-9, KORTHIKANTI),
+    quoted=Quoted({"a": 96, "s": 2048, "h": 12288}, 3.403508772, 1e-9, EQUATION_1),
 )
 FLASH: Final = Rule(
     title=Words(
@@ -41,20 +41,25 @@ FLASH: Final = Rule(
     unit="ratio",
     counts=Words("no tensor of the layer has two dims of s.", "层内没有任何张量同时含两个 s 维。"),
     leaves_out=Words("time: attention's FLOPs still grow four times.", "时间：注意力的运算量仍然变为四倍。"),
-    quoted=Quoted({"b": 4, "s": 2048, "h": 6144}, 2, 0, "Dao et al., FlashAttention, arXiv 2205.14135"),
+    quoted=Quoted(
+        {"b": 4, "s": 2048, "h": 6144},
+        2,
+        0,
+        "memory linear in s, Dao et al., FlashAttention, arXiv 2205.14135 (formula)",
+    ),
 )
 _RATIO: Final = Words("saved by the layers, doubled over not", "加倍前后各层保存量之比")
 
 
 def twice_the_batch(asked: Asked) -> Step:
-    """Return what layers save of twice the micro-batch over what they save."""
+    """Return the ratio of the bytes that layers save with twice the micro-batch to those with the given one."""
     report = asked.report
     batch = report.setup.micro_batch_size
     return _ratio(asked, {"micro_batch_size": 2 * batch, "global_batch_size": 2 * report.setup.global_batch_size})
 
 
 def twice_the_sequence(asked: Asked) -> Step:
-    """Return what layers save of half the sequence, the other way round."""
+    """Return the ratio of the bytes that layers save with twice the sequence to those with the given one."""
     return _ratio(asked, {"seq_len": 2 * (asked.report.setup.seq_len or 0)})
 
 

@@ -10,7 +10,7 @@ from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2"
+_NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, section"
 
 PER_IDEAL: Final = Rule(
     title=Words("(p-1)/m of the ideal time", "气泡占理想时间的 (p-1)/m"),
@@ -24,7 +24,7 @@ PER_IDEAL: Final = Rule(
         "stages of unequal time (the embedding, the output head), and the time of the sends.",
         "各阶段耗时不等（词嵌入、输出层），以及发送所需的时间。",
     ),
-    quoted=Quoted({"p": 8, "m": 64}, 0.109375, 0, _NARAYANAN),
+    quoted=Quoted({"p": 8, "m": 64}, 0.109375, 0, f"{_NARAYANAN} 2.2.1 (formula)"),
 )
 OF_THE_STEP: Final = Rule(
     title=Words("(p-1)/(m+p-1) of the step: the same bubble", "占整步时间的 (p-1)/(m+p-1)：同一个气泡"),
@@ -35,7 +35,7 @@ OF_THE_STEP: Final = Rule(
         "the same. Two numbers for one bubble: ask which time is below the line.",
         "同上。同一个气泡有两种说法：要问分母是哪个时间。",
     ),
-    quoted=Quoted({"p": 8, "m": 64}, 7 / 71, 1e-12, "Huang et al., GPipe, arXiv 1811.06965"),
+    quoted=Quoted({"p": 8, "m": 64}, 7 / 71, 1e-12, "Huang et al., GPipe, arXiv 1811.06965, section 2.3 (formula)"),
 )
 INTERLEAVED: Final = Rule(
     title=Words("Interleaved: (p-1)/(v·m)", "交错调度：(p-1)/(v·m)"),
@@ -49,7 +49,7 @@ INTERLEAVED: Final = Rule(
         "that there are v times as many sends, and more micro-batches in flight.",
         "发送次数变为 v 倍，在途微批次也更多。",
     ),
-    quoted=Quoted({"p": 8, "m": 64, "v": 2}, 0.0546875, 0, _NARAYANAN),
+    quoted=Quoted({"p": 8, "m": 64, "v": 2}, 0.0546875, 0, f"{_NARAYANAN} 2.2.2 (formula)"),
 )
 _IDLE: Final = Words("idle time over the ideal time of the schedule", "该调度的空闲时间与理想时间之比")
 _OF_STEP: Final = Words("idle time over the step", "空闲时间与整步时间之比")
@@ -60,14 +60,14 @@ _SCHEDULE: Final = Words(
 
 
 def idle(asked: Asked) -> Step:
-    """Return the bubble of the setup's schedule over the ideal time."""
+    """Return the bubble of the setup's schedule as a share of the ideal time."""
     words = MEMCALC.said(asked.language, what=_IDLE.said(asked.language))
     share = _share(asked)
     return Step(words, asked.report.setup.schedule, "", share, "ratio")
 
 
 def of_the_step(asked: Asked) -> Step:
-    """Return the bubble of the setup's schedule over the step."""
+    """Return the bubble of the setup's schedule as a share of the step's time."""
     share = _share(asked)
     return ratio_step(asked, _OF_STEP, "idle/(1 + idle)", share, 1 + share)
 

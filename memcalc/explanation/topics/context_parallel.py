@@ -9,7 +9,7 @@ from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_RING: Final = "c-1 hops of the keys and values of s/c tokens"
+_RING: Final = "c-1 hops of the keys and values of s/c tokens (formula)"
 
 PASSED: Final = Rule(
     title=Words(
@@ -38,13 +38,13 @@ SAVED: Final = Rule(
         "weights, gradients and optimizer states: the ranks of a sequence have all of them, as data-parallel ranks do.",
         "权重、梯度和优化器状态：处理同一序列的各 rank 都有完整的一份，与数据并行相同。",
     ),
-    quoted=Quoted({"c": 8}, 0.125, 0, "s/c tokens for each rank"),
+    quoted=Quoted({"c": 8}, 0.125, 0, "s/c tokens for each rank (formula)"),
 )
 _RATIO: Final = Words("saved by the layers over what one GPU would save", "各层保存量与单卡之比")
 
 
 def share(asked: Asked) -> Step:
-    """Return what a rank's layers save over what they save without context parallelism."""
+    """Return the ratio of the bytes that a rank's layers save to those without context parallelism."""
     setup = asked.report.setup
     whole = asked.again(cp=1, gpus=setup.gpus // setup.cp, engine=setup.engine)
     return ratio_step(asked, _RATIO, "cp/1", layers_saved(asked.report), layers_saved(whole))

@@ -21,7 +21,7 @@ CONTEXT: Final = Rule(
         "that CUDA 11.7 and later load kernels when they are first called, which leaves 300 to 430 MiB; NCCL's buffers.",
         "CUDA 11.7 起核函数在首次调用时才加载，只剩 300 到 430 MiB；以及 NCCL 的缓冲区。",
     ),
-    quoted=Quoted({}, 1343 * 2**20, 0, "Hugging Face, Model training anatomy"),
+    quoted=Quoted({}, 1343 * 2**20, 0, "transformers 4.49 documentation, Model training anatomy"),
 )
 _OUTSIDE: Final = Words("rows outside torch's allocator", "torch 分配器之外的各行")
 

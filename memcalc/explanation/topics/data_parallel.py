@@ -1,4 +1,4 @@
-"""torch's old DataParallel: the loaded first GPU."""
+"""torch's old DataParallel: its first GPU holds the most."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_TORCH: Final = "torch/nn/parallel/data_parallel.py"
+_TORCH: Final = "torch/nn/parallel/data_parallel.py (formula)"
 
 STATES: Final = Rule(
     title=Words("The first GPU alone has the optimizer's 12·Φ", "只有第一张 GPU 有优化器的 12·Φ"),

@@ -8,6 +8,8 @@ from memcalc.explanation.exact import sent_over, states_and_buckets
 from memcalc.explanation.topic import Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
+_BUCKETS: Final = "torch/csrc/distributed/c10d/reducer.cpp (formula)"
+
 FP32_BUCKETS: Final = Rule(
     title=Words("fp32 with DDP: 20 bytes per parameter", "DDP + fp32：每个参数 20 字节"),
     formula="4·Φ + 4·Φ + 8·Φ + 4·Φ",
@@ -20,7 +22,7 @@ FP32_BUCKETS: Final = Rule(
         "activations; and that gradient_as_bucket_view=True makes gradients views of the buckets, which saves the last 4.",
         "激活值；设置 gradient_as_bucket_view=True 时梯度是桶的视图，可省去最后的 4 字节。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 140e9, 0, "torch/csrc/distributed/c10d/reducer.cpp"),
+    quoted=Quoted({"Φ": 7e9}, 140e9, 0, _BUCKETS),
 )
 MIXED_BUCKETS: Final = Rule(
     title=Words("16 bits with DDP: 18 bytes per parameter", "DDP + 16 位：每个参数 18 字节"),
@@ -31,7 +33,7 @@ MIXED_BUCKETS: Final = Rule(
         "fp32 权重 (4)、其 16 位副本 (2)、16 位梯度 (2)、两个矩 (8)、16 位的桶 (2)。",
     ),
     leaves_out=Words("activations.", "激活值。"),
-    quoted=Quoted({"Φ": 7e9}, 126e9, 0, "torch/csrc/distributed/c10d/reducer.cpp"),
+    quoted=Quoted({"Φ": 7e9}, 126e9, 0, _BUCKETS),
 )
 ALL_REDUCE: Final = Rule(
     title=Words("A step sends two times the gradients", "每步发送两倍的梯度"),
@@ -45,7 +47,7 @@ ALL_REDUCE: Final = Rule(
         "latency, and that buckets let most of it run behind backward.",
         "延迟；另外分桶使大部分通信与反向计算重叠。",
     ),
-    quoted=Quoted({"Φ": 7e9, "n": 8}, 24.5e9, 0, "nccl-tests, doc/PERFORMANCE.md"),
+    quoted=Quoted({"Φ": 7e9, "n": 8}, 24.5e9, 0, "nccl-tests, doc/PERFORMANCE.md (formula)"),
 )
 _OTHER: Final = Words(
     "Another precision or engine has copies in other dtypes.", "换用其他精度或引擎，副本的数据类型就不同。"

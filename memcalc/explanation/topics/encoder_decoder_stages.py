@@ -13,7 +13,7 @@ from memcalc.explanation.words import Words
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
 
-_LAYERS: Final = "4h² of attention and 8h² of an MLP; a decoder layer has 4h² of cross-attention more"
+_LAYERS: Final = "4h² of attention and 8h² of an MLP; a decoder layer has 4h² of cross-attention more (formula)"
 
 WEIGHTS: Final = Rule(
     title=Words("A decoder layer has a third more weights", "解码器层的权重多三分之一"),
@@ -42,19 +42,19 @@ ACTIVATIONS: Final = Rule(
         "positions, and the encoder's output, which every decoder layer reads.",
         "编码器与解码器的序列长度通常不同，这比层本身影响更大；相对位置编码；以及每个解码器层都要读取的编码器输出。",
     ),
-    quoted=Quoted({}, 47 / 34, 0, "Korthikanti et al., arXiv 2205.05198, equation 1"),
+    quoted=Quoted({}, 47 / 34, 0, "terms of Korthikanti et al., arXiv 2205.05198, section 4.1 (formula)"),
 )
 _WEIGHTS: Final = Words("weights of the decoder's layers over the encoder's", "解码器层与编码器层的权重之比")
 _SAVED: Final = Words("saved by the decoder's layers over the encoder's", "解码器层与编码器层保存的激活值之比")
 
 
 def weights(asked: Asked) -> Step:
-    """Return the weights of the decoder's layers over the encoder's."""
+    """Return the ratio of the decoder layers' weights to the encoder layers'."""
     return _ratio(asked, _WEIGHTS, "parameters")
 
 
 def saved(asked: Asked) -> Step:
-    """Return what the decoder's layers save over the encoder's."""
+    """Return the ratio of the bytes that decoder layers save to those of encoder layers."""
     return _ratio(asked, _SAVED, "saved_activations")
 
 
@@ -67,7 +67,7 @@ def _ratio(asked: Asked, words: Words, component: str) -> Step:
 
 
 def _of_stack(report: Report, stack: str, component: str) -> int:
-    """Return the bytes of a component's rows of the equal layers of a stack."""
+    """Return the bytes of one component in the equal layers of a stack."""
     own = (item for item in report.items if item.component == component and "*" in item.name)
     return sum(item.nbytes for item in own if stack in item.name.split("*")[0].split("."))
 

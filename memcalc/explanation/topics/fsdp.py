@@ -9,7 +9,7 @@ from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_FSDP: Final = "torch/distributed/fsdp/_fully_shard"
+_FSDP: Final = "torch/distributed/fsdp/_fully_shard (formula)"
 
 SHARDS: Final = Rule(
     title=Words("FSDP: 16Φ/n, of fp32 shards", "FSDP：16Φ/n，全部为 fp32 分片"),
@@ -59,7 +59,7 @@ _OTHER: Final = Words(
 
 
 def gathered(asked: Asked) -> Step:
-    """Return the buffers that FSDP gathers weights in and reduces gradients from, the most in a step."""
+    """Return the bytes of the buffers in which FSDP gathers weights and reduces gradients: the most in a step."""
     words = ("gather", "reduce-scatter", "gradients, divided")
     parts: dict[str, int] = {}
     for item in asked.report.items:

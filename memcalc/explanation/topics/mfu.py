@@ -10,7 +10,7 @@ from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473"
+_NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, section 5.1"
 
 SIX: Final = Rule(
     title=Words("6·Φ·T FLOP for a step", "每步 6·Φ·T FLOP"),
@@ -25,7 +25,9 @@ SIX: Final = Rule(
         "nothing.",
         "注意力中 Q、K、V 之间的乘法；重计算；另外它把不做乘法的词嵌入也算了进去。",
     ),
-    quoted=Quoted({"Φ": 7e9, "T": 2048}, 86_016_000_000_000, 0, "Kaplan et al., arXiv 2001.08361"),
+    quoted=Quoted(
+        {"Φ": 7e9, "T": 2048}, 86_016_000_000_000, 0, "Kaplan et al., arXiv 2001.08361, section 2.1 (formula)"
+    ),
 )
 GPT: Final = Rule(
     title=Words(
@@ -42,7 +44,12 @@ GPT: Final = Rule(
         "recomputation, which makes 96 of the 72; a gated MLP, grouped heads, and that a causal mask needs half of the pairs.",
         "重计算（系数由 72 变为 96）；门控 MLP、分组 KV 头；以及因果掩码只需要一半的注意力对。",
     ),
-    quoted=Quoted({"b": 1, "m": 1, "L": 128, "s": 2048, "h": 25600, "V": 51200}, 12_550_538_684_006_400, 0, _NARAYANAN),
+    quoted=Quoted(
+        {"b": 1, "m": 1, "L": 128, "s": 2048, "h": 25600, "V": 51200},
+        12_550_538_684_006_400,
+        0,
+        "Korthikanti et al., arXiv 2205.05198, equation 7 (formula)",
+    ),
 )
 UTILISATION: Final = Rule(
     title=Words("Utilisation: what is done over what could be", "利用率：实际完成与峰值之比"),

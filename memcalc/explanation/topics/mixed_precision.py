@@ -21,7 +21,7 @@ PURE: Final = Rule(
         "that small updates are lost: a bf16 weight has 8 bits of precision, so an update below 1/512 of it rounds to nothing.",
         "小更新会丢失：bf16 只有 8 位有效精度，小于权重 1/512 的更新会被舍入掉。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 56e9, 0, "torch.optim on model.to(torch.bfloat16)"),
+    quoted=Quoted({"Φ": 7e9}, 56e9, 0, "torch.optim on model.to(torch.bfloat16) (formula)"),
 )
 AUTOCAST: Final = Rule(
     title=Words("torch.autocast: 16 bytes, of other parts", "torch.autocast：同样 16 字节，构成不同"),
@@ -36,7 +36,7 @@ AUTOCAST: Final = Rule(
         "parameter, among the activations.",
         "autocast 在前向中生成、保留到反向的 16 位权重副本：每个参数最多再加 2 字节，计在激活值里。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 112e9, 0, "torch.amp"),
+    quoted=Quoted({"Φ": 7e9}, 112e9, 0, "torch.amp (formula)"),
 )
 MEGATRON: Final = Rule(
     title=Words("Megatron: 18 bytes per parameter", "Megatron：每个参数 18 字节"),
@@ -50,7 +50,7 @@ MEGATRON: Final = Rule(
         "activations and buffers; with the distributed optimizer over d ranks it is 6 + 12/d.",
         "激活值和缓冲区；使用 d 个 rank 的分布式优化器时为 6 + 12/d。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 126e9, 0, "Megatron-LM, docs of the distributed optimizer"),
+    quoted=Quoted({"Φ": 1}, 18, 0, "Megatron-Core documentation, Distributed Optimizer"),
 )
 _OTHER: Final = Words(
     "A layout that shards or pads the weights holds another share of them.",

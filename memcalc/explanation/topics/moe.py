@@ -1,4 +1,4 @@
-"""Mixtures of experts: all experts in memory, few of them at work."""
+"""Mixtures of experts: memory holds all experts, a token uses a few."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from memcalc.explanation.topic import Case, Quoted, Rule, Topic
 from memcalc.explanation.topics.mfu import flops_of_the_step
 from memcalc.explanation.words import Words
 
+_MIXTRAL: Final = "Mistral AI, Mixtral of experts, mistral.ai/news/mixtral-of-experts"
+
 RESIDENT: Final = Rule(
     title=Words("Memory follows all parameters: 16·Φ", "显存取决于全部参数：16·Φ"),
     formula="16·Φ",
     unit="bytes",
     counts=Words("every expert, whether tokens go to it or not.", "所有专家，不管有没有 token 路由到它。"),
     leaves_out=Words("activations, and whatever shards the experts.", "激活值，以及对专家的切分。"),
-    quoted=Quoted({"Φ": 46.7e9}, 747.2e9, 0, "Jiang et al., Mixtral of Experts, arXiv 2401.04088"),
+    quoted=Quoted({"Φ": 46.7e9}, 747.2e9, 0, f"16 bytes, and the 46.7B of {_MIXTRAL} (formula)"),
 )
 ACTIVE: Final = Rule(
     title=Words("Compute follows the active ones: 6·A·T", "计算取决于激活参数：6·A·T"),
@@ -29,9 +31,7 @@ ACTIVE: Final = Rule(
         "attention's scores; and the embedding, which counts as parameters and multiplies nothing.",
         "注意力分数的乘法；另外词嵌入算作参数，却没有乘法。",
     ),
-    quoted=Quoted(
-        {"A": 12.9e9, "T": 2048}, 158_515_200_000_000, 0, "Jiang et al., Mixtral of Experts, arXiv 2401.04088"
-    ),
+    quoted=Quoted({"A": 12.9e9, "T": 2048}, 158_515_200_000_000, 0, f"6 FLOP, and the 12.9B of {_MIXTRAL} (formula)"),
 )
 ALL_TO_ALL: Final = Rule(
     title=Words("Expert parallelism: 4·(e-1)/e·b·s·K·h elements per layer", "专家并行：每层 4·(e-1)/e·b·s·K·h 个元素"),
@@ -47,7 +47,10 @@ ALL_TO_ALL: Final = Rule(
         "路由的权重和计数、负载不均 (--expert-imbalance)、容量限制。",
     ),
     quoted=Quoted(
-        {"e": 8, "b": 1, "s": 2048, "K": 2, "h": 4096}, 58_720_256, 0, "Lepikhin et al., GShard, arXiv 2006.16668"
+        {"e": 8, "b": 1, "s": 2048, "K": 2, "h": 4096},
+        58_720_256,
+        0,
+        "two all-to-alls a pass, Lepikhin et al., GShard, arXiv 2006.16668 (formula)",
     ),
 )
 

@@ -21,7 +21,7 @@ SGD: Final = Rule(
     unit="bytes",
     counts=Words("weights and gradients; plain SGD keeps nothing.", "权重和梯度；普通 SGD 不保存任何状态。"),
     leaves_out=_SAME,
-    quoted=Quoted({"Φ": 7e9}, 56e9, 0, "torch/optim/sgd.py"),
+    quoted=Quoted({"Φ": 7e9}, 56e9, 0, "torch/optim/sgd.py (formula)"),
 )
 MOMENTUM: Final = Rule(
     title=Words("SGD with momentum: 12 bytes", "带动量的 SGD：12 字节"),
@@ -29,7 +29,7 @@ MOMENTUM: Final = Rule(
     unit="bytes",
     counts=Words("one momentum buffer for each parameter on top.", "再加每个参数一个动量缓冲。"),
     leaves_out=_SAME,
-    quoted=Quoted({"Φ": 7e9}, 84e9, 0, "torch/optim/sgd.py"),
+    quoted=Quoted({"Φ": 7e9}, 84e9, 0, "torch/optim/sgd.py (formula)"),
 )
 EIGHT_BIT: Final = Rule(
     title=Words("8-bit Adam: 10 bytes", "8 位 Adam：10 字节"),
@@ -40,7 +40,7 @@ EIGHT_BIT: Final = Rule(
         "a scale for each block of them, and fp32 states of small or excluded tensors.",
         "每个状态块的缩放因子，以及小张量或被排除张量的 fp32 状态。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 70e9, 0, "Dettmers et al., arXiv 2110.02861"),
+    quoted=Quoted({"Φ": 7e9}, 70e9, 0, "Dettmers et al., arXiv 2110.02861 (formula)"),
 )
 ADAFACTOR: Final = Rule(
     title=Words("Adafactor: 8 bytes, and almost no states", "Adafactor：8 字节，几乎没有状态"),
@@ -51,7 +51,7 @@ ADAFACTOR: Final = Rule(
         "a row and a column of second moments for each matrix, n + m numbers instead of n·m.",
         "每个矩阵一行一列的二阶矩：n + m 个数，而不是 n·m 个。",
     ),
-    quoted=Quoted({"Φ": 7e9}, 56e9, 0, "Shazeer and Stern, arXiv 1804.04235"),
+    quoted=Quoted({"Φ": 7e9}, 56e9, 0, "Shazeer and Stern, arXiv 1804.04235 (formula)"),
 )
 
 TOPIC: Final = Topic(

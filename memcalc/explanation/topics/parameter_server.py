@@ -8,7 +8,9 @@ from memcalc.explanation.exact import sent_over
 from memcalc.explanation.topic import Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_LI: Final = "Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014"
+_LI: Final = (
+    "push and pull, Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014 (formula)"
+)
 
 SERVER: Final = Rule(
     title=Words("A server moves 2·n times the gradients", "服务器的流量是梯度的 2·n 倍"),

@@ -9,7 +9,7 @@ from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
-_NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2"
+_NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, section"
 
 BETWEEN: Final = Rule(
     title=Words("2·b·s·h elements between two stages for a micro-batch", "每个微批次在两个阶段之间传 2·b·s·h 个元素"),
@@ -23,7 +23,7 @@ BETWEEN: Final = Rule(
         "that a stage in the middle has two boundaries; tied embeddings, whose gradients the first and last stage add up.",
         "中间阶段有两个边界；共享词嵌入时，首末阶段还要把梯度相加。",
     ),
-    quoted=Quoted({"b": 1, "s": 2048, "h": 4096}, 16_777_216, 0, _NARAYANAN),
+    quoted=Quoted({"b": 1, "s": 2048, "h": 4096}, 16_777_216, 0, f"{_NARAYANAN} 3.2 (formula)"),
 )
 IN_FLIGHT: Final = Rule(
     title=Words("1F1B: the first stage holds p micro-batches", "1F1B：第一个阶段同时持有 p 个微批次"),
@@ -38,7 +38,7 @@ IN_FLIGHT: Final = Rule(
         "that a step with fewer micro-batches than stages has no more than those.",
         "微批次少于阶段数时，最多只有那么多。",
     ),
-    quoted=Quoted({"p": 8}, 8, 0, _NARAYANAN),
+    quoted=Quoted({"p": 8}, 8, 0, f"{_NARAYANAN} 2.2.1 (formula)"),
 )
 GPIPE: Final = Rule(
     title=Words("GPipe: every stage holds all m micro-batches", "GPipe：每个阶段持有全部 m 个微批次"),
@@ -48,7 +48,7 @@ GPIPE: Final = Rule(
     leaves_out=Words(
         "nothing of the count; recomputation makes each of them small.", "计数本身没有遗漏；重计算可让每份都很小。"
     ),
-    quoted=Quoted({"m": 64}, 64, 0, "Huang et al., GPipe, arXiv 1811.06965"),
+    quoted=Quoted({"m": 64}, 64, 0, f"{_NARAYANAN} 2.2.1 (formula)"),
 )
 _COUNT: Final = Words("micro-batches that the stage has saved at once", "该阶段同时保存的微批次数")
 

@@ -8,7 +8,7 @@ from memcalc.errors import InputError
 from memcalc.explanation.exact import layers_saved, ratio_step, saved_in_layers
 from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
-from memcalc.explanation.topics.activations import KORTHIKANTI
+from memcalc.explanation.topics.activations import TABLE_2
 from memcalc.explanation.words import Words
 
 FULL: Final = Rule(
@@ -20,7 +20,7 @@ FULL: Final = Rule(
         "what the one layer that runs again saves, which is there in backward; embeddings, head and loss.",
         "反向时正在重算的那一层保存的全部激活值；词嵌入、输出层和损失。",
     ),
-    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48}, 4_831_838_208, 0, KORTHIKANTI),
+    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48}, 4_831_838_208, 0, TABLE_2),
 )
 FOUR_THIRDS: Final = Rule(
     title=Words("It costs a third more FLOPs", "代价：运算量增加三分之一"),
@@ -34,7 +34,7 @@ FOUR_THIRDS: Final = Rule(
         "what is not run again: the output head, and the last products of a layer, where non-reentrant checkpoints stop early.",
         "不需要重算的部分：输出层，以及非重入检查点提前停止时每层末尾的乘法。",
     ),
-    quoted=Quoted({}, 4 / 3, 0, "Narayanan et al. 2021, arXiv 2104.04473, appendix"),
+    quoted=Quoted({}, 4 / 3, 0, "Narayanan et al. 2021, arXiv 2104.04473, appendix (formula)"),
 )
 SAVING: Final = Rule(
     title=Words("Memory goes to about a seventeenth, or less", "显存降到约十七分之一，甚至更少"),
@@ -46,14 +46,14 @@ SAVING: Final = Rule(
     leaves_out=Words(
         "that a fused attention kernel had no 5as/h to begin with.", "融合注意力核本来就没有 5as/h 这一项。"
     ),
-    quoted=Quoted({"a": 96, "s": 2048, "h": 12288}, 0.01754386, 1e-8, KORTHIKANTI),
+    quoted=Quoted({"a": 96, "s": 2048, "h": 12288}, 0.01754386, 1e-8, TABLE_2),
 )
 _FLOPS: Final = Words("FLOPs of the step with recomputation over those without", "有重计算与无重计算的运算量之比")
 _KEPT: Final = Words("saved by the layers with recomputation over without", "有重计算与无重计算时各层保存量之比")
 
 
 def flops(asked: Asked) -> Step:
-    """Return the FLOPs of a step over those without recomputation."""
+    """Return the ratio of a step's FLOPs to those without recomputation."""
     found = asked.report.flops
     if not found["total"]:
         raise InputError("--params: a bare number of parameters has no products of matrices; allowed: --model")
@@ -61,7 +61,7 @@ def flops(asked: Asked) -> Step:
 
 
 def kept(asked: Asked) -> Step:
-    """Return what the layers save over what they save without recomputation."""
+    """Return the ratio of the bytes that the layers save to those without recomputation."""
     whole = layers_saved(asked.again(recompute="none"))
     return ratio_step(asked, _KEPT, "full/none", layers_saved(asked.report), whole)
 

@@ -17,7 +17,7 @@ NAIVE: Final = Rule(
         "each GPU sends its 16-bit gradients to every other one.", "每张 GPU 把自己的 16 位梯度发给其他所有 GPU。"
     ),
     leaves_out=Words("that nobody does this: it grows with n.", "实际上没有人这样做：通信量随 n 增长。"),
-    quoted=Quoted({"Φ": 7e9, "n": 8}, 98e9, 0, "n-1 sends of the whole"),
+    quoted=Quoted({"Φ": 7e9, "n": 8}, 98e9, 0, "n-1 sends of the whole (formula)"),
 )
 
 TOPIC: Final = Topic(

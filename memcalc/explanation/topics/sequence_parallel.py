@@ -1,4 +1,4 @@
-"""Sequence parallelism: what tensor parallelism leaves whole is split by tokens."""
+"""Sequence parallelism: the tensors that tensor parallelism leaves whole are split by tokens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Final
 
 from memcalc.explanation.exact import elements_of_a_layer, saved_in_layers
 from memcalc.explanation.topic import Case, Quoted, Rule, Topic
+from memcalc.explanation.topics.activations import TABLE_2
 from memcalc.explanation.words import Words
 
-_PAPER: Final = "Korthikanti et al., arXiv 2205.05198, section 4.2"
+_PAPER: Final = "Korthikanti et al., arXiv 2205.05198, section 4.2.2 (formula)"
 
 SAVED: Final = Rule(
     title=Words("Activations: 34·s·b·h/t per layer", "激活值：每层 34·s·b·h/t"),
@@ -22,7 +23,7 @@ SAVED: Final = Rule(
         "scores (5as/(ht)) without either of them; embeddings, head and loss; statistics; a gated MLP.",
         "两者都不用时的注意力分数 (5as/(ht))；词嵌入、输出层和损失；统计量；门控 MLP。",
     ),
-    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48, "t": 8}, 9.5625 * 2**30, 0, _PAPER),
+    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48, "t": 8}, 10_267_656_192, 0, TABLE_2),
 )
 SENDS: Final = Rule(
     title=Words("It sends what tensor parallelism sends: 8·b·s·h elements", "通信量与张量并行相同：8·b·s·h 个元素"),

@@ -6,10 +6,11 @@ from typing import Final
 
 from memcalc.explanation.exact import elements_of_a_layer, saved_in_layers, weights_of_a_layer
 from memcalc.explanation.topic import Case, Quoted, Rule, Topic
-from memcalc.explanation.topics.activations import KORTHIKANTI
+from memcalc.explanation.topics.activations import TABLE_2
 from memcalc.explanation.words import Words
 
-_MEGATRON: Final = "Shoeybi et al., Megatron-LM, arXiv 1909.08053"
+_NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, section 3.2 (formula)"
+_SHOEYBI: Final = "Shoeybi et al., Megatron-LM, arXiv 1909.08053, figure 4 (formula)"
 
 ALL_REDUCES: Final = Rule(
     title=Words("8·b·s·h elements per layer and micro-batch", "每层每个微批次 8·b·s·h 个元素"),
@@ -23,7 +24,7 @@ ALL_REDUCES: Final = Rule(
         "the factor (t-1)/t of a ring, the embedding, the logits and the loss.",
         "环形算法的系数 (t-1)/t、词嵌入、logits 和损失。",
     ),
-    quoted=Quoted({"b": 1, "s": 2048, "h": 4096}, 67_108_864, 0, _MEGATRON),
+    quoted=Quoted({"b": 1, "s": 2048, "h": 4096}, 67_108_864, 0, _NARAYANAN),
 )
 DTENSOR: Final = Rule(
     title=Words("The same with transformers' tp_plan and FSDP2", "同样的切分，用 transformers 的 tp_plan 与 FSDP2"),
@@ -34,7 +35,7 @@ DTENSOR: Final = Rule(
         "that column-parallel layers beside each other each reduce the gradient of their common input.",
         "并列的列并行层会各自规约同一输入的梯度。",
     ),
-    quoted=Quoted({"b": 1, "s": 2048, "h": 4096}, 67_108_864, 0, _MEGATRON),
+    quoted=Quoted({"b": 1, "s": 2048, "h": 4096}, 67_108_864, 0, _SHOEYBI),
 )
 WEIGHTS: Final = Rule(
     title=Words("16·h² parameters per layer, against which it is weighed", "与之比较的权重：每层 16·h² 个参数"),
@@ -50,7 +51,7 @@ WEIGHTS: Final = Rule(
         "factor of two in it, 16h² has not.",
         "GPT 层是 12h²，分组 KV 头更少；环形 all-reduce 会发送两倍梯度。8bsh 已含这个两倍，16h² 没有。",
     ),
-    quoted=Quoted({"h": 4096}, 268_435_456, 0, "4·h² + 3·h·4h"),
+    quoted=Quoted({"h": 4096}, 268_435_456, 0, "4·h² + 3·h·4h (formula)"),
 )
 SAVED: Final = Rule(
     title=Words("Activations: s·b·h·(10 + 24/t) per layer", "激活值：每层 s·b·h·(10 + 24/t)"),
@@ -65,7 +66,7 @@ SAVED: Final = Rule(
         "scores (5as/(ht) without a fused kernel), statistics, a gated MLP.",
         "注意力分数（无融合核时为 5as/(ht)）、统计量、门控 MLP。",
     ),
-    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48, "t": 8}, 31_406_948_352, 0, KORTHIKANTI),
+    quoted=Quoted({"s": 2048, "b": 4, "h": 6144, "L": 48, "t": 8}, 31_406_948_352, 0, TABLE_2),
 )
 _ENGINE: Final = {"engine": "megatron", "sequence_parallel": False}
 

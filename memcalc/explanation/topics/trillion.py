@@ -54,7 +54,12 @@ PER_GPU: Final = Rule(
         "divides 12 of the 18 by the data-parallel degree.",
         "只在第一个阶段的词嵌入；激活值；以及分布式优化器 (--zero 1)，它把 18 中的 12 再除以数据并行度。",
     ),
-    quoted=Quoted({"Φ": 1e12, "t": 8, "p": 64}, 35_156_250_000, 0, _NARAYANAN),
+    quoted=Quoted(
+        {"Φ": 1e12, "t": 8, "p": 64},
+        35_156_250_000,
+        0,
+        f"18 bytes, Megatron-Core documentation; t and p of {_NARAYANAN} (formula)",
+    ),
 )
 _GPUS: Final = Words("GPUs of the setup: dp·tp·pp", "该设置的 GPU 数：dp·tp·pp")
 

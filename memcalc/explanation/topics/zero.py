@@ -9,6 +9,7 @@ from memcalc.explanation.topic import Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
 
 _PAPER: Final = "Rajbhandari et al., ZeRO, arXiv 1910.02054, table 1"
+_VOLUME: Final = "2 bytes and a ring's (n-1)/n, Rajbhandari et al., ZeRO, arXiv 1910.02054, section"
 _LEAVES_OUT: Final = Words(
     "activations, the buffers of the reduction, and the weights that stage 3 gathers while it runs.",
     "激活值、规约缓冲区，以及第 3 阶段运行时收集的完整权重。",
@@ -53,7 +54,7 @@ SENDS_TWO: Final = Rule(
         "一次 16 位梯度的 reduce-scatter 和一次更新后权重的 all-gather。",
     ),
     leaves_out=Words("what engines really do.", "引擎的实际做法。"),
-    quoted=Quoted({"Φ": 7.5e9, "n": 64}, 29.53125e9, 0, "Rajbhandari et al., ZeRO, arXiv 1910.02054, section 7"),
+    quoted=Quoted({"Φ": 7.5e9, "n": 64}, 29.53125e9, 0, f"{_VOLUME} 7.2.1 (formula)"),
 )
 SENDS_THREE: Final = Rule(
     title=Words("ZeRO-3 sends 3Φ elements, 1.5 times as much", "ZeRO-3 发送 3Φ 个元素，是前者的 1.5 倍"),
@@ -67,7 +68,7 @@ SENDS_THREE: Final = Rule(
         "what stays gathered between forward and backward, and further micro-batches, which gather again.",
         "前向与反向之间保留的完整权重，以及会再次收集权重的后续微批次。",
     ),
-    quoted=Quoted({"Φ": 7.5e9, "n": 64}, 44.296875e9, 0, "Rajbhandari et al., ZeRO, arXiv 1910.02054, section 7"),
+    quoted=Quoted({"Φ": 7.5e9, "n": 64}, 44.296875e9, 0, f"{_VOLUME} 7.2.2 (formula)"),
 )
 _PARTS: Final = Words(
     "Parts are padded to equal sizes; Megatron keeps fp32 gradients, and FSDP fp32 weights.",

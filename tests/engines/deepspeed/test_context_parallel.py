@@ -237,7 +237,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cp": 2, "kernels": "fused"}, "--kernels fused: "),
     ({"cp": 2, "cross_entropy": "chunked"}, "--cross-entropy chunked: "),
     ({"cp": 2, "recompute": "selective"}, "--recompute selective: "),
-    ({"cp": 2, "cp_comm_type": "p2p"}, "--cp-comm-type p2p: DeepSpeed exchanges heads for tokens; allowed: a2a"),
+    (
+        {"cp": 2, "cp_comm_type": "p2p"},
+        "--cp-comm-type p2p: DeepSpeed exchanges heads for tokens (Ulysses); allowed: a2a",
+    ),
     ({"cp": 1, "cp_comm_type": "a2a"}, "--cp-comm-type a2a: "),
 ]
 
@@ -258,10 +261,10 @@ def test_what_is_refused(options: dict[str, Any], line: str) -> None:
             "--cp 4: neither divides the 6 key",
         ),
         ({"model_type": "gpt2"}, "--cp 4: with engine deepspeed for a gpt2"),
-        ({**MISTRAL, "sliding_window": 64}, "--seq-len 64: DeepSpeed drops the mask"),
+        ({**MISTRAL, "sliding_window": 64}, "--seq-len 64: DeepSpeed drops the mask of a shared sequence"),
         (
             {**QWEN2_MOE, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
-            "--seq-len 64: DeepSpeed drops the mask",
+            "--seq-len 64: DeepSpeed drops the mask of a shared sequence",
         ),
         ({"model_type": "mixtral"}, "--cp 4: DeepSpeed reads head_dim"),
         ({"model_type": "gemma2"}, "--attention eager: "),

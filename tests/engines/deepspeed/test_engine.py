@@ -233,8 +233,8 @@ def test_thresholds_of_stage_3() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"reduce_bucket_size": 10**6}, "--reduce-bucket-size 1000000: is DeepSpeed's; allowed: with --engine deepspeed"),
-        ({"gpus": 8, "zero": 2, "sub_group_size": 5}, "--sub-group-size 5: is DeepSpeed's; .* and --zero 3"),
+        ({"reduce_bucket_size": 10**6}, "--reduce-bucket-size 1000000: is an option of DeepSpeed; allowed: with --engine"),
+        ({"gpus": 8, "zero": 2, "sub_group_size": 5}, "--sub-group-size 5: is an option of DeepSpeed; .* and --zero 3"),
         ({"gpus": 8, "zero": 3, "reduce_bucket_size": 0}, "--reduce-bucket-size 0: allowed: a whole number from 1"),
     ],
 )  # fmt: skip
@@ -283,7 +283,7 @@ def test_what_multiplies_weights_with_fp32_buffers_is_refused(model_type: str) -
     with pytest.raises(RuntimeError, match="dtype"):
         model(input_ids=ids, labels=ids)
     with pytest.raises(
-        memcalc.InputError, match=f"--precision bf16-mixed: DeepSpeed casts weights alone, and a {model_type}"
+        memcalc.InputError, match=f"--precision bf16-mixed: DeepSpeed casts only weights, and a {model_type}"
     ):
         memcalc.estimate(case.fields, gpus=2, engine="deepspeed", seq_len=case.seq)
     assert memcalc.estimate(case.fields, gpus=2, engine="deepspeed", seq_len=case.seq, precision="fp32").peak

@@ -225,10 +225,10 @@ def test_a_busy_expert_needs_more() -> None:
         (MIXTRAL, {"gpus": 6}, "--ep 4: does not divide dp = 6, whose ranks share the experts; allowed: 1, 2, 3, 6"),
         (MIXTRAL, {"gpus": 9, "ep": 3}, "--ep 3: mixtral has 8 experts, which 3 ranks cannot share; allowed: 1, 2, 4, 8"),
         (MIXTRAL, {"tp": 2}, r"--tp 2: DeepSpeed's AutoEP \(ep 4\) refuses Megatron-DeepSpeed's tensor parallelism"),
-        (MIXTRAL, {"pp": 2}, r"--pp 2: DeepSpeed's AutoEP \(ep 4\) finds transformers' experts.*; allowed: 1"),
-        (MIXTRAL, {"cp": 2}, r"--cp 2: DeepSpeed's AutoEP \(ep 4\) takes .* refuses these; allowed: 1, or --ep 1"),
-        (MIXTRAL, {"cp": 2, "zero": 3}, "--cp 2: .*, and ZeRO-3 refuses it with any shared sequence; allowed: 1, or --ep 1"),
-        (MIXTRAL, {"etp": 2}, "--etp 2: DeepSpeed has no tensor parallelism of the experts' own .*; allowed: 1"),
+        (MIXTRAL, {"pp": 2}, r"--pp 2: DeepSpeed's AutoEP \(ep 4\) looks for transformers' experts.*; allowed: 1"),
+        (MIXTRAL, {"cp": 2}, r"--cp 2: DeepSpeed's AutoEP \(ep 4\) refuses .* as such; allowed: 1, or --ep 1"),
+        (MIXTRAL, {"cp": 2, "zero": 3}, "--cp 2: .*; with ZeRO-3 it refuses any shared sequence; allowed: 1, or --ep 1"),
+        (MIXTRAL, {"etp": 2}, "--etp 2: DeepSpeed has no separate tensor parallelism for experts .*; allowed: 1"),
         (MIXTRAL, {"recompute": "op"}, "--recompute op: with engine deepspeed and ep above 1 .*none, full"),
         (MIXTRAL, {"kernels": "fused"}, "--kernels fused: with engine deepspeed and ep above 1 .*hf"),
         ({**MIXTRAL, "hidden_act": "gelu"}, {}, "--ep 4: AutoEP computes SwiGLU, the experts of mixtral have gelu"),
@@ -244,5 +244,5 @@ def test_refusals(config: Any, options: dict[str, Any], line: str) -> None:
 
 
 def test_a_number_of_parameters_has_no_experts() -> None:
-    with pytest.raises(memcalc.InputError, match="--ep 2: which weights are experts' a number of parameters does not"):
+    with pytest.raises(memcalc.InputError, match="--ep 2: a number of parameters does not tell which weights"):
         memcalc.estimate(params="7B", gpus=2, ep=2, engine="deepspeed")

@@ -169,8 +169,11 @@ def between_two(sent: Totals, pp: int) -> Totals:
     [
         ({"pp": 2, "zero": 2}, "--zero 2: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 0, 1"),
         ({"pp": 2, "zero": 3}, "--zero 3: DeepSpeed's PipelineEngine (pp 2) refuses ZeRO-2 and ZeRO-3; allowed: 0, 1"),
-        ({"pp": 2, "zero": 1, "schedule": "gpipe"}, "--schedule gpipe: DeepSpeed's pipeline has one order"),
-        ({"pp": 2, "zero": 1, "virtual_stages": 2}, "--virtual-stages 2: DeepSpeed's pipeline has one stage of a rank"),
+        ({"pp": 2, "zero": 1, "schedule": "gpipe"}, "--schedule gpipe: DeepSpeed's pipeline has only this schedule"),
+        (
+            {"pp": 2, "zero": 1, "virtual_stages": 2},
+            "--virtual-stages 2: DeepSpeed's pipeline has one stage for each rank",
+        ),
         ({"pp": 4, "zero": 1}, "--pp 4: llama has 3 layers; allowed: 1 to 3"),
         ({"tp": 8, "zero": 2}, "--tp 8: llama has 4 key/value heads; allowed: a divisor of 4"),
         (
@@ -179,11 +182,11 @@ def between_two(sent: Totals, pp: int) -> Totals:
         ),
         (
             {"tp": 2, "zero": 1, "sequence_parallel": True},
-            "--sequence-parallel on: under DeepSpeed nobody adds up the slices' gradients of the norms",
+            "--sequence-parallel on: DeepSpeed does not sum the norms' gradients over tensor-parallel ranks",
         ),
         (
             {"tp": 2, "zero": 1, "attention": "sdpa"},
-            "--attention sdpa: Megatron-DeepSpeed's GPTModel has the flash-attn",
+            "--attention sdpa: Megatron-DeepSpeed's GPTModel uses the flash-attn",
         ),
         ({"tp": 2, "zero": 1, "precision": "fp32"}, "--precision fp32: with engine deepspeed and tp or pp above 1"),
         ({"pp": 2, "zero": 1, "precision": "fp16-mixed"}, "--precision fp16-mixed: with engine deepspeed and pp 2"),
@@ -191,7 +194,7 @@ def between_two(sent: Totals, pp: int) -> Totals:
         ({"pp": 2, "zero": 1, "first_stage_layers": 1}, "--first-stage-layers 1: DeepSpeed balances its stages itself"),
         (
             {"tp": 2, "recompute": "selective"},
-            "--recompute selective: of core attention Megatron-DeepSpeed skips where",
+            "--recompute selective: recomputes core attention, which Megatron-DeepSpeed skips with",
         ),
         ({"pp": 2, "zero": 1, "reduce_bucket_size": 9}, "--reduce-bucket-size 9: BF16_Optimizer, which a pipeline"),
         ({"tp": 3, "zero": 1, "gpus": 8}, "--gpus 8: does not divide by tp 3; allowed: a multiple of 3"),
@@ -205,7 +208,7 @@ def test_refusals(options: dict[str, Any], line: str) -> None:
 
 
 def test_a_model_that_megatron_deepspeed_has_not_is_refused() -> None:
-    with pytest.raises(memcalc.InputError, match="for a qwen3 is not modelled by this version; allowed: 1"):
+    with pytest.raises(memcalc.InputError, match="a qwen3 is not modelled by this version; allowed: 1"):
         memcalc.estimate("qwen3-8b", engine="deepspeed", tp=2, gpus=4, zero=1)
 
 

@@ -248,8 +248,8 @@ SETUP: dict[str, Any] = {"gpus": 8, "zero": 3, "engine": "fsdp2", "seq_len": 409
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        ("llama-7b", {"cp": 4, "seq_len": 4092}, "--seq-len 4092: does not divide into 2·cp = 8 chunks, an early"),
-        ("llama-7b", {"cp": 4, "cp_comm_type": "a2a"}, "--cp-comm-type a2a: with engine fsdp2: torch's context_parallel has no"),
+        ("llama-7b", {"cp": 4, "seq_len": 4092}, "--seq-len 4092: does not divide into 2·cp = 8 chunks, two for"),
+        ("llama-7b", {"cp": 4, "cp_comm_type": "a2a"}, "--cp-comm-type a2a: with engine fsdp2: torch's context_parallel"),
         ("mistral-7b", {"cp": 2}, "--cp 2: with engine fsdp2: mistral-7b has layers with a sliding window, which accelerate"),
         ("gpt2", {"cp": 2, "seq_len": 1024}, "--cp 2: with engine fsdp2 for a gpt2 is not modelled by this version; allowed: 1"),
         ("bert-base", {"cp": 2, "seq_len": 512}, "--cp 2: with engine fsdp2 for a bert is not modelled"),
@@ -261,7 +261,7 @@ SETUP: dict[str, Any] = {"gpus": 8, "zero": 3, "engine": "fsdp2", "seq_len": 409
         ("llama-3-8b", {"cp": 2, "precision": "fp32"}, "--precision fp32: with engine fsdp2 and cp above 1 llama-3-8b has"),
         ("llama-7b", {"cp": 4, "precision": "fp32", "seq_len": 64}, "--seq-len 64: leaves chunks of 8 tokens; fp32's kernel"),
         ("deepseek-v3", {"cp": 2, "seq_len": 64}, "--seq-len 64: leaves chunks of 16 tokens; latent attention's"),
-        ("llama-7b", {"cp": 4, "shard_group": 2}, "--shard-group 2: is no multiple of cp 4, and dp and cp are one axis"),
+        ("llama-7b", {"cp": 4, "shard_group": 2}, "--shard-group 2: is not a multiple of cp 4, and FSDP2 shards over dp"),
         ("llama-7b", {"cp": 3}, "--gpus 8: does not divide by cp 3; allowed: a multiple of 3"),
         (LLAMA | {"attention_dropout": 0.1}, {"cp": 2}, "has attention_dropout 0.1, and torch's ring keeps the random state of"),
         (
@@ -288,7 +288,7 @@ def test_no_other_family_is_taken(model_type: str) -> None:
 
 
 def test_a_shard_spans_whole_sequences_of_a_number_of_parameters_too() -> None:
-    with pytest.raises(memcalc.InputError, match=r"--shard-group 2: is no multiple of cp 4.*; allowed: 4, 8"):
+    with pytest.raises(memcalc.InputError, match=r"--shard-group 2: is not a multiple of cp 4.*; allowed: 4, 8"):
         memcalc.estimate(params="7B", gpus=8, zero=3, engine="fsdp2", cp=4, shard_group=2)
     assert memcalc.estimate(params="7B", gpus=8, zero=3, engine="fsdp2", cp=4).setup.shards == 8
 

@@ -243,14 +243,16 @@ def test_what_is_refused() -> None:
         return str(error.value)
 
     assert refused(zero=0) == (
-        "--engine fsdp2: shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2"
+        "--engine fsdp2: shards weights, gradients and states; allowed: with --zero 3 (reshards after forward) or 2 (does not)"
     )
     assert "--zero 1: fsdp2" in refused(zero=1)
     assert "--shard-group 3: does not divide dp·cp = 8; allowed: 1, 2, 4, 8" in refused(zero=3, shard_group=3)
     assert "--optimizer muon: over fsdp2's shards" in refused(zero=3, optimizer="muon")
     fused = {"zero": 3, "optimizer": "sgd-momentum", "optimizer_implementation": "fused"}
     assert "fused: torch has no fused sgd-momentum over FSDP2's shards" in refused(**fused)
-    assert "--grad-dtype fp16: fsdp2 reduces gradients in fp32 or bf16" in refused(zero=3, grad_dtype="fp16")
+    assert "--grad-dtype fp16: is not what fsdp2 reduces gradients in; allowed: fp32, bf16" in refused(
+        zero=3, grad_dtype="fp16"
+    )
 
 
 @pytest.mark.parametrize("model_type", ["minimax", "openai-gpt"])

@@ -274,18 +274,18 @@ def test_experts_are_near_each_other_and_their_copies_far_apart() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        (MIXTRAL, {"ep": 3}, "--ep 3: does not divide gpus 8 / (tp 1 · pp 1 · cp 1) = dp 8, which its ranks are taken from;"),
-        (MIXTRAL, {"ep": 8, "shard_group": 4}, "--ep 8: does not divide shard group 4, which its ranks are taken from;"),
+        (MIXTRAL, {"ep": 3}, "--ep 3: does not divide gpus 8 / (tp 1 · pp 1 · cp 1) = dp 8, the ranks that experts are shared"),
+        (MIXTRAL, {"ep": 8, "shard_group": 4}, "--ep 8: does not divide shard group 4, the ranks that experts are shared by;"),
         (MIXTRAL, {"ep": 16, "gpus": 16}, "--ep 16: mixtral has 8 experts, which 16 ranks cannot share evenly; allowed:"),
         (MIXTRAL, {"ep": 2, "pp": 2}, "--ep 2: with engine fsdp2 and pp 2 transformers itself refuses to dispatch tokens"),
         (MIXTRAL, {"ep": 2, "cp": 2}, "--ep 2: with engine fsdp2 and cp 2 transformers' DistributedConfig"),
-        (MIXTRAL, {"ep": 2, "etp": 2}, "--etp 2: with engine fsdp2 and ep above 1 experts are whole, none is split by tp;"),
-        (MIXTRAL, {"ep": 2, "clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot stack norms"),
+        (MIXTRAL, {"ep": 2, "etp": 2}, "--etp 2: with engine fsdp2 and ep above 1 tp does not split experts;"),
+        (MIXTRAL, {"ep": 2, "clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot combine norms"),
         (MIXTRAL, {"ep": 2, "kernels": "fused"}, "--kernels fused: with engine fsdp2 and ep above 1 is not modelled"),
         (MIXTRAL, {"ep": 2, "precision": "bf16-autocast"}, "--precision bf16-autocast: with engine fsdp2 and ep above 1"),
-        (MIXTRAL, {"ep": 2, "recompute": "op"}, "--recompute op: with engine fsdp2 and ep above 1 the experts' hooks run"),
-        ("llama-7b", {"ep": 2}, "--ep 2: llama-7b routes to no experts; allowed: 1"),
-        (QWEN3 | {"mlp_only_layers": [0, 1, 2]}, {"ep": 2}, "--ep 2: qwen3_moe routes to no experts; allowed: 1"),
+        (MIXTRAL, {"ep": 2, "recompute": "op"}, "--recompute op: with engine fsdp2 and ep above 1 torch's selective"),
+        ("llama-7b", {"ep": 2}, "--ep 2: llama-7b has no routed experts; allowed: 1"),
+        (QWEN3 | {"mlp_only_layers": [0, 1, 2]}, {"ep": 2}, "--ep 2: qwen3_moe has no routed experts; allowed: 1"),
         (config_of("dbrx"), {"ep": 2}, "--ep 2: transformers has no ep_plan for dbrx; allowed: 1"),
         (config_of("llama4_text"), {"ep": 2}, "--ep 2: transformers has no ep_plan for llama4_text; allowed: 1"),
     ],
@@ -298,7 +298,7 @@ def test_what_is_refused(model: Any, options: dict[str, Any], line: str) -> None
 
 
 def test_a_number_of_parameters_has_no_experts() -> None:
-    with pytest.raises(memcalc.InputError, match="--ep 2: which weights are experts' a number of parameters does not"):
+    with pytest.raises(memcalc.InputError, match="--ep 2: a number of parameters does not tell which weights"):
         memcalc.estimate(params="7B", gpus=8, zero=3, ep=2)
 
 

@@ -148,16 +148,16 @@ def test_what_is_reduced_once_is_sent_once() -> None:
     [
         (
             {"engine": "none"},
-            "is DDP's and FSDP2's, and plain PyTorch reduces nothing; allowed: with --engine ddp or fsdp2",
+            "is an option of DDP and FSDP2 (plain PyTorch reduces nothing); allowed: with --engine ddp or fsdp2",
         ),
         (
             {"gpus": 8, "zero": 2},
-            "is DDP's and FSDP2's, and deepspeed has rules of its own; allowed: with --engine ddp",
+            "is an option of DDP and FSDP2 (deepspeed has its own rule); allowed: with --engine ddp",
         ),
-        ({"gpus": 8, "tp": 2}, "is DDP's and FSDP2's, and megatron has rules of its own; allowed: with --engine ddp"),
+        ({"gpus": 8, "tp": 2}, "is an option of DDP and FSDP2 (megatron has its own rule); allowed: with --engine ddp"),
         (
             {**SETUP, "pp": 2, "global_batch_size": 8},
-            "torch's pipeline schedules (pp 2) reduce with a step's last micro-batch themselves; allowed: without it, or --pp 1",
+            "torch's pipeline schedules (pp 2) decide that: they reduce with the last micro-batch; allowed: leave it out",
         ),
     ],
 )

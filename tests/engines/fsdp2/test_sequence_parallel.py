@@ -224,13 +224,13 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        ("llama-7b", {"tp": 1}, "--sequence-parallel on: needs tp > 1; allowed: off"),
-        ("llama-7b", {"seq_len": 1023}, "--seq-len 1023: does not divide by tp 2, and torch's SequenceParallel has equal"),
-        ("llama-7b", {"attention": "eager"}, "--attention eager: with sequence parallelism transformers makes a mask that"),
-        ("llama-7b", {"padded": True}, "--padded on: with sequence parallelism transformers makes a mask that is as long"),
+        ("llama-7b", {"tp": 1}, "--sequence-parallel on: needs --tp 2 or more; allowed: off"),
+        ("llama-7b", {"seq_len": 1023}, "--seq-len 1023: does not divide by tp 2, and torch's SequenceParallel needs equal"),
+        ("llama-7b", {"attention": "eager"}, "--attention eager: with sequence parallelism transformers makes a mask only"),
+        ("llama-7b", {"padded": True}, "--padded on: with sequence parallelism transformers makes a mask only as long"),
         ("gemma-7b", {}, "--sequence-parallel on: with engine fsdp2 for a gemma is not modelled by this version; allowed: off"),
         ("mistral-7b", {"seq_len": 4096}, "--seq-len 4096: with sequence parallelism and the sliding window of mistral-7b"),
-        (LLAMA | {"intermediate_size": 97}, {}, "has a feed-forward width of 97, which has no 2 equal parts"),
+        (LLAMA | {"intermediate_size": 97}, {}, "has a feed-forward width of 97, which does not divide by tp 2"),
         ("llama-7b", {"kernels": "fused"}, "--kernels fused: with engine fsdp2 and tp above 1 is not modelled"),
         ("llama-7b", {"cross_entropy": "chunked"}, "--cross-entropy chunked: not with kernels hf, engine fsdp2 and tp 2 for"),
         ("llama-7b", VOCAB_PARALLEL | {"sequence_parallel": False}, "engine fsdp2 and tp 2 for llama; allowed: eager"),

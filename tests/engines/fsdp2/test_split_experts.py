@@ -135,15 +135,15 @@ def test_an_imbalance_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "line"),
     [
-        (MIXTRAL | {"intermediate_size": 72}, {}, "--tp 2: mixtral has experts of width 72, and grouped_mm takes parts"),
-        (MIXTRAL, {"tp": 4, "gpus": 4}, "--tp 4: mixtral has 2 key/value heads, and a rank of transformers' tensor parallelism"),
+        (MIXTRAL | {"intermediate_size": 72}, {}, "--tp 2: mixtral has experts of width 72, and grouped_mm needs parts"),
+        (MIXTRAL, {"tp": 4, "gpus": 4}, "--tp 4: mixtral has 2 key/value heads, and transformers' tensor parallelism"),
         (config_of("llama4_text"), {}, "--tp 2: with engine fsdp2 transformers cannot run a llama4_text,"),
         (config_of("gpt_oss") | {"tie_word_embeddings": True}, {"attention": "eager"},
-         "--tp 2: with engine fsdp2 transformers cannot run gpt_oss, whose head is split and tied to a table that is not"),
+         "--tp 2: with engine fsdp2 transformers cannot run gpt_oss, whose head is split and tied to a whole embedding"),
         (config_of("olmoe") | {"clip_qkv": 8.0}, {}, "--tp 2: with engine fsdp2 transformers cannot run olmoe, whose clip_qkv"),
         (dict(step_cases("dbrx")[0].fields), {}, "--tp 2: with engine fsdp2 for a dbrx is not modelled by this version;"),
         (MIXTRAL, {"sequence_parallel": True}, "--sequence-parallel on: with engine fsdp2 for a mixtral is not modelled"),
-        (MIXTRAL, {"clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot stack norms of two meshes"),
+        (MIXTRAL, {"clip_grad_norm": True}, "--clip-grad-norm on: torch's clip_grad_norm_ cannot combine norms of two meshes"),
     ],
 )  # fmt: skip
 def test_refused_by_name(model: dict[str, Any], options: dict[str, Any], line: str) -> None:

@@ -268,7 +268,7 @@ def test_flash_attn_keeps_its_output_twice_from_two_sequences_on() -> None:
     ("model", "options", "why"),
     [
         ("llama-7b", {"gpus": 2, "cp": 2}, "under context parallelism"),
-        ("deepseek-v3", {"gpus": 8, "ep": 8}, "heads of values"),
+        ("deepseek-v3", {"gpus": 8, "ep": 8}, "values as wide as keys"),
         ("llama-7b", {"engine": "none"}, "not modelled"),
     ],
 )
@@ -374,34 +374,34 @@ def test_bytes_per_parameter_with_16_bit_gradients() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and Megatron's tensor parallelism has equal parts"),
-        ({"pp": 5, "gpus": 5}, "--pp 5: llama-7b has 32 layers: neither they nor they and the embedding and the head make 5"),
+        ({"tp": 3, "gpus": 3}, "--tp 3: llama-7b has 32 attention heads, and Megatron's tensor parallelism needs equal parts"),
+        ({"pp": 5, "gpus": 5}, "--pp 5: llama-7b has 32 layers, which do not make 5 equal parts"),
         ({"ep": 2, "gpus": 2}, "--ep 2: llama-7b has no experts; allowed: 1"),
         ({"etp": 2, "tp": 4, "gpus": 4}, "--etp 2: llama-7b has no experts; allowed: 1"),
         ({"cp": 2, "gpus": 2, "seq_len": 34}, "--seq-len 34: context parallelism needs a multiple of 2·cp = 4"),
         ({"cp": 2, "gpus": 2, "attention": "eager"}, "--attention eager: Megatron's own attention has no context parallelism"),
-        ({"cp": 2, "gpus": 2, "engine": "ddp"}, "--cp 2: accelerate composes DDP with no other axis"),
-        ({"pp": 2, "gpus": 2, "zero": 3}, "--schedule 1f1b: torch's Schedule1F1B needs as many micro-batches"),
-        ({"schedule": "gpipe"}, "--schedule gpipe: is a pipeline's, which needs --pp 2 or more; allowed: 1f1b"),
+        ({"cp": 2, "gpus": 2, "engine": "ddp"}, "--cp 2: accelerate combines DDP with no other axis"),
+        ({"pp": 2, "gpus": 2, "zero": 3}, "--schedule 1f1b: torch's Schedule1F1B needs at least"),
+        ({"schedule": "gpipe"}, "--schedule gpipe: needs a pipeline (--pp 2 or more); allowed: 1f1b"),
         ({"tp": 2, "gpus": 2, "engine": "none"}, "--engine none: runs on 1 GPU, not on 2; allowed: megatron"),
         ({"tp": 2, "gpus": 2, "padded": True}, "--padded on: with engine megatron is not modelled"),
         ({"tp": 2, "gpus": 2, "optimizer_implementation": "foreach"}, "--optimizer-implementation foreach: Megatron's Adam"),
         ({"tp": 2, "gpus": 2, "zero": 2, "engine": "megatron"}, "--zero 2: Megatron's distributed optimizer is ZeRO-1"),
         ({"tp": 2, "gpus": 2, "seq_len": 33}, "--seq-len 33: sequence parallelism needs a multiple of tp 2"),
         ({"pp": 2, "gpus": 2, "schedule": "interleaved"}, "--virtual-stages 1: does not go with schedule interleaved"),
-        ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: Megatron-Core has none"),
-        ({"tp": 2, "gpus": 2, "kernels": "hf"}, "--kernels hf: engine megatron has its own; allowed: megatron"),
+        ({"pp": 2, "gpus": 2, "schedule": "zero-bubble"}, "--schedule zero-bubble: Megatron-Core has no such schedule"),
+        ({"tp": 2, "gpus": 2, "kernels": "hf"}, "--kernels hf: engine megatron has its own kernels; allowed: megatron"),
         ({"tp": 2, "gpus": 2, "precision": "bf16"}, "--precision bf16: with engine megatron is not modelled"),
-        ({"cp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: Transformer Engine's unfused attention, the one in fp32"),
+        ({"cp": 2, "gpus": 2, "precision": "fp32"}, "--precision fp32: Transformer Engine's attention in fp32"),
         ({"cp": 2, "gpus": 2, "attention": "unfused"}, "--attention unfused: Transformer Engine's unfused attention has no"),
         (
             {"tp": 2, "gpus": 2, "precision": "fp32", "attention": "sdpa"},
-            "--attention sdpa: takes 16 bits with engine megatron, precision is fp32; allowed: unfused",
+            "--attention sdpa: needs 16-bit inputs with engine megatron, and precision is fp32; allowed: unfused",
         ),
-        ({"attention": "unfused"}, "--attention unfused: is Transformer Engine's, with --engine megatron; allowed: sdpa, eager"),
+        ({"attention": "unfused"}, "--attention unfused: is a kernel of Transformer Engine (--engine megatron); allowed: sdpa"),
         ({"tp": 2, "gpus": 2, "optimizer": "sgd"}, "--optimizer sgd: with engine megatron"),
         ({"pp": 2, "gpus": 2, "pp_rank": 2}, "--pp-rank 2: allowed: 0 to 1 (pp is 2)"),
-        ({"sequence_parallel": True}, "--sequence-parallel on: needs tp > 1"),
+        ({"sequence_parallel": True}, "--sequence-parallel on: needs --tp 2 or more"),
         ({"dp": 2}, "--dp 2: 1 GPU leaves dp = 1; allowed: 1"),
         ({"dp": 2, "gpus": 8}, "--dp 2: 8 GPUs leave dp = 8; allowed: 8"),
         ({"dp": 8, "tp": 4, "gpus": 8}, "--dp 8: 8 GPUs over tp 4 leave dp = 2; allowed: 2"),
@@ -424,9 +424,7 @@ def test_megatron_refuses_parts_that_are_not_equal(model: str, heads: int, tp: i
         TransformerConfig(num_layers=1, hidden_size=heads, num_attention_heads=heads, tensor_model_parallel_size=tp)
     with pytest.raises(AssertionError, match="is not divisible by"):  # column- and row-parallel layers
         divide(tp + 1, tp)
-    line = (
-        f"--tp {tp}: {model} has {heads} attention heads, and Megatron's tensor parallelism has equal parts; allowed: a"
-    )
+    line = f"--tp {tp}: {model} has {heads} attention heads, and Megatron's tensor parallelism needs equal parts; allowed: a"
     with pytest.raises(memcalc.InputError, match=line) as error:
         memcalc.estimate(model, gpus=tp, tp=tp, engine="megatron")
     largest = int(str(error.value).split()[-1])
@@ -611,7 +609,7 @@ def test_bytes_of_the_kinds() -> None:
         ("llama-3-8b", {"gpus": 16, "cp": 16, "cp_comm_type": "a2a"}, "8 key/value heads .* do not divide by cp 16"),
         ("llama-3-8b", {"gpus": 8, "cp": 2, "tp": 4, "cp_comm_type": "a2b"}, "allowed: p2p, all_gather, a2a"),
         ("llama-3-8b", {"cp_comm_type": "a2a"}, "with --cp 2 or more"),
-        ("deepseek-v3", {"gpus": 8, "cp": 8, "cp_comm_type": "all_gather"}, "values of another width"),
+        ("deepseek-v3", {"gpus": 8, "cp": 8, "cp_comm_type": "all_gather"}, "values and keys of different widths"),
     ],
 )
 def test_kinds_are_refused(model: str, options: dict[str, Any], why: str) -> None:
@@ -665,7 +663,7 @@ def test_stages_without_layers(more: dict[str, Any]) -> None:
 def test_every_number_of_stages_that_is_allowed_works(model: str, virtual_stages: int) -> None:
     interleaved = {"schedule": "interleaved", "virtual_stages": virtual_stages} if virtual_stages > 1 else {}
     options: dict[str, Any] = {"engine": "megatron", "seq_len": 16, **interleaved}
-    with pytest.raises(memcalc.InputError, match=r"--pp 5.* equal parts; allowed: a divisor of .*") as error:
+    with pytest.raises(memcalc.InputError, match=r"--pp 5.* equal parts.*; allowed: a divisor of .*") as error:
         memcalc.estimate(model, pp=5, gpus=5, global_batch_size=5, **options)
     numbers = re.findall(r"\d+", str(error.value).split("a divisor of")[1])
     layers = memcalc.load_model(model).layers
@@ -760,7 +758,9 @@ def test_a_shape_has_one_dummy_whichever_chunk_it_is_of() -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_megatrons_switches_are_megatrons(name: str, given: bool) -> None:
     flag = "--" + name.replace("_", "-")
-    with pytest.raises(memcalc.InputError, match=f"^{flag} {'on' if given else 'off'}: is Megatron's; allowed: with"):
+    with pytest.raises(
+        memcalc.InputError, match=f"^{flag} {'on' if given else 'off'}: is an option of Megatron; allowed: with"
+    ):
         memcalc.estimate("gpt2", **{name: given})
 
 

@@ -265,14 +265,14 @@ def test_what_stays_open_is_asked_for_fewer_setups(monkeypatch: pytest.MonkeyPat
         ({"seq_len": [1, 2.5]}, "--seq-len [1, 2.5]: allowed: an array of whole numbers"),
         (
             {"seq_len": [[1], [2, 3]]},
-            "--seq-len [[1], [2, 3]]: rows of several lengths; allowed: an array of whole numbers",
+            "--seq-len [[1], [2, 3]]: rows have different lengths; allowed: an array of whole numbers",
         ),
         ({"seq_len": [2**70]}, f"--seq-len [{2**70}]: allowed: an array of whole numbers"),
         ({"seq_len": [True]}, "--seq-len [True]: allowed: an array of whole numbers"),
         ({"engine": ["ddp"]}, "--engine ['ddp']: allowed: one value; arrays are for options that are whole numbers"),
         (
             {"gpus": [1, 2], "seq_len": [1, 2, 3]},
-            "--gpus (2,), --seq-len (3,): arrays of these shapes do not go together",
+            "--gpus (2,), --seq-len (3,): arrays of these shapes cannot be combined",
         ),
         ({"seq_length": [1]}, "--seq-length: unknown option; did you mean --seq-len?"),
         ({"engine": "dpd"}, "--engine dpd: allowed: none, ddp, fsdp2, deepspeed, megatron (did you mean ddp?)"),
