@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
+from memcalc.estimation.sizing import DECIDES
 from memcalc.explanation.arithmetic import evaluated, with_numbers
 from memcalc.explanation.defaults import completed
 from memcalc.explanation.letters import LETTERS, letters_in, meanings, values
@@ -169,9 +170,12 @@ def is_told(rule: Rule) -> bool:
 def asked_in(topic: Topic, case: Case, model: Any, params: Any, options: Mapping[str, Any], language: str) -> Asked:
     """Return the setup of a case: the given model and options, and the topic's own for the others."""
     chosen = {} if params is not None else {"model": topic.model if model is None else model}
+    own = {**topic.completed(options), **case.options}
+    if params is not None:  # the topic's and the case's own options may be about more than model states
+        own = {name: value for name, value in own.items() if name in options or name in DECIDES}
 
     def again(**changes: Any) -> Report:
-        return estimate(**chosen, params=params, **{**topic.completed(options), **case.options, **changes})
+        return estimate(**chosen, params=params, **{**own, **changes})
 
     return Asked(again(), again, language)
 

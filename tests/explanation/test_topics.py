@@ -240,3 +240,11 @@ def test_an_unknown_model_is_refused_by_every_topic() -> None:
     for name in TOPICS:
         with pytest.raises(InputError, match="no-such-model"):
             sections_of(TOPICS[name], "no-such-model", None, {}, "en")
+
+
+def test_a_topic_of_layouts_takes_a_bare_number_of_parameters() -> None:
+    """The topic's own recomputation and batch are no options of model states, and are left out."""
+    sections = sections_of(TOPICS["trillion"], None, "1T", {}, "en")
+    exact = [step.result for section in sections for step in section.steps if step.what.startswith("memcalc, exactly")]
+    assert 3072 in exact
+    assert 16 * 10**12 in exact
