@@ -9,16 +9,19 @@ torch/utils/checkpoint.py (non-reentrant).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from memcalc.core.dims import ONE_DIM, Shape, numel
 from memcalc.core.dtypes import DType
 from memcalc.core.tensor import (
     Memory,
     Saved,
+    Streamed,
     Tensor,
     contiguous_strides,
     is_contiguous,
@@ -29,16 +32,28 @@ from memcalc.core.tensor import (
 Gradients = list[Tensor | None]
 Backward = Callable[["Node", list[Tensor]], Sequence[Tensor | None]]
 _LEAF_SEQUENCE = 1 << 60
+_NAME = re.compile(r"_?(.*?)(_backward)?$")
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def no_kernel(backward: _Function) -> _Function:
+    """Mark the backward of an op whose forward runs no kernel of its own: it makes a view, or it sends a collective."""
+    backward.runs_no_kernel = True  # type: ignore[attr-defined]
+    return backward
 
 
 class Node:
     """A grad_fn. It knows where its gradients go, which tensors it saved, and how it runs."""
 
     __slots__ = (
+        "again",
         "backward",
         "context",
         "edges",
         "gathered",
+        "kept",
         "layer",
         "memory",
         "metadata",
@@ -70,6 +85,9 @@ class Node:
         self.edges: list[tuple[Node | None, int]] = [(t.node, t.output) for t in inputs]
         self.metadata: list[tuple[Shape, DType]] = [(t.shape, t.dtype) for t in inputs]
         frame = memory.checkpoint
+        self.again = frame is not None or memory.recomputing
+        """True if the op's forward runs twice: in forward, and when backward recomputes it."""
+        self.kept = [(_stored(t), t.dtype) for t in saved]
         self.saved: list[Saved] = list(saved) if frame is None else [frame.pack(tensor) for tensor in saved]
         self.gathered = _gathered(memory, saved) if frame is None and memory.visitor is not None else ()
         """The blocks that an engine has gathered weights into, where the node saved views of these weights. A view
@@ -85,7 +103,11 @@ class Node:
         return self.edges[i][0] is not None and (only is None or self.edges[i][0] in only)
 
     def run(self, grads: list[Tensor]) -> Gradients:
+        memory = self.memory
+        before, place = (len(memory.work), len(memory.sent)), len(memory.log)
         outs = list(self.backward(self, grads))
+        if (len(memory.work), len(memory.sent)) == before:
+            self._stream(grads, place)
         if self.memory.only is not None:
             outs = [out if self.needs(i) else None for i, out in enumerate(outs)]
         for i in range(len(outs)):  # enumerate would hold a gradient for longer
@@ -98,8 +120,49 @@ class Node:
                     from memcalc.core.ops.strides import elementwise_strides
 
                     strides = elementwise_strides(out.shape, (out,))  # out may be expanded; the copy is dense
-                    outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", strides)
+                    cast = outs[i] = new_tensor(self.memory, out.shape, dtype, "gradient cast", strides)
+                    _stream_of(self.memory, "gradient cast", out, cast)
+                    del cast
         return outs
+
+    def _stream(self, grads: Sequence[Tensor | None], place: int) -> None:
+        """Record the kernels of an op's forward and backward, by the tensors that they read and write.
+
+        Backward runs a kernel for each block that it has allocated since `place` in the log. Each reads the gradient. The
+        op is none that multiplies matrices, whose kernels are its products, and none that sends.
+        """
+        read = tuple((_stored(grad), grad.dtype) for grad in grads if grad is not None)
+        rows, log = self.memory.rows, self.memory.log
+        written = [(row.shape, row.dtype) for row in (rows[block] for block in log[place:] if block >= 0)]
+        name, record = _name_of(self.backward), self.memory.streamed.append
+        if not hasattr(self.backward, "runs_no_kernel"):
+            for phase in ("forward", "recomputation") if self.again else ("forward",):
+                record(Streamed(self.scope, name, phase, self.layer, (*self.metadata, *read)))
+        saved = tuple(self.kept)
+        for block in written:
+            record(Streamed(self.scope, name, "backward", self.layer, (*read, *saved, block)))
+            saved = ()
+
+
+def _stream_of(memory: Memory, name: str, *tensors: Tensor) -> None:
+    """Record a kernel of autograd itself, which reads or writes these tensors."""
+    operands = tuple((_stored(tensor), tensor.dtype) for tensor in tensors)
+    memory.streamed.append(Streamed(memory.scope, name, memory.phase, memory.layer, operands))
+
+
+def _stored(tensor: Tensor) -> Shape:
+    """Return a tensor's shape without the dims that it is expanded along: their elements are the same in memory."""
+    if 0 not in tensor.strides:
+        return tensor.shape
+    return tuple(dim for dim, stride in zip(tensor.shape, tensor.strides, strict=True) if stride)
+
+
+@cache
+def _name_of(backward: Backward) -> str:
+    """Return the name of the op that a backward function belongs to."""
+    match = _NAME.fullmatch(backward.__name__)
+    assert match is not None
+    return match[1].replace("_", " ")
 
 
 def _gathered(memory: Memory, saved: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -130,6 +193,8 @@ class Leaf(Node):
 
     def run(self, grads: list[Tensor]) -> Gradients:
         """Keep the gradient as it is, or add it to the gradient of an earlier micro-batch."""
+        if self.accumulating:
+            _stream_of(self.memory, "gradient of an earlier micro-batch", grads[0], grads[0], grads[0])
         if not self.accumulating and self.grad is None:
             whole = grads[0].shape if numel(grads[0].shape)[0] != numel(self.shape)[0] else self.shape
             self.memory.relabel(grads[0].storage, whole, "gradients", self.scope, self.weight_layer)
@@ -169,6 +234,7 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
         dim if i >= lead and shape[i - lead].size == dim.size else ONE_DIM for i, dim in enumerate(tensor.shape)
     )
     out = new_tensor(tensor.memory, kept, tensor.dtype, "gradient sum")
+    _stream_of(tensor.memory, "gradient sum", tensor, out)
     return Tensor(out.storage, shape, contiguous_strides(shape), tensor.dtype)
 
 
@@ -285,6 +351,7 @@ def _deliver(inbox: dict[Node, list[Tensor | None]], node: Node, slot: int, outs
             own = new_tensor(new.memory, old.shape, new.dtype, "gradient of the shard")
         strides = elementwise_strides(own.shape, (old, own))
         buffer[slot] = new_tensor(own.memory, own.shape, own.dtype, "gradient sum", strides)
+        _stream_of(own.memory, "gradient sum", own, own, own)
 
 
 def _dependencies(roots: list[Node], only: AbstractSet[Node] | None) -> dict[Node, int]:

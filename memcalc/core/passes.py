@@ -28,7 +28,8 @@ def passes(
     memory, hooks = run.memory, run.hooks
     with Autocast(memory, autocast):
         left_behind = program.left_behind(run)
-    memory.work.clear()  # these products belong to the step before
+    memory.streamed.clear()
+    memory.work.clear()  # these belong to the step before
     ends: list[int] = []
     loss: Any = None
     for i in range(micro_batches):

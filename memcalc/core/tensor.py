@@ -67,6 +67,8 @@ class Work(NamedTuple):
     dtype: DType
     """The dtype of the operands."""
     products: int
+    groups: int = 1
+    """The experts whose rows a grouped product multiplies; their matrices differ."""
 
     @property
     def label(self) -> str:
@@ -74,6 +76,18 @@ class Work(NamedTuple):
         if not self.name:
             return self.scope
         return self.name if self.name.startswith(self.scope) else f"{self.scope}: {self.name}"
+
+
+class Streamed(NamedTuple):
+    """One kernel that multiplies no matrices. It reads or writes each of its operands once."""
+
+    scope: str
+    name: str
+    """The op: "mul", "softmax"."""
+    phase: str
+    """"forward", "backward" or "recomputation"."""
+    layer: int | None
+    operands: tuple[tuple[Shape, DType], ...]
 
 
 class Packer(Protocol):
@@ -154,6 +168,7 @@ class Memory:
         "segments",
         "sent",
         "sequence",
+        "streamed",
         "visitor",
         "work",
     )
@@ -166,6 +181,7 @@ class Memory:
         self.renamed: set[int] = set()
         self.sent: list[Sent] = []
         self.work: list[Work] = []
+        self.streamed: list[Streamed] = []
         self.recomputing = False
         self.phase = ""
         self.layer: int | None = None

@@ -18,7 +18,7 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from memcalc.core.autograd import Node
+from memcalc.core.autograd import Node, no_kernel
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import int64
 from memcalc.core.ops.elementwise import cast, like, recording
@@ -203,6 +203,7 @@ def _slices_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, shape, grads[0].dtype, f"gradient of {name}, gathered")]
 
 
+@no_kernel
 def _own_slice_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
     shape, _ = node.metadata[0]
     return [new_tensor(node.memory, shape, grads[0].dtype, "gradient of the experts' outputs, own slice")]

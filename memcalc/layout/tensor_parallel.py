@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.core.autograd import Node
+from memcalc.core.autograd import Node, no_kernel
 from memcalc.core.dims import Dim, merge, numel
 from memcalc.core.dtypes import boolean
 from memcalc.core.ops.elementwise import like, recording
@@ -305,6 +305,7 @@ def same(tensor: Tensor, node: Node) -> Tensor:
     return Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype, node)
 
 
+@no_kernel
 def _pass(_: Node, grads: list[Tensor]) -> list[Tensor]:
     return grads
 
@@ -327,6 +328,7 @@ def _columns_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [parallel.side_by_side(grads[0], f"input gradient of {name}", node.metadata[0][0][-1])]
 
 
+@no_kernel
 def _shard_of_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
     shape, name = node.context
     return [new_tensor(node.memory, shape, grads[0].dtype, f"{name} gradient of the shard")]

@@ -10,7 +10,7 @@ from collections import Counter
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from memcalc.core.autograd import Node
+from memcalc.core.autograd import Node, no_kernel
 from memcalc.core.checkpoint import checkpoint
 from memcalc.core.dims import ONE_DIM, Dim, merge
 from memcalc.core.dtypes import bf16, boolean, fp32
@@ -369,6 +369,7 @@ def _unmasked(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return unmasked
 
 
+@no_kernel
 def _sent_back(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return []
 

@@ -308,7 +308,7 @@ def _grouped_linear(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
     `fused`: the kernel that computes the weight's gradient adds it to the main gradient.
     """
     name = weight.name.removesuffix(".weight")
-    works(x.memory, name, (*x.shape, weight.shape[1]), x.dtype, kind="grouped matmul")
+    works(x.memory, name, (*x.shape, weight.shape[1]), x.dtype, kind="grouped matmul", groups=weight.shape[0].size)
     out = new_tensor(x.memory, (x.shape[0], weight.shape[1]), x.dtype, "grouped output")
     if recording(x, weight):
         out.node = Node(x.memory, _grouped_linear_backward, (x, weight), (x, weight), (name, fused))
@@ -318,7 +318,7 @@ def _grouped_linear(x: Tensor, weight: Tensor, fused: bool) -> Tensor:
 def _grouped_linear_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     x, weight = node.unpack()
     name, fused = node.context
-    works_backward(node, name, (*x.shape, weight.shape[1]), x.dtype, "grouped matmul")
+    works_backward(node, name, (*x.shape, weight.shape[1]), x.dtype, "grouped matmul", groups=weight.shape[0].size)
     return [like(x, "input gradient"), None if fused else like(weight, "weight gradient")]
 
 

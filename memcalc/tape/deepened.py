@@ -8,10 +8,10 @@ collectives of its own, or whose middle periods differ. Such a run has to be mad
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.core.noted import Event, Noted, Ready
-from memcalc.core.tensor import StorageRow
+from memcalc.core.tensor import StorageRow, Streamed, Work
 from memcalc.tape.runs import NO_MIDDLE, Trace
 from memcalc.tape.stretches import Depth
 from memcalc.tape.unrolled import LATE, NotPeriodic, Piece, Unrolling, pieces
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memcalc.core.noted import Where
-    from memcalc.core.tensor import Work
     from memcalc.tape.unrolled import Periods
 
 
@@ -135,14 +134,18 @@ class _Deepening(Unrolling):
             segments=self.segments,
             forward_end=self.forward_end,
             middle=NO_MIDDLE,
-            work=tuple(_products(run.work, self.periods)),
+            work=tuple(_of_all_layers(run.work, self.periods)),
+            streamed=tuple(_of_all_layers(run.streamed, self.periods)),
             renamed=frozenset(self.renamed_at),
             noted=Noted(names, elements, tuple(self.events)),
         )
 
 
-def _products(work: Sequence[Work], periods: Periods) -> Iterator[Work]:
-    """Yield the products of all layers of the real stack."""
+_Kernel = TypeVar("_Kernel", Work, Streamed)
+
+
+def _of_all_layers(work: Sequence[_Kernel], periods: Periods) -> Iterator[_Kernel]:
+    """Yield the products, or the other kernels, of all layers of the real stack."""
     for one in work:
         period = periods.of(one.layer)
         if one.layer is None or period is None or period < LATE:

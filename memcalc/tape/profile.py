@@ -139,6 +139,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
             middle,
             program.source,
             work=tuple(memory.work),
+            streamed=tuple(memory.streamed),
             renamed=frozenset(memory.renamed),
         )
     program = copy.copy(program)
@@ -158,7 +159,7 @@ def trace(program: Program, choices: Choices, batch: int, seq: int, depth: int, 
     return Trace(
         list(memory.log), memory.rows, memory.segments, ends[0], middle, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), ends if len(ends) > 1 else (), tuple(run.sent_once), renamed=frozenset(memory.renamed),
-        noted=run.noted, pads_queries=memory.pads_queries,
+        noted=run.noted, pads_queries=memory.pads_queries, streamed=tuple(memory.streamed),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from memcalc.core.noted import Noted
-from memcalc.core.tensor import Sent, StorageRow, Work
+from memcalc.core.tensor import Sent, StorageRow, Streamed, Work
 from memcalc.kernels import TRANSFORMERS, Kernels
 
 
@@ -63,6 +63,9 @@ class Trace(NamedTuple):
     """The places in the log at which the collectives of `sent` are called, in a run that an engine has been played over."""
     pads_queries: bool = False
     """True if the run holds only for sequences of the same remainder (`Program.remainder`)."""
+
+    streamed: tuple[Streamed, ...] = ()
+    """The kernels of the ops that multiply no matrices."""
 
     def turns(self) -> dict[int, range]:
         """Return the middle period that stands for others, by the place in the log from which on it does. That period

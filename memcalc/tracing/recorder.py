@@ -87,7 +87,8 @@ class Recorder(TorchDispatchMode):
         for name, buffer in model.named_buffers():  # a buffer that forward has replaced is still the model's
             self.relabel(buffer, "buffers", Place(name, None))
         rows = list(self.memory.rows)
-        for log in (self.memory.rows, self.memory.log, self.memory.segments, self.memory.renamed, self.memory.work):
+        memory = self.memory
+        for log in (memory.rows, memory.log, memory.segments, memory.renamed, memory.work, memory.streamed):
             log.clear()
         for block in self.blocks.values():
             self.memory.rows.append(rows[block.index])

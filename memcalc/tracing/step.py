@@ -49,6 +49,7 @@ def step(run: Run, config: Any) -> int:
             loss.backward()
         run.memory.log, run.memory.rows, run.memory.segments = list(memory.log), memory.rows, memory.segments
         run.memory.renamed, run.memory.work = memory.renamed, memory.work
+        run.memory.streamed = memory.streamed
     return forward_end
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from memcalc.core.dims import Dim
 from memcalc.core.ops.work import works
-from memcalc.core.tensor import Memory
+from memcalc.core.tensor import Memory, Streamed
 from memcalc.tracing.modules import dtype_of
 
 _ATEN: Final = torch.ops.aten
@@ -59,11 +60,35 @@ def _kind(name: str) -> str:
     return "grouped matmul" if "grouped" in name else "matmul"
 
 
+_NO_KERNELS: Final = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+"""The ops that allocate a tensor and write nothing into it."""
+
+
+def _streams(memory: Memory, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Record an op that multiplies no matrices, with the tensors that it reads and writes, unless it makes a view."""
+    name = func._schema.name.split("::")[1]
+    read = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    written = [leaf for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)]
+    old = {tensor.untyped_storage()._cdata for tensor in read}
+    is_new = any(tensor.untyped_storage()._cdata not in old for tensor in written)
+    if name in _NO_KERNELS or not (is_new or func._schema.is_mutable):
+        return
+    phase = "recomputation" if memory.recomputing else memory.phase
+    operands = tuple(
+        ((Dim("elements", tensor.untyped_storage().nbytes() // tensor.element_size()),), dtype_of(tensor.dtype))
+        if 0 in tensor.stride()
+        else ((Dim("elements", tensor.numel()),), dtype_of(tensor.dtype))
+        for tensor in (*read, *written)
+    )
+    memory.streamed.append(Streamed(memory.scope, name, phase, memory.layer, operands))
+
+
 def note(memory: Memory, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Record the products of an op."""
+    """Record the products of an op, or the bytes that it moves if it has none."""
     packet = getattr(func, "_overloadpacket", None)
     formula = LACKING.get(packet) or flop_registry.get(packet)
     if formula is None:
+        _streams(memory, func, args, kwargs, out)
         return
     flops = formula(*args, **kwargs, out_val=out)
     operand = next(a for a in args if isinstance(a, torch.Tensor))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.core.autograd import Node
+from memcalc.core.autograd import Node, no_kernel
 from memcalc.core.dims import ONE_DIM, Dim, Shape, divided, merge
 from memcalc.core.ops.elementwise import like, record, recording
 from memcalc.core.ops.shape import clone, expand, reshape, unsqueeze, view
@@ -31,6 +31,7 @@ def split_dim(a: Tensor, i: int, *dims: Dim) -> tuple[Tensor, ...]:
     )
 
 
+@no_kernel
 def _split_backward(node: Node, grads: Sequence[Tensor | None]) -> list[Tensor]:
     dtype = next(grad.dtype for grad in grads if grad is not None)
     # a part that nothing used gets a gradient of zeros (split_with_sizes_backward in FunctionsManual.cpp)
@@ -58,10 +59,12 @@ def select(a: Tensor, i: int) -> Tensor:
     return Tensor(a.storage, with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :]), a.dtype, node)
 
 
+@no_kernel
 def _slice_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "slice gradient")]
 
 
+@no_kernel
 def _pass_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return grads[:1]
 
@@ -72,6 +75,7 @@ def squeeze(a: Tensor, i: int) -> Tensor:
     return Tensor(a.storage, with_dim(a.shape, i), (*a.strides[:i], *a.strides[i + 1 :]), a.dtype, node)
 
 
+@no_kernel
 def _squeeze_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     i: int = node.context
     grad = grads[0]
@@ -89,6 +93,7 @@ def unbind(a: Tensor, i: int) -> tuple[Tensor, ...]:
     return tuple(Tensor(a.storage, shape, strides, a.dtype, node, k) for k in range(count))
 
 
+@no_kernel
 def _unbind_backward(node: Node, grads: Sequence[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "unbind gradient")]
 
@@ -103,6 +108,7 @@ def _permuted(a: Tensor, order: Sequence[int], node: Node | None = None) -> Tens
     return Tensor(a.storage, tuple(a.shape[i] for i in order), tuple(a.strides[i] for i in order), a.dtype, node)
 
 
+@no_kernel
 def _permute_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     order: tuple[int, ...] = node.context
     return [_permuted(grads[0], [order.index(i) for i in range(len(order))])]

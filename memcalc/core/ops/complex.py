@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memcalc.core.autograd import Node
+from memcalc.core.autograd import Node, no_kernel
 from memcalc.core.dims import Dim
 from memcalc.core.dtypes import complex64, fp32
 from memcalc.core.ops.elementwise import like, of_two, recording
@@ -40,10 +40,12 @@ def _as_real(a: Tensor, node: Node | None = None) -> Tensor:
     return Tensor(a.storage, (*a.shape, PAIR), strides, fp32, node)
 
 
+@no_kernel
 def _view_as_complex_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [_as_real(contiguous(grads[0]))]
 
 
+@no_kernel
 def _view_as_real_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [_as_complex(contiguous(grads[0]))]
 

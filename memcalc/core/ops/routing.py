@@ -275,7 +275,7 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | Non
     node, rows = None, rows or a.shape[0]
     if recording(a, b):
         node = Node(a.memory, _grouped_mm_backward, (a, b), (a, b, offsets), (name, rows))
-    works(a.memory, name, (rows, *b.shape[1:]), a.dtype, kind="grouped matmul")
+    works(a.memory, name, (rows, *b.shape[1:]), a.dtype, kind="grouped matmul", groups=b.shape[0].size)
     out = new_tensor(a.memory, (a.shape[0], b.shape[2]), a.dtype, name)
     out.node = node
     return out
@@ -284,7 +284,7 @@ def grouped_mm(a: Tensor, b: Tensor, offsets: Tensor, name: str, rows: Dim | Non
 def _grouped_mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     a, b, _offsets = node.unpack()
     name, rows = node.context
-    works_backward(node, name, (rows, *b.shape[1:]), a.dtype, "grouped matmul")
+    works_backward(node, name, (rows, *b.shape[1:]), a.dtype, "grouped matmul", groups=b.shape[0].size)
     grad_a = grad_b = None
     if node.needs(1):
         grad_b = _laid_out_as(b.strides, b, f"{name} weight gradient")

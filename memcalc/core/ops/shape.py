@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.core.autograd import Node, sum_to
+from memcalc.core.autograd import Node, no_kernel, sum_to
 from memcalc.core.dims import ONE_DIM, Dim, Shape, divided
 from memcalc.core.ops.elementwise import recording
 from memcalc.core.ops.strides import view_strides
@@ -33,6 +33,7 @@ def view(a: Tensor, *shape: Dim) -> Tensor:
     return _view(a, shape, strides, _view_backward, a.shape)
 
 
+@no_kernel
 def _view_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [reshape(grads[0], *node.context)]
 
@@ -63,6 +64,11 @@ def _pass_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return grads[:1]
 
 
+@no_kernel
+def _alias_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return grads[:1]
+
+
 def transpose(a: Tensor, i: int, j: int) -> Tensor:
     """Compute `a.transpose(i, j)`: a view."""
     return _view(a, *_swapped(a, i, j), _transpose_backward, (i, j))
@@ -75,6 +81,7 @@ def _swapped(a: Tensor, i: int, j: int) -> tuple[Shape, Strides]:
     return tuple(shape), tuple(strides)
 
 
+@no_kernel
 def _transpose_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [Tensor(grads[0].storage, *_swapped(grads[0], *node.context), grads[0].dtype)]
 
@@ -83,12 +90,13 @@ def part(a: Tensor, dim: Dim, axis: int = -1) -> Tensor:
     """Compute `a[..., i:i+dim]`: a slice of the last dim or of `axis`, as a view. A slice of the whole dim is an alias
     of the tensor."""
     if dim.size == a.shape[axis].size:
-        return _view(a, a.shape, a.strides, _pass_backward)
+        return _view(a, a.shape, a.strides, _alias_backward)
     shape = list(a.shape)
     shape[axis] = dim
     return _view(a, tuple(shape), a.strides, _part_backward, a.shape)
 
 
+@no_kernel
 def _part_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [new_tensor(node.memory, node.context, grads[0].dtype, "slice gradient")]
 
@@ -146,6 +154,7 @@ def split(a: Tensor, *dims: Dim) -> tuple[Tensor, ...]:
     return tuple(Tensor(a.storage, (*a.shape[:-1], dim), a.strides, a.dtype, node, i) for i, dim in enumerate(dims))
 
 
+@no_kernel
 def _split_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     dtype = next(grad.dtype for grad in grads if grad is not None)  # type: ignore[redundant-expr]
     return [new_tensor(node.memory, node.context, dtype, "split gradient")]
@@ -218,6 +227,7 @@ def expand(a: Tensor, *shape: Dim) -> Tensor:
     return _view(a, shape, strides, _expand_backward, a.shape)
 
 
+@no_kernel
 def _expand_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     grad = grads[0]
     return [grad if [d.size for d in grad.shape] == [d.size for d in node.context] else sum_to(grad, node.context)]

@@ -19,18 +19,37 @@ if TYPE_CHECKING:
     from memcalc.core.tensor import Memory
 
 
-def works(memory: Memory, name: str, factors: Shape, dtype: DType, products: int = 1, kind: str = "matmul") -> None:
-    """Record equal products. `factors` are the dims of the result and the dim that is summed over, each once."""
+def works(
+    memory: Memory,
+    name: str,
+    factors: Shape,
+    dtype: DType,
+    products: int = 1,
+    kind: str = "matmul",
+    groups: int = 1,
+) -> None:
+    """Record equal products. `factors` are the dims of the result and the dim that is summed over, each once.
+
+    (…, m, k) times (…, k, n) has the factors (…, m, k, n). A grouped product of `groups` experts has (rows, k, n).
+    """
     phase = "recomputation" if memory.recomputing else memory.phase
-    memory.work.append(Work(kind, memory.scope, name, phase, memory.layer, factors, dtype, products))
+    memory.work.append(Work(kind, memory.scope, name, phase, memory.layer, factors, dtype, products, groups))
 
 
-def works_backward(node: Node, name: str, factors: Shape, dtype: DType, kind: str = "matmul", first: int = 0) -> None:
+def works_backward(
+    node: Node,
+    name: str,
+    factors: Shape,
+    dtype: DType,
+    kind: str = "matmul",
+    first: int = 0,
+    groups: int = 1,
+) -> None:
     """Record the gradients of a product's two factors, the inputs `first` and `first + 1`, as far as they are
     needed."""
     products = node.needs(first) + node.needs(first + 1)
     if products:
-        works(node.memory, name, factors, dtype, products, kind)
+        works(node.memory, name, factors, dtype, products, kind, groups)
 
 
 def attends(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:

@@ -177,6 +177,7 @@ def _trace(setup: Setup, rank: StageRank, choices: Choices) -> Trace:
     return Trace(
         list(memory.log), memory.rows, memory.segments, 0, NO_MIDDLE, "", choices.kernels, tuple(memory.sent),
         tuple(memory.work), tuple(engine.forward_ends), pads_queries=memory.pads_queries,
+        streamed=tuple(memory.streamed),
     )  # fmt: skip
 
 

@@ -197,6 +197,7 @@ def trace_of(setup: Setup, rank: StagedRank, choices: Choices) -> Trace:
         _repeated(setup, rank, paper[0]),
         frozenset(memory.renamed),
         pads_queries=memory.pads_queries,
+        streamed=tuple(memory.streamed),
     )
 
 

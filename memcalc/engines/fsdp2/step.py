@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memcalc.core.autograd import Leaf, Node
+from memcalc.core.autograd import Leaf, Node, no_kernel
 from memcalc.core.dims import Dim, Shape
 from memcalc.core.dtypes import DType
 from memcalc.core.ops.elementwise import cast, recording
@@ -334,6 +334,7 @@ class Step:
         """Hook every output that wants a gradient: gather the parameters for the backward, and prefetch those of the
         next one."""
 
+        @no_kernel
         def pre_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
             if unit not in self.reduced:
                 unit.unshard()
@@ -352,6 +353,7 @@ class Step:
     def _before_backward_ends(self, unit: Unit, args: tuple[Any, ...]) -> list[Any]:
         """Hook the inputs: the hook runs when the gradients of all inputs have come (RegisterPostBackwardFunction)."""
 
+        @no_kernel
         def post_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
             self._reduce(unit)
             return grads
