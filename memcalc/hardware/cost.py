@@ -2,11 +2,13 @@
 
     seconds = calls · (base + steps inside nodes · step + steps between nodes · network step) + bytes sent / bandwidth
 
-Latencies are those that NCCL chooses its algorithms by (src/graph/tuning.cc of 2.26: baseLatencies and hwLatencies of
-ring, added up as in ncclTopoTuneModel), for the protocol Simple. The messages of a step are large, and only Simple has
-a link's whole bandwidth (LL has half of it, LL128 120 of 128 bytes). Bandwidths are data sheets', in one direction. So
-a large collective takes longer; a small one takes less by the other protocols and by trees. Those, and reductions in
-the switch (NVLS, SHARP), are not modelled, nor is traffic of other groups over the same links.
+Inside a node a GPU that was measured has its own latency and bus bandwidth for each collective and number of ranks
+(memcalc/hardware/speeds/): reductions in the switch (NVLS) are in them. For other GPUs and between nodes latencies are
+those that NCCL chooses its algorithms by (src/graph/tuning.cc of 2.26: baseLatencies and hwLatencies of ring and tree,
+added up as in ncclTopoTuneModel), for the protocol Simple. The messages of a step are large, and only Simple has a
+link's whole bandwidth (LL has half of it, LL128 120 of 128 bytes). An all-reduce between nodes takes the ring or the
+tree, whichever is faster. Of a data sheet's bandwidth, in one direction, a share is reached: INSIDE, NETWORK. Traffic of
+other groups over the same links is not modelled.
 
 Ranks are numbered in Megatron's default order tp-cp-ep-dp-pp: tensor-parallel neighbours are next to each other,
 pipeline stages farthest apart. A node has `--gpus-per-node` consecutive ranks, each GPU with a network card of its own.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from math import ceil, log2
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -24,9 +27,20 @@ if TYPE_CHECKING:
     from memcalc.layout.collectives import Collective, Overlap
     from memcalc.setup.setup import Setup
 
-SOURCE: Final = "latencies: NCCL 2.26 src/graph/tuning.cc, ring, Simple; bandwidths: data sheets, one direction"
+SOURCE: Final = "latencies: NCCL 2.26 src/graph/tuning.cc, Simple; bandwidths: shares of data sheets, one direction"
+MEASURED: Final = "measured: nccl_perf of aiconfigurator 095f58a"
+INSIDE: Final = 0.7
+"""The share of a link inside a node that is reached where nobody has measured: A100 0.6 to 0.67, H100 0.62 to 0.87, B200
+0.59 to 0.74."""
+SENDS: Final = 0.87
+"""The share that a send reaches: A100 274 of 300, H100 376 of 450, GB200 746 of 900 GB/s
+(NVIDIA, GTC24 S62129, GTC25 S72583)."""
+NETWORK: Final = 0.94
+"""The share of the network that is reached: DGX A100 192 of 200, DGX H100 370 to 380 of 400 GB/s a node (the same slides)."""
 BASE: Final = 8.4e-6
 STEP: Final = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
+_TREES: Final = 2
+"""The tree goes up and down."""
 
 
 class Group(NamedTuple):
@@ -45,6 +59,9 @@ class Link(NamedTuple):
 
     name: str
     bytes_per_second: float
+    """The bytes a second that a collective reaches."""
+    call: float | None = None
+    """The measured seconds of a call, however little it sends; None: the steps of NCCL's algorithm are added up."""
 
     @property
     def step(self) -> float:
@@ -129,8 +146,9 @@ def _from(start: int, size: int, apart: int, gpus_per_node: int) -> Group:
 # --- the links of a group
 
 
-def link_inside(gpu: GPU, group: Group, apart: int) -> Link | Unknown:
-    """Return the link between a group's ranks in one node. A bridge joins two GPUs; larger groups take PCIe."""
+def link_inside(gpu: GPU, group: Group, apart: int, kind: str) -> Link | Unknown:
+    """Return the link between a group's ranks in one node, for a kind of collective. A bridge joins two GPUs; larger
+    groups take PCIe."""
     if not gpu.links:
         return Unknown(f"the links of {gpu.full_name} are not known")
     if gpu.vendor != "nvidia":
@@ -140,29 +158,38 @@ def link_inside(gpu: GPU, group: Group, apart: int) -> Link | Unknown:
     name = "nvlink" if "nvlink" in gpu.links and bridged else "pcie"
     if name not in gpu.links:
         return Unknown(f"{gpu.full_name} has no known {name} bandwidth")
-    return Link(name, gpu.links[name].nbytes / 2)
+    from memcalc.hardware.speed import speed_of
+
+    bus = speed_of(gpu.name).bus(group.most, kind) if name == "nvlink" else None
+    if bus is not None:
+        return Link(name, bus.bytes_per_second, bus.latency)
+    return Link(name, (SENDS if kind == "send" else INSIDE) * gpu.links[name].nbytes / 2)
 
 
 def link_between(setup: Setup, gpu: GPU) -> Link | Unknown:
     """Return one GPU's part of the network between nodes."""
     if setup.network_gbps is None:
         return Unknown(f"NVIDIA has no node with {gpu.full_name} whose network could be assumed: give --network-gbps")
-    return Link("network", setup.network_gbps * 1e9 / 8)
+    return Link("network", NETWORK * setup.network_gbps * 1e9 / 8)
 
 
 # --- the time of a collective
 
 
 def steps(kind: str, group: Group) -> tuple[int, int]:
-    """Return the steps of one call inside nodes and between them (tuning.cc). An all-to-all has one for every other
-    rank."""
+    """Return the steps of one call inside nodes and between them (tuning.cc): those of a ring, or of a tree for an
+    all-reduce that is faster so. An all-to-all has one for every other rank."""
     if kind == "send":
         return (1, 0) if group.nodes == 1 else (0, 1)
     if kind == "all_to_all":
         return group.fewest - 1, group.size - group.fewest
     rounds = 2 if kind == "all_reduce" else 1
     between = rounds * (group.nodes - 1)
-    return rounds * (group.size - 1) - between, between
+    ring = rounds * (group.size - 1) - between, between
+    if kind != "all_reduce" or group.nodes == 1:
+        return ring
+    tree = _TREES * (group.most - 1), _TREES * ceil(log2(group.nodes))
+    return min(ring, tree, key=lambda one: one[0] * STEP["nvlink"] + one[1] * STEP["network"])
 
 
 def cost(collective: Collective, group: Group, inside: Link, between: Link | None) -> Cost:
@@ -172,22 +199,29 @@ def cost(collective: Collective, group: Group, inside: Link, between: Link | Non
         return Cost(0.0, "", "0")
     kind, calls, wire = collective.collective, collective.calls, collective.wire
     seconds = seconds_of(kind, calls, wire, group, inside, between)
-    waits = [f"{BASE * 1e6:g} µs"]
-    for link, count in zip((inside, between), steps(kind, group), strict=True):
-        if count and link is not None:
-            waits.append(f"{count}·{link.step * 1e6:g} µs")
     parts = _parts(kind, wire, group, inside, between)
-    terms = [f"{calls}·({' + '.join(waits)})", *(_term(*part, inside) for part in parts if part[0])]
+    terms = [f"{calls}·({_waits(kind, group, inside, between)})", *(_term(*part, inside) for part in parts if part[0])]
     return Cost(seconds, inside.name if between is None else between.name, " + ".join(terms))
+
+
+def _waits(kind: str, group: Group, inside: Link, between: Link | None) -> str:
+    """Return the latency of a call as a sum."""
+    if between is None and inside.call is not None:
+        return f"{inside.call * 1e6:g} µs"
+    counts = zip((inside, between), steps(kind, group), strict=True)
+    terms = (f"{count}·{link.step * 1e6:g} µs" for link, count in counts if count and link is not None)
+    return " + ".join((f"{BASE * 1e6:g} µs", *terms))
 
 
 def seconds_of(kind: str, calls: Any, wire: Any, group: Group, inside: Link, between: Link | None) -> Any:
     """Return the seconds of all calls, for more than one rank. `calls` and `wire` may be arrays for many collectives at
     once."""
     wait = BASE
-    for link, count in zip((inside, between), steps(kind, group), strict=True):
-        if count and link is not None:
-            wait += count * link.step
+    if between is None and inside.call is not None:
+        wait = inside.call
+    else:
+        for link, count in zip((inside, between), steps(kind, group), strict=True):
+            wait += count * link.step if count and link is not None else 0.0
     parts = _parts(kind, wire, group, inside, between)
     return calls * wait + sum(nbytes / _bandwidth(link, lanes, inside) for nbytes, link, lanes in parts)
 
@@ -234,7 +268,7 @@ def path_of(collective: Collective, setup: Setup, gpu: GPU) -> Path | Unknown:
     """Return the path of a collective of this setup on this GPU, whatever it sends; Unknown if a link is not known."""
     apart = distance(collective, setup)
     group = group_of(collective.group_size, apart, setup.gpus, setup.gpus_per_node)
-    inside = link_inside(gpu, group, apart)
+    inside = link_inside(gpu, group, apart, collective.collective)
     if isinstance(inside, Unknown):
         return inside
     between = link_between(setup, gpu) if group.nodes > 1 else None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.hardware.cost import Cost, Group, Link, Unknown, cost, cost_of, distance, group_of, step_time
+from memcalc.hardware.cost import INSIDE, Cost, Group, Link, Unknown, cost, cost_of, distance, group_of, step_time
 from memcalc.inputs.gpu import load_gpu
 from memcalc.layout.collectives import Collective
 from memcalc.setup.setup import Setup
@@ -49,11 +49,12 @@ def test_an_all_gather_of_many_calls() -> None:
 
 
 def test_a_ring_over_nodes_uses_every_card() -> None:
-    """Two nodes of 8: 2 of the 30 steps are between nodes; 8 cards have 400 GB/s, less than NVLink's 450."""
+    """Two nodes of 8: a tree goes up and down through 7 ranks of a node and 1 card; 8 cards have 400 GB/s, less than NVLink's
+    450."""
     found = cost(one("all_reduce", 16, 16 * 10**8), Group(16, 2, 8, 8), NVLINK, CARD)
-    assert found.seconds == pytest.approx((8.4 + 28 * 3.4 + 2 * 14) * MICRO + 3e9 / 400e9, rel=1e-12)
+    assert found.seconds == pytest.approx((8.4 + 14 * 3.4 + 2 * 14) * MICRO + 3e9 / 400e9, rel=1e-12)
     assert found.link == "network"
-    assert found.formula == "1·(8.4 µs + 28·3.4 µs + 2·14 µs) + 3000000000 B / (8·50 GB/s)"
+    assert found.formula == "1·(8.4 µs + 14·3.4 µs + 2·14 µs) + 3000000000 B / (8·50 GB/s)"
 
 
 def test_a_ring_of_one_rank_per_node_has_one_card() -> None:
@@ -180,8 +181,13 @@ def test_more_ranks_take_no_less(kind: str, power: int, payload: int, nodes: int
 
 @given(kind=kinds, group=groups, payload=payloads, network=networks)
 def test_crossing_nodes_is_never_faster(kind: str, group: Group, payload: int, network: Link) -> None:
+    """But for an all-reduce's latency: a tree between nodes has fewer steps than a ring of as many ranks in one node."""
+    if kind == "all_reduce":
+        payload += 2**40
     together = Group(group.size, 1, group.size, group.size)
-    assert seconds(kind, together, payload) <= seconds(kind, group, payload, network) * (1 + 1e-12)
+    assert seconds(kind, together, payload) <= seconds(kind, group, payload, network) * (
+        1 + (1e-3 if kind == "all_reduce" else 1e-12)
+    )
 
 
 @given(kind=kinds, group=groups, payload=payloads, calls=st.integers(1, 100))
@@ -236,12 +242,13 @@ def test_what_is_not_known_is_said(gpu: str, gpus: int, words: str) -> None:
 
 
 def test_a_network_that_is_given() -> None:
-    """RTX 4090: PCIe 4.0 x16, 32 GB/s each way; 16 of them in two nodes with 8 cards of 12.5 GB/s."""
+    """RTX 4090: PCIe 4.0 x16, 0.7 of 32 GB/s each way; 16 of them in two nodes with 8 cards of 0.94 of 12.5 GB/s. A tree goes
+    through 7 ranks of a node and 1 card, up and down."""
     report = memcalc.estimate("gpt2", gpus=16, gpu="rtx4090", network_gbps=100)
     buckets, found = report.collectives[0], report.costs[0]
     assert isinstance(found, Cost)
-    latency = buckets.calls * (8.4 + 28 * 5.7 + 2 * 14) * MICRO
-    assert found.seconds == pytest.approx(latency + buckets.wire / 32e9, rel=1e-12)
+    latency = buckets.calls * (8.4 + 14 * 5.7 + 2 * 14) * MICRO
+    assert found.seconds == pytest.approx(latency + buckets.wire / (INSIDE * 32e9), rel=1e-12)
     assert report.setup.network_gbps == 100
 
 
@@ -251,13 +258,13 @@ def test_the_network_of_nvidias_own_nodes(gpu: str, gbps: int | None) -> None:
 
 
 def test_a_bridge_joins_two() -> None:
-    """A40: NVLink 56.25 GB/s each way between two, PCIe 32 GB/s among more."""
+    """A40: 0.7 of NVLink's 56.25 GB/s each way between two, PCIe among more."""
     two, four = (setup_of(gpus=n, gpu="a40") for n in (2, 4))
     gpu = load_gpu("a40")
     found = [cost_of(one("all_gather", n, 8 * 10**9), setup, gpu) for n, setup in ((2, two), (4, four))]
     assert [c.link for c in found if isinstance(c, Cost)] == ["nvlink", "pcie"]
     assert isinstance(found[0], Cost)
-    assert found[0].seconds == pytest.approx((8.4 + 3.4) * MICRO + 4e9 / 56.25e9, rel=1e-12)
+    assert found[0].seconds == pytest.approx((8.4 + 3.4) * MICRO + 4e9 / (INSIDE * 56.25e9), rel=1e-12)
 
 
 @pytest.mark.parametrize(
