@@ -37,6 +37,20 @@ class Computed(NamedTuple):
     formula: str
     basis: Basis
     source: str
+    sizes: tuple[int, ...] = ()
+    """The sizes of the result's dims and of the dims that are summed over, in the op's order."""
+    groups: int = 1
+    """The experts whose rows one grouped product multiplies."""
+
+
+class Moved(NamedTuple):
+    """Equal kernels of one optimizer step that multiply no matrices."""
+
+    name: str
+    phase: str
+    calls: int
+    nbytes: int
+    """The bytes that all of them read and write."""
 
 
 class _Alike(NamedTuple):
@@ -49,6 +63,8 @@ class _Alike(NamedTuple):
     dtype: str
     dims: str
     size: Poly
+    sizes: tuple[Poly, ...]
+    groups: int
     basis: Basis
     source: str
 
@@ -72,19 +88,57 @@ def _of_run(run: Trace) -> Counter[_Alike]:
     source = f"{COUNTED}; {run.source or run.kernels.source}"
     calls: Counter[_Alike] = Counter()
     for work in run.work:
-        in_layer = work.layer is not None
-        times = 1 + run.middle.more if in_layer and work.layer in run.middle.early else 1
+        in_layer, times = work.layer is not None, _times(run, work.layer)
         dims, size = formula(work.factors), numel(work.factors)[1]
-        alike = _Alike(work.label, work.phase, in_layer, work.kind, work.dtype.name, dims, size, basis, source)
+        sizes = tuple(dim.poly for dim in work.factors)
+        alike = _Alike(
+            work.label, work.phase, in_layer, work.kind, work.dtype.name, dims, size, sizes, work.groups, basis, source
+        )
         calls[alike] += times * work.products
     return calls
 
 
 def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
-    each = evaluate(of.size, setup.micro_batch_size, setup.tokens_per_part)
+    batch, seq = setup.micro_batch_size, setup.tokens_per_part
+    sizes, each = tuple(evaluate(poly, batch, seq) for poly in of.sizes), evaluate(of.size, batch, seq)
     words = f"{calls}·2·{of.dims} = {calls}·{2 * each} FLOP"
     layer = _stack(of.name) if of.in_layer else None
-    return Computed(of.name, of.phase, layer, of.kind, of.dtype, calls, 2 * calls * each, words, of.basis, of.source)
+    return Computed(
+        of.name,
+        of.phase,
+        layer,
+        of.kind,
+        of.dtype,
+        calls,
+        2 * calls * each,
+        words,
+        of.basis,
+        of.source,
+        sizes,
+        of.groups,
+    )
+
+
+def moved(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[Moved]:
+    """Return the kernels of an optimizer step that multiply no matrices. `on_paper` is as in `computed`."""
+    calls: Counter[tuple[str, str]] = Counter()
+    nbytes: Counter[tuple[str, str]] = Counter()
+    batch, seq = setup.micro_batch_size, setup.tokens_per_part
+    for profile in profiles:
+        run = profile.run
+        for kernel in run.streamed:
+            times = _times(run, kernel.layer) * setup.micro_batches
+            key = f"{kernel.scope}: {kernel.name}" if kernel.scope else kernel.name, kernel.phase
+            calls[key] += times
+            nbytes[key] += times * sum(
+                evaluate(numel(shape)[1], batch, seq) * dtype.itemsize for shape, dtype in kernel.operands
+            )
+    return [Moved(*key, calls[key] // on_paper, nbytes[key] // on_paper) for key in calls]
+
+
+def _times(run: Trace, layer: int | None) -> int:
+    """Return the number of layers of the real stack that a layer of a run stands for."""
+    return 1 + run.middle.more if layer is not None and layer in run.middle.early else 1
 
 
 def _stack(name: str) -> str:

@@ -4,88 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.collector import without_collections
-from memcalc.core.dims import ZERO, evaluate, numel
-from memcalc.core.dtypes import DType
-from memcalc.core.rows import COMPONENTS, Component, Item, Row, copied, dims_formula, named_sizes
+from memcalc.core.dims import evaluate, numel
+from memcalc.core.rows import COMPONENTS, Item, Row, copied, dims_formula, named_sizes
 from memcalc.device.on_device import OnDevice
 from memcalc.engines.ranks import Rank, ranks
 from memcalc.estimation.compute import Computed, computed, per_phase, seconds_at_peak
+from memcalc.estimation.found import NOWHERE, At, Found, Key, Sized, left_by
 from memcalc.estimation.names import with_names_of_their_own
 from memcalc.inputs.model import Model
 from memcalc.layout.collectives import Collective, wire_bytes
 from memcalc.megatron.schedules import State
 from memcalc.setup.setup import Setup
-from memcalc.tape.profile import Moment
 
 if TYPE_CHECKING:
     from memcalc.device.verdict import Verdict
     from memcalc.hardware.cost import Cost, Unknown
     from memcalc.inputs.gpu import GPU
+    from memcalc.timing.kernels import Unknown as NoTime
+    from memcalc.timing.step import StepTime
 
 
 PHASES: Final = ("forward", "backward", "step")
-
-
-class _Key(NamedTuple):
-    """The key of an item: rows with equal keys are one item."""
-
-    component: Component
-    name: str
-    sizes: tuple[tuple[str, int], ...]
-    dtype: DType
-
-
-class _Sized(NamedTuple):
-    """A row, and the bytes of all rows with the same key."""
-
-    row: Row
-    nbytes: int
-
-
-class _At(NamedTuple):
-    """The place of a phase's peak: the state, the moment, and True if the gradient reduction's blocks are alive."""
-
-    state: State | None
-    moment: Moment | None
-    flushed: bool
-
-
-NOWHERE: Final = _At(None, None, False)
-
-
-class _Found(NamedTuple):
-    """A rank, the peak of each phase in bytes, and where the peaks are. If backward's peak is after the last moment, `last` has
-    the engine's rows that are alive only there."""
-
-    rank: Rank
-    phases: dict[str, int]
-    at: dict[str, _At]
-    last: tuple[Row, ...]
-
-    def highest(self) -> tuple[int, int]:
-        """Return the highest peak of all phases, and backward's peak, in bytes."""
-        return max(self.phases.values()), self.phases["backward"]
-
-
-def left_by(rank: Rank) -> list[Row]:
-    """Return the buffers that the model's run leaves after backward and that are no part of an engine's rows."""
-    return [
-        row
-        for profile in rank.profiles
-        if profile.left.poly != ZERO
-        for row in profile.rows(profile.left)
-        if row.component == "buffers"
-    ]
 
 
 class Report(OnDevice):
     """The estimate of one setup. Numbers are bytes of the worst rank. Rows are computed at the first use."""
 
     def __init__(
-        self, model: Any, setup: Setup, found: _Found | None = None, given: Mapping[str, Any] | None = None
+        self, model: Any, setup: Setup, found: Found | None = None, given: Mapping[str, Any] | None = None
     ) -> None:
         """Report on the worst rank of a setup, or on the rank `found`.
 
@@ -105,27 +54,27 @@ class Report(OnDevice):
         self.rank_peaks = {one.rank.number: max(one.phases.values()) for one in self._found}
         self._take(max(self._found, key=lambda one: self.rank_peaks[one.rank.number]))
 
-    def _worst_of_stages(self, found: Iterable[Rank]) -> list[_Found]:
+    def _worst_of_stages(self, found: Iterable[Rank]) -> list[Found]:
         """Return for each pipeline stage its rank with the highest peak; of equal peaks, the rank with the highest in
         backward."""
-        worst: dict[int, _Found] = {}
+        worst: dict[int, Found] = {}
         for one in map(self.find, found):
             before = worst.get(one.rank.number)
             if before is None or one.highest() > before.highest():
                 worst[one.rank.number] = one
         return list(worst.values())
 
-    def find(self, rank: Rank) -> _Found:
+    def find(self, rank: Rank) -> Found:
         """Return a rank with its peaks, as `Report` takes it."""
-        return _Found(rank, *self._find_peaks(rank))
+        return Found(rank, *self._find_peaks(rank))
 
-    def _take(self, found: _Found) -> None:
+    def _take(self, found: Found) -> None:
         """Make `found` the rank that is reported."""
         self.rank, self.phases, self._at, self._last = found
         self.peak_phase = max(PHASES, key=lambda phase: self.phases[phase])
         self.peak = self.phases[self.peak_phase]
 
-    def _find_peaks(self, rank: Rank) -> tuple[dict[str, int], dict[str, _At], tuple[Row, ...]]:
+    def _find_peaks(self, rank: Rank) -> tuple[dict[str, int], dict[str, At], tuple[Row, ...]]:
         """Return the peak of each phase in bytes, where each is, and the rows of backward's peak if it is after the last
         moment."""
         batch, seq, sums, held = self._batch, self._seq, rank.sums, rank.holdings
@@ -144,7 +93,7 @@ class Report(OnDevice):
                     flushes = held.flush is not None and moment.gradients >= held.flush.after
                     size += flush if flushes else 0
                 if size > most[state.kind]:
-                    most[state.kind], at[state.kind] = size, _At(state, moment, flushes)
+                    most[state.kind], at[state.kind] = size, At(state, moment, flushes)
         forward = always + evaluate(sums.forward, batch, seq) + most["forward"]
         backward = always + evaluate(sums.backward, batch, seq) + most["backward"]
         last: tuple[Row, ...] = ()
@@ -248,7 +197,7 @@ class Report(OnDevice):
         by_phase += [
             self._by_key([*self.rank.holdings.always, *rows, *self._left]) for rows in self.rank.holdings.after_backward
         ]
-        parts: dict[_Key, _Sized] = {}
+        parts: dict[Key, Sized] = {}
         for component in COMPONENTS[:-1]:
             if component == "saved_activations":
                 parts.update(self._by_key(row for row in self._saved_rows() if row.component == component))
@@ -260,15 +209,15 @@ class Report(OnDevice):
         items.sort(key=lambda item: (order[item.component], -item.nbytes, -item.at_peak))
         return with_names_of_their_own(items)
 
-    def _by_key(self, rows: Iterable[Row]) -> dict[_Key, _Sized]:
-        out: dict[_Key, _Sized] = {}
+    def _by_key(self, rows: Iterable[Row]) -> dict[Key, Sized]:
+        out: dict[Key, Sized] = {}
         for row in rows:
-            key = _Key(row.component, row.name, named_sizes(row.shape, self._batch, self._seq), row.dtype)
+            key = Key(row.component, row.name, named_sizes(row.shape, self._batch, self._seq), row.dtype)
             before = out[key].nbytes if key in out else 0
-            out[key] = _Sized(row, before + row.bytes_at(self._batch, self._seq))
+            out[key] = Sized(row, before + row.bytes_at(self._batch, self._seq))
         return out
 
-    def _item(self, key: _Key, part: _Sized | None, peak: _Sized | None) -> Item:
+    def _item(self, key: Key, part: Sized | None, peak: Sized | None) -> Item:
         row = part.row if part else peak.row if peak else None
         assert row is not None
         at_peak = peak.nbytes if peak else 0
@@ -377,6 +326,13 @@ class Report(OnDevice):
         """Return the seconds of the step's products at the GPU's data-sheet rates; None without a GPU, a model or a known
         rate."""
         return seconds_at_peak(self.computed, self.gpu) if self.computed else None
+
+    @cached_property
+    def time(self) -> StepTime | NoTime:
+        """Return the time of a step on the GPU, or the reason why it is not known."""
+        from memcalc.timing.step import step_time
+
+        return step_time(self)
 
     def per_layer(self) -> tuple[int, int]:
         """Return the payload and wire bytes of one transformer layer: its collectives, and its share of every collective over
