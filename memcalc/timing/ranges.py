@@ -1,0 +1,53 @@
+"""The range of a step's time: how far published times lie from the estimates of their setups (errors.json).
+
+docs/generate.py makes the file from tests/published_step_times.json. A setup takes the range of the published runs of its
+engine on its GPU's architecture, with or without a pipeline. If there are none, it takes the widest range of all runs on
+that architecture, or of all runs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.inputs.files import read_bundled
+
+if TYPE_CHECKING:
+    from memcalc.inputs.gpu import GPU
+    from memcalc.setup.setup import Setup
+
+FILE: Final = Path(__file__).with_name("errors.json")
+
+
+class Range(NamedTuple):
+    """The lowest and the highest published time over its estimate."""
+
+    low: float
+    high: float
+    runs: int
+    """The published runs of the same kind; 0: the range is that of other kinds."""
+
+
+class _Kind(NamedTuple):
+    engine: str
+    architecture: str
+    pipeline: bool
+    rows: int
+    low: float
+    high: float
+
+
+@cache
+def _kinds() -> tuple[_Kind, ...]:
+    return tuple(_Kind(**kind) for kind in read_bundled(FILE)["kinds"])
+
+
+def range_of(setup: Setup, gpu: GPU) -> Range:
+    """Return the range of a setup's time on a GPU."""
+    here = [kind for kind in _kinds() if kind.architecture == gpu.architecture]
+    for kind in here:
+        if kind.engine == setup.engine and kind.pipeline == (setup.pp > 1):
+            return Range(kind.low, kind.high, kind.rows)
+    others = here or _kinds()
+    return Range(min((kind.low for kind in others), default=1.0), max((kind.high for kind in others), default=1.0), 0)

@@ -1,0 +1,143 @@
+"""The time that one rank computes and sends in a step, without waiting for other stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.estimation.compute import computed, moved
+from memcalc.hardware.cost import SOURCE
+from memcalc.hardware.cost import Unknown as NoCost
+from memcalc.timing.items import Timed
+from memcalc.timing.kernels import Unknown, products, streams
+from memcalc.timing.schedule import Turn
+
+if TYPE_CHECKING:
+    from memcalc.estimation.report import Report
+    from memcalc.tape.profile import Profile
+    from memcalc.timing.kernels import Rates
+
+_MICRO: Final = 1e-6
+
+
+class Sums(NamedTuple):
+    """The seconds of a step's kernels by phase, and those that the CPU takes to start them."""
+
+    forward: float
+    backward: float
+    recomputation: float
+    starting_forward: float
+    starting_backward: float
+
+    @property
+    def waits(self) -> tuple[float, float]:
+        """Return the seconds that the GPU waits for the CPU in forward and in backward."""
+        again = self.backward + self.recomputation
+        return max(0.0, self.starting_forward - self.forward), max(0.0, self.starting_backward - again)
+
+
+class RankTime(NamedTuple):
+    """The rows of a rank's time, and their sums."""
+
+    items: list[Timed]
+    sums: Sums
+    turns: list[Turn]
+    """One micro-batch's forward and backward in each chunk, with what it waits for in between."""
+    exposed: float
+    """The seconds of communication that nothing hides, in all micro-batches and after them."""
+    once: float
+    """Those of `exposed` that come once in a step."""
+
+
+def rank_time(report: Report, rates: Rates) -> RankTime | Unknown:
+    """Return the time of a rank's step without its optimizer; Unknown if a part of it is not known."""
+    kernels: list[list[Timed]] = []
+    for profile in report.rank.profiles:
+        own = _of_profile(report, profile, rates)
+        if isinstance(own, Unknown):
+            return own
+        kernels.append(own)
+    each = [_sums(own, rates) for own in kernels]
+    sums = Sums(*(sum(parts) for parts in zip(*each, strict=True)))
+    sent = _communication(report, sums)
+    if isinstance(sent, Unknown):
+        return sent
+    many, chunks = report.setup.micro_batches, report.setup.virtual_stages
+    waits = _exposed(report, sent)
+    inside = [each_phase / (many * chunks) for each_phase in waits[:2]]
+    whole = each if len(each) == chunks else [Sums(*(part / chunks for part in sums))] * chunks
+    turns = [_turn(one, many, *inside) for one in whole]
+    items = [*(item for own in kernels for item in own), *sent, *_starting(sums, rates)]
+    return RankTime(items, sums, turns, sum(waits), waits[2])
+
+
+def _of_profile(report: Report, profile: Profile, rates: Rates) -> list[Timed] | Unknown:
+    """Return the kernels of one chunk's run."""
+    of = report.setup, report.rank.on_paper
+    multiplied, other = products(computed([profile], *of), rates), streams(moved([profile], *of), rates)
+    if isinstance(multiplied, Unknown):
+        return multiplied
+    return other if isinstance(other, Unknown) else [*multiplied, *other]
+
+
+def _sums(items: list[Timed], rates: Rates) -> Sums:
+    seconds = dict.fromkeys(("forward", "backward", "recomputation"), 0.0)
+    calls = dict(seconds)
+    for item in items:
+        seconds[item.part] += item.seconds
+        calls[item.part] += item.calls
+    start = rates.speed.launch.value * _MICRO
+    return Sums(*seconds.values(), start * calls["forward"], start * (calls["backward"] + calls["recomputation"]))
+
+
+def _turn(sums: Sums, many: int, forward: float, backward: float) -> Turn:
+    """Return a chunk's turn. `forward` and `backward`: the seconds that it waits for communication."""
+    waits = sums.waits
+    computing = (sums.forward + waits[0]) / many, (sums.backward + sums.recomputation + waits[1]) / many
+    return Turn(computing[0] + forward, computing[1] + backward)
+
+
+def _starting(sums: Sums, rates: Rates) -> list[Timed]:
+    """Return the row of the time that the GPU waits for the CPU, if it does."""
+    seconds = sum(sums.waits)
+    if not seconds:
+        return []
+    launch = rates.speed.launch
+    formula = f"kernels·{launch.value:g} µs less the time that they run"
+    return [Timed("the CPU starts kernels", "launch", seconds, 0.0, "latency", 0, formula, "assumed", launch.source)]
+
+
+def _communication(report: Report, sums: Sums) -> list[Timed] | Unknown:
+    """Return the collectives, each with the seconds that compute hides: those of a phase share the time that it computes."""
+    room = {"exposed": 0.0, "forward": sums.forward, "backward": sums.backward + sums.recomputation}
+    wanted = dict.fromkeys(room, 0.0)
+    for collective, cost in zip(report.collectives, report.costs, strict=True):
+        if isinstance(cost, NoCost):
+            return Unknown(cost.missing)
+        wanted[collective.overlap] += cost.seconds
+    share = {kind: min(1.0, room[kind] / seconds) if seconds else 0.0 for kind, seconds in wanted.items()}
+    made: list[Timed] = []
+    for collective, cost in zip(report.collectives, report.costs, strict=True):
+        assert not isinstance(cost, NoCost)
+        name = f"{collective.axis} {collective.collective}: {collective.name}"
+        hidden = cost.seconds * share[collective.overlap]
+        bound = "link"
+        made.append(
+            Timed(
+                name, "communication", cost.seconds, hidden, bound, collective.calls, cost.formula, "measured", SOURCE
+            )
+        )
+    return made
+
+
+def _exposed(report: Report, sent: list[Timed]) -> tuple[float, float, float]:
+    """Return the exposed seconds inside forwards, inside backwards, and once in a step."""
+    forward = backward = once = 0.0
+    for collective, item in zip(report.collectives, sent, strict=True):
+        left = item.seconds - item.hidden
+        if collective.axis == "dp" or collective.phase == "step":
+            once += left
+        elif collective.phase == "forward":
+            forward += left
+        else:
+            backward += left
+    return forward, backward, once

@@ -1,0 +1,47 @@
+"""The time of a pipeline's forwards and backwards: the schedule played with each stage's own time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.megatron.schedules import actions
+from memcalc.pipelining import orders
+from memcalc.pipelining.clock import makespan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memcalc.pipelining.clock import Step
+    from memcalc.setup.setup import Setup
+
+_ROUNDS: Final = 3
+"""The micro-batches per rank after which each further one takes as long as the busiest rank computes for it."""
+
+
+class Turn(NamedTuple):
+    """The seconds of one micro-batch in one chunk of one rank."""
+
+    forward: float
+    backward: float
+
+
+def seconds_of_passes(setup: Setup, turns: Sequence[Sequence[Turn]]) -> float:
+    """Return the seconds of all forwards and backwards of a step. `turns` has each rank's chunks."""
+    chunks, many = len(turns[0]), setup.micro_batches
+    if setup.pp == 1:
+        return many * sum(one.forward + one.backward for one in turns[0])
+    few = many if many <= _ROUNDS * setup.pp else _ROUNDS * setup.pp + many % setup.pp
+
+    def seconds(rank: int, chunk: int, kind: str) -> float:
+        turn = turns[rank][chunk]
+        return turn.forward if kind == "forward" else turn.backward if kind == "backward" else turn.backward / 2
+
+    busiest = max(sum(turn.forward + turn.backward for turn in own) for own in turns)
+    made = [_order(setup, rank, few, chunks) for rank in range(setup.pp)]
+    return makespan(made, chunks, seconds) + (many - few) * busiest
+
+
+def _order(setup: Setup, rank: int, micro_batches: int, chunks: int) -> list[Step]:
+    if setup.engine == "fsdp2" or setup.schedule == "zero-bubble":
+        return [(kind, chunk) for kind, chunk, _ in orders.order(setup.schedule, rank, setup.pp, micro_batches, chunks)]
+    return list(actions(setup.schedule, rank, setup.pp, micro_batches, chunks))

@@ -1,0 +1,124 @@
+"""The time of a step: what the ranks compute and send, the schedule of the pipeline, then the optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.hardware.speed import speed_of
+from memcalc.timing.items import Timed
+from memcalc.timing.kernels import Rates, Unknown
+from memcalc.timing.optimizer import optimizer
+from memcalc.timing.ranges import Range, range_of
+from memcalc.timing.rank import RankTime, rank_time
+from memcalc.timing.schedule import seconds_of_passes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.estimation.report import Report
+
+PARTS: Final = ("compute", "recompute", "exposed_communication", "bubble", "optimizer")
+_TERA: Final = 1e12
+KERNELS: Final = {"megatron": "transformer engine"}
+"""The engine's kernels of fused attention; others take torch's, which are flash-attn 2's."""
+_OTHERS: Final = "flash-attn 2"
+
+
+class StepTime(NamedTuple):
+    """The seconds of an optimizer step on the reported rank, and where they go."""
+
+    seconds: float
+    breakdown: Mapping[str, float]
+    """Seconds by part (PARTS); they add up to `seconds`."""
+    low: float
+    """The seconds from which published runs of the same kind lie, relative to their estimates, to `high`."""
+    high: float
+    range: Range
+    tokens_per_second: float
+    """The tokens of all GPUs."""
+    mfu: float | None
+    """The model's FLOPs over what all GPUs could do at the dense rate of the data sheet in 16 bits: forward and backward,
+    attention over the whole square (PaLM, arXiv 2204.02311, appendix B); None if the rate is not known."""
+    hfu: float | None
+    """As `mfu`, with the FLOPs that are recomputed."""
+    items: list[Timed]
+
+
+def step_time(report: Report) -> StepTime | Unknown:
+    """Return the time of a report's step on its GPU; Unknown if a part of it is not known."""
+    gpu, setup = report.gpu, report.setup
+    if gpu is None:
+        return Unknown("no GPU is given")
+    if report.states_only:
+        return Unknown("a number of parameters has no products; give a model")
+    if not gpu.dense_flops_per_second:
+        return Unknown(f"of {gpu.full_name} only the memory is known; give a GPU of `memcalc gpus`")
+    given = setup.gemm_efficiency, setup.attention_efficiency, setup.memory_efficiency
+    rates = Rates(gpu, speed_of(gpu.name).given(*given), KERNELS.get(setup.engine, _OTHERS), setup.seq_len or 0)
+    ranks = _all_ranks(report, rates)
+    if isinstance(ranks, Unknown):
+        return ranks
+    updates = optimizer(report, rates)
+    if isinstance(updates, Unknown):
+        return updates
+    own = ranks[report.rank.number] if len(ranks) > 1 else ranks[0]
+    updating = sum(item.seconds for item in updates)
+    passes = seconds_of_passes(setup, [one.turns for one in ranks])
+    busy = setup.micro_batches * sum(turn.forward + turn.backward for turn in own.turns)
+    computing = own.sums.forward + own.sums.backward + sum(own.sums.waits)
+    breakdown = dict(
+        zip(PARTS, (computing, own.sums.recomputation, own.exposed, max(0.0, passes - busy), updating), strict=True)
+    )
+    seconds = sum(breakdown.values())
+    tokens = setup.global_batch_size * (setup.seq_len or 0)
+    known = range_of(setup, gpu)
+    return StepTime(
+        seconds,
+        breakdown,
+        seconds * known.low,
+        seconds * known.high,
+        known,
+        tokens / seconds,
+        *_utilisation(report, seconds),
+        [*own.items, *_bubble(breakdown), *updates],
+    )
+
+
+def _all_ranks(report: Report, rates: Rates) -> list[RankTime] | Unknown:
+    """Return the time of every pipeline rank; equal ranks are timed once."""
+    found: dict[tuple[int, ...], RankTime] = {}
+    out: list[RankTime] = []
+    setup = report.setup
+    every = report if setup.pp == 1 or setup.pp_rank is None else report.with_setup(setup._replace(pp_rank=None))
+    for one in every.each_rank():
+        key = tuple(map(id, one.rank.profiles))
+        if key not in found:
+            timed = rank_time(one, rates)
+            if isinstance(timed, Unknown):
+                return timed
+            found[key] = timed
+        out.append(found[key])
+    return out
+
+
+def _bubble(breakdown: Mapping[str, float]) -> list[Timed]:
+    seconds = breakdown["bubble"]
+    if not seconds:
+        return []
+    formula = "the schedule, played with every stage's own time"
+    return [
+        Timed("waiting for other stages", "bubble", seconds, 0.0, "latency", 1, formula, "modelled", "the schedule")
+    ]
+
+
+def _utilisation(report: Report, seconds: float) -> tuple[float | None, float | None]:
+    """Return the model's and the hardware's FLOPs over those of the data sheet."""
+    assert report.gpu is not None
+    rate = report.gpu.dense_flops_per_second.get("bf16") or report.gpu.dense_flops_per_second.get("fp16")
+    if rate is None:
+        return None, None
+    ranks = report.each_rank()
+    again = sum(one.flops["recomputation"] for one in ranks)
+    whole = sum(one.flops["total"] for one in ranks)
+    possible = len(ranks) * seconds * rate.value * _TERA
+    return (whole - again) / possible, whole / possible
