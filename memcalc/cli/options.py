@@ -285,6 +285,31 @@ NetworkGbps = Annotated[
     ),
 ]
 
+GemmEfficiency = Annotated[
+    float | None,
+    option(
+        "Share of the data sheet's FLOPs that matrix products reach. (default: see `memcalc gpus NAME`)",
+        "Output",
+        "--gemm-efficiency",
+    ),
+]
+AttentionEfficiency = Annotated[
+    float | None,
+    option(
+        "Share that fused attention reaches, half of the square counted. (default: see `memcalc gpus NAME`)",
+        "Output",
+        "--attention-efficiency",
+    ),
+]
+MemoryEfficiency = Annotated[
+    float | None,
+    option(
+        "Share of the memory's bandwidth that other kernels reach. (default: see `memcalc gpus NAME`)",
+        "Output",
+        "--memory-efficiency",
+    ),
+]
+
 
 def model_of(name: str | None, model: str | None) -> str | None:
     """Return the model, given as an argument or by --model. Raise InputError if both are given."""

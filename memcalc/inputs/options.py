@@ -62,8 +62,12 @@ class Options(NamedTuple):
     engine: str | None = None
     gpu: str | None = None
     network_gbps: float | None = None
+    gemm_efficiency: float | None = None
+    attention_efficiency: float | None = None
+    memory_efficiency: float | None = None
 
 
+EFFICIENCIES: Final = ("gemm_efficiency", "attention_efficiency", "memory_efficiency")
 _DEGREE: Final = (1, 10**6)
 CHOICES: Final[dict[str, Collection[str]]] = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble"),
@@ -170,4 +174,7 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
     if name == "network_gbps":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return None if is_number and 0 < value <= 10**6 else "allowed: a number above 0, at most 1000000"
+    if name in EFFICIENCIES:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return None if is_number and 0 < value <= 1 else "allowed: a share of the data sheet's rate, above 0, at most 1"
     return None if isinstance(value, str) else "allowed: a name of `memcalc gpus`, a memory (80GB), auto"

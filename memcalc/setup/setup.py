@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dtypes import DType, bf16, fp16, fp32
-from memcalc.inputs.options import NOT_YET, Options, refuse
+from memcalc.inputs.options import EFFICIENCIES, NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.methods import (
@@ -91,6 +91,13 @@ class Setup(NamedTuple):
     gpu: str | None
     network_gbps: float | None
     """Gbit/s of one GPU's network in each direction; None: not known."""
+    gemm_efficiency: float | None
+    """The share of the data sheet's FLOPs that products reach, as given, like the next two; None: as measured or assumed
+    for the GPU."""
+    attention_efficiency: float | None
+    """The share that fused attention reaches, with half of the square counted."""
+    memory_efficiency: float | None
+    """The share of the memory's bandwidth that other kernels reach."""
 
     @property
     def micro_batches(self) -> int:
@@ -234,6 +241,7 @@ def resolve(options: Options, model: Model | None) -> Setup:
         engine=engine,
         gpu=options.gpu,
         network_gbps=_network_gbps(options),
+        **_efficiencies(options),
     )
 
 
@@ -282,6 +290,15 @@ def _network_gbps(options: Options) -> float | None:
 
     network = load_gpu(options.gpu).network
     return None if network is None else network.value
+
+
+def _efficiencies(options: Options) -> dict[str, float | None]:
+    """Return the given shares of a GPU's speed by name. Raises InputError for one without a GPU."""
+    given: dict[str, float | None] = {name: getattr(options, name) for name in EFFICIENCIES}
+    for name, value in given.items():
+        if value is not None and options.gpu is None:
+            refuse(name, value, "is a share of a GPU's speed; allowed: with --gpu")
+    return given
 
 
 def _sequence_parallel(options: Options, engine: str) -> bool:

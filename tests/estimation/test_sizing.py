@@ -26,7 +26,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention_mask_in_dataloader": (True, False), "attention": ("eager", "sdpa", "flash"),
     "cross_entropy": ("eager", "chunked", "fused"), "padded": (True,), "expert_imbalance": (1.0, 2.0),
     "kernels": ("hf", "fused", "megatron"), "engine": ("none", "ddp", "fsdp2", "deepspeed", "megatron"),
-    "gpu": ("a100-40gb", "h100-80gb"), "network_gbps": (100, 400), "sync_each_micro_batch": (True, False),
+    "gpu": ("a100-40gb", "h100-80gb"), "network_gbps": (100, 400),
+    "gemm_efficiency": (0.5,), "attention_efficiency": (0.3,), "memory_efficiency": (0.5,),
+    "sync_each_micro_batch": (True, False),
 }  # fmt: skip
 LAYOUTS = [
     {"gpus": gpus, "zero": zero, "tp": tp, "pp": pp, "engine": engine, "gpu": "a100-80gb"}
