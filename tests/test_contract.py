@@ -24,7 +24,8 @@ OPTIONS = (
     "--micro-batch-size", "-b", "--seq-len", "-s", "--global-batch-size", "--precision", "--grad-dtype", "--optimizer",
     "--optimizer-implementation", "--clip-grad-norm",
     "--recompute", "--attention", "--cross-entropy", "--padded", "--expert-imbalance",
-    "--kernels", "--engine", "--gpu", "--network-gbps", "--all-ranks", "--json", "--check", "--help",
+    "--kernels", "--engine", "--gpu", "--network-gbps",
+    "--gemm-efficiency", "--attention-efficiency", "--memory-efficiency", "--all-ranks", "--json", "--check", "--help",
 )  # fmt: skip
 
 VALUES = {
@@ -53,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "optimizer_implementation": "foreach", "clip_grad_norm": False,
     "recompute": "none", "attention": "sdpa", "cross_entropy": "eager",
     "padded": False, "expert_imbalance": 1.0, "kernels": "hf", "engine": "none", "gpu": None, "network_gbps": None,
+    "gemm_efficiency": None, "attention_efficiency": None, "memory_efficiency": None,
 }  # fmt: skip
 """Every option of a plain `memcalc estimate --model llama-7b`, as the JSON document resolves it."""
 
@@ -76,7 +78,7 @@ FIT = {"gpu", "capacity", "fits", "headroom"}
 BASES = {"exact", "modelled", "measured", "assumed", "traced"}
 RANK = {"pp", "peak"}
 ADDED = {
-    "": {"compute", "notes", "advice"},
+    "": {"compute", "time", "notes", "advice"},
     "communication": {"textbook", "per_layer_items"},
     "memory": {"ranks"},
     "ranks": {

@@ -115,7 +115,7 @@ def _sent(pid: int, lanes: Mapping[str, list[Sent]]) -> Iterator[dict[str, Any]]
                 "dtype": c.dtype,
                 "can hide behind": c.overlap,
                 "place": one.place,
-                "time": "latencies of NCCL and data-sheet bandwidths" if one.known else "not known: drawn 1 µs long",
+                "time": "as docs/communication-time.md says" if one.known else "not known: drawn 1 µs long",
             }
             yield _complete(pid, tid, f"{c.collective}: {c.name}", c.phase, one.begin, one.microseconds, args)
 

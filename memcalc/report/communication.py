@@ -78,6 +78,4 @@ def time_lines(report: Report, *, bracketed: bool = True) -> list[Text]:
     hides = [("forward", time.forward), ("backward", time.backward)]
     behind = " and ".join(f"{show_seconds(seconds)} with {phase}" for phase, seconds in hides if seconds)
     hidden = f"; {'what is in brackets' if bracketed else 'the rest'} can overlap, {behind}" if behind else ""
-    return [
-        Text(f"time: the step waits {show_seconds(time.exposed)}{hidden} (NCCL's latencies, data-sheet bandwidths)")
-    ]
+    return [Text(f"time: the step waits {show_seconds(time.exposed)}{hidden}")]

@@ -13,9 +13,11 @@ from memcalc.report.all_ranks import rank_document
 from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import Share, shares
+from memcalc.report.time import time_document
 from memcalc.report.verdict import why
 
 if TYPE_CHECKING:
+    from memcalc.estimation.compute import Computed
     from memcalc.estimation.report import Report
     from memcalc.layout.collectives import Collective
 
@@ -31,6 +33,7 @@ def document(report: Report) -> dict[str, Any]:
         "memory": _memory(report),
         "communication": _communication(report),
         "compute": _compute(report),
+        "time": time_document(report),
         "fit": _fit(report),
         "advice": advice_document(report),
         "notes": [*default_lines(report), *notes(report)],
@@ -127,9 +130,14 @@ def _compute(report: Report) -> dict[str, Any] | None:
         return None
     return {
         "per_step": report.flops,
-        "items": [item._asdict() for item in report.computed],
+        "items": [_product(item) for item in report.computed],
         "seconds_at_peak": report.seconds_at_peak,
     }
+
+
+def _product(item: Computed) -> dict[str, Any]:
+    """Return a product without its sizes, which the formula names."""
+    return {name: value for name, value in item._asdict().items() if name not in ("sizes", "groups")}
 
 
 def _step_seconds(report: Report) -> dict[str, float] | None:

@@ -8,6 +8,7 @@ from typing import IO, Final
 from rich.table import Table
 from rich.text import Text
 
+from memcalc.hardware.speed import Speed, speed_of
 from memcalc.inputs.gpu import GPU, Quantity
 from memcalc.report.consoles import LISTING, console_for
 from memcalc.report.fitting import Column
@@ -33,7 +34,38 @@ def as_document(gpu: GPU) -> dict[str, object]:
     for key in ("memory_bandwidth", "nvlink_group", "network"):
         known: Quantity | None = getattr(gpu, key)
         out[key] = None if known is None else known._asdict()
+    speed = speed_of(gpu.name)
+    out["speed"] = {
+        "basis": speed.basis,
+        **{name: quantity._asdict() for name, quantity in _shares(speed).items()},
+        "attention": [curve._asdict() for curve in speed.attention],
+        "buses": [{"ranks": ranks, "collective": kind, **bus._asdict()} for (ranks, kind), bus in speed.buses.items()],
+    }
     return out
+
+
+def _shares(speed: Speed) -> dict[str, Quantity]:
+    names = ("gemm_efficiency", "gemm_latency", "memory_efficiency", "kernel_latency", "launch")
+    return {name: getattr(speed, name) for name in names}
+
+
+def _speeds(gpu: GPU) -> dict[str, Quantity]:
+    """Return the shares of the data sheet that a training step reaches, as a step's time takes them."""
+    speed = speed_of(gpu.name)
+    shares = {
+        "matrix products reach": speed.gemm_efficiency,
+        "other kernels reach": speed.memory_efficiency,
+        "a product waits": speed.gemm_latency,
+        "another kernel waits": speed.kernel_latency,
+        "the CPU starts a kernel in": speed.launch,
+    }
+    for curve in speed.attention:
+        (first, low), (last, high) = curve.shares[0], curve.shares[-1]
+        words = f"{low:.2g} to {high:.2g}"
+        shares[f"{curve.kernels}, heads of {curve.head_dim}, {first} to {last} tokens"] = Quantity(
+            high, f"of the dense rate ({words})", curve.source
+        )
+    return shares
 
 
 _FIRST_TO_GO: Final = ("full name", "fp8", "link", "bf16", "bandwidth")
@@ -76,6 +108,7 @@ def print_gpu(gpu: GPU, file: IO[str]) -> None:
         rows["GPUs that NVLink joins"] = gpu.nvlink_group
     if gpu.network is not None:
         rows["network of one GPU, each direction"] = gpu.network
+    rows |= _speeds(gpu)
     beside = console.width >= _WIDE
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("quantity", overflow="fold")

@@ -24,6 +24,7 @@ from memcalc.report.per_layer import per_layer_table
 from memcalc.report.phases import phase_lines
 from memcalc.report.pipeline_lines import pipeline_lines
 from memcalc.report.rows_table import rows_table
+from memcalc.report.time import time_lines
 from memcalc.report.title import title
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def print_report(
 
 def _first(report: Report, width: int, *, verbose: bool) -> list[RenderableType]:
     """Return the answer, the memory, and the communication."""
-    parts: list[RenderableType] = [title(report), *answer(report), *_said(report), ""]
+    parts: list[RenderableType] = [title(report), *answer(report), *time_lines(report), *_said(report), ""]
     parts += memory_table(report, width, verbose=verbose)
     parts += [*(["", *phase_lines(report)] if verbose else []), *pipeline_lines(report)]
     parts += compute_lines(report) if verbose else []

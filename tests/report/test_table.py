@@ -237,21 +237,24 @@ def test_models_and_gpus_at_any_width(width: int) -> None:
 
 
 def test_communication_has_times_with_a_gpu_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can hide is in brackets; the line under the table adds up what cannot."""
+    """What can hide is in brackets; the line under the table adds up what cannot.
+
+    203 gathers of forward on 8 A100: 20 µs each, and 11.87 GB at 180 GB/s.
+    """
     options = {"gpus": 8, "zero": 3, "gpu": "a100-80gb"}
     shown = table("llama-7b", options, io.StringIO(), verbose=True)
-    assert "(46.1 ms)" in shown
+    assert "(70 ms)" in shown
     assert (
-        "time: the step waits 2.15 ms; what is in brackets can overlap, 46.1 ms with forward and 79.2 ms with backward"
+        "time: the step waits 1.33 ms; what is in brackets can overlap, 70 ms with forward and 122 ms with backward"
         in " ".join(shown.split())
     )
-    assert "46.1 ms" not in table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO(), verbose=True)
+    assert "70 ms" not in table("llama-7b", {"gpus": 8, "zero": 3}, io.StringIO(), verbose=True)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm-256color")
     narrow = " ".join(without_colours(table("llama-7b", options, Terminal(), verbose=True)).split())
-    assert "(46.1 ms)" not in narrow
+    assert "(70 ms)" not in narrow
     assert "no room for: wire, time; --json has all" in narrow
-    assert "waits 2.15 ms" in narrow
+    assert "waits 1.33 ms" in narrow
     unknown = " ".join(table("gpt2", {"gpus": 16, "gpu": "rtx4090"}, io.StringIO()).split())
     assert "time: not known, because NVIDIA has no node with" in unknown
 

@@ -1,0 +1,70 @@
+"""The lines on a step's time, and its part of the JSON document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.text import Text
+
+from memcalc.report.folding import Folded
+from memcalc.timing.kernels import Unknown
+from memcalc.units import show_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from memcalc.estimation.report import Report
+    from memcalc.timing.step import StepTime
+
+_WORDS: Final = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "exposed_communication": "communication",
+    "bubble": "waiting for other stages",
+    "optimizer": "optimizer",
+}
+_LEAST: Final = 0.005
+"""The share of a step below which a part is left out of the line."""
+
+
+def time_lines(report: Report) -> list[RenderableType]:
+    """Return the time of a step, and where it goes; [] without a GPU or a model."""
+    if report.gpu is None or report.states_only:
+        return []
+    time = report.time
+    if isinstance(time, Unknown):
+        return [Folded(f"the time of a step is not known: {time.missing}")]
+    per_gpu = time.tokens_per_second / report.setup.gpus
+    text = Text(f"a step takes {show_seconds(time.seconds)}", style="bold")
+    text.append(f" ({show_seconds(time.low)} to {show_seconds(time.high)})", "not bold")
+    text.append(f": {per_gpu:,.0f} tokens/s per GPU{_mfu(time)}; {_parts(time)}", "not bold")
+    return [Folded(text)]
+
+
+def _mfu(time: StepTime) -> str:
+    return "" if time.mfu is None else f", MFU {time.mfu:.0%}"
+
+
+def _parts(time: StepTime) -> str:
+    """Return the shares of the step, the largest first."""
+    shares = [(seconds / time.seconds, _WORDS[part]) for part, seconds in time.breakdown.items()]
+    return ", ".join(f"{word} {share:.0%}" for share, word in sorted(shares, reverse=True) if share >= _LEAST)
+
+
+def time_document(report: Report) -> dict[str, Any] | None:
+    """Return the document's `time`; None without a GPU, or if a part of the time is not known."""
+    time = report.time
+    if isinstance(time, Unknown):
+        return None
+    return {
+        "seconds_per_step": time.seconds,
+        "low": time.low,
+        "high": time.high,
+        "published_runs": time.range.runs,
+        "breakdown": dict(time.breakdown),
+        "tokens_per_second": time.tokens_per_second,
+        "tokens_per_second_per_gpu": time.tokens_per_second / report.setup.gpus,
+        "mfu": time.mfu,
+        "hfu": time.hfu,
+        "items": [item._asdict() for item in time.items],
+    }
