@@ -12,6 +12,7 @@ from pathlib import Path
 
 import evidence
 import measured
+import step_times
 
 import memcalc
 from memcalc.families import FAMILIES
@@ -86,6 +87,8 @@ def page() -> str:
         "",
         *evidence.trainer_section(),
         *published(),
+        "",
+        *step_times.section(),
         "",
         *measured.section(),
         HEAD.format(

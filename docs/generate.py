@@ -1,4 +1,5 @@
-"""Writes what the documents take from the code, and memcalc/hardware/figures.json from the records in tests/measured.
+"""Writes what the documents take from the code, memcalc/hardware/figures.json from the records in tests/measured, and
+memcalc/timing/errors.json from tests/published_step_times.json.
 
 docs/options.md, accuracy.md, families.md, number.md, formulas.md, json.md and references.md are written whole; in the other
 pages the places that filled.py names.
@@ -21,10 +22,12 @@ import measured
 import number
 import references
 import schema
+import step_times
 
 import memcalc
 from memcalc.cli.main import COMMANDS, build
 from memcalc.hardware.figures import FILE, document_of, parsed, using
+from memcalc.timing import ranges
 from memcalc.validate.figures import figures_of
 from memcalc.validate.recording import read_record
 
@@ -75,7 +78,7 @@ def documents() -> dict[Path, str]:
         pages = whole()
         for path in filled.pages(set(pages)):
             pages[path] = filled.filled(path.read_text(encoding="utf-8"))
-    return {FILE: made, **pages}
+    return {FILE: made, ranges.FILE: step_times.errors(), **pages}
 
 
 def run(check: bool) -> int:

@@ -149,6 +149,30 @@ SECTIONS: dict[str, dict[str, str]] = {
         }),
         "compute.seconds_at_peak": "the FLOPs at the data sheet's dense rates: a lower bound; null without a named GPU",
     },
+    "time": {
+        "time": "the time of a step; null without a named GPU, with `--params`, or where a part of it is not known",
+        "time.seconds_per_step": "seconds of an optimizer step",
+        "time.low": "seconds_per_step by the published run of the same kind that was fastest against its estimate",
+        "time.high": "the same by the slowest",
+        "time.published_runs": "the number of these runs; 0: there are none of the kind, and the range is that of others",
+        "time.breakdown": "where the seconds go; they add up to seconds_per_step",
+        **_under("time.breakdown", {
+            "compute": "forward and backward, and waiting for the CPU to start kernels", "recompute": "recomputation",
+            "exposed_communication": "collectives that no compute hides", "bubble": "waiting for other stages",
+            "optimizer": "the optimizer's step",
+        }),
+        "time.tokens_per_second": "tokens of all GPUs", "time.tokens_per_second_per_gpu": "tokens of one GPU",
+        "time.mfu": "FLOPs of forward and backward, attention over the whole square, over the dense 16-bit rate (PaLM's MFU)",
+        "time.hfu": "the same with recomputation",
+        "time.items": "the kernels and collectives of a step, and what it waits for",
+        **_under("time.items[]", {
+            "name": "the module with its op, or the collective", "part": "forward, backward, recomputation, optimizer, "
+            "communication, bubble or launch", "seconds": "of all calls", "hidden": "seconds that compute hides",
+            "bound": "what limits it: flops, bandwidth, latency or link", "calls": "calls in a step",
+            "formula": "how the time is made", "basis": "measured, modelled, assumed or given",
+            "source": "where the speed comes from",
+        }),
+    },
     "fit": {
         "fit": "the verdict; null without `--gpu`",
         "fit.gpu": "the GPU",
