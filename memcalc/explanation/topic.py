@@ -149,7 +149,7 @@ def sections_of(
 
 def _why_none(topic: Topic, params: Any, options: Mapping[str, Any], error: InputError) -> str:
     """Return the reason why no rule applies to the given setup, with the options that the topic has added."""
-    if params is not None:
+    if params is not None and not str(error).startswith("--params "):
         return f"--params {params}: has model states alone, and the topic is about more; allowed: --model"
     chosen = topic.completed(options)
     own = [f"{option_name(name)} {value}" for name, value in chosen.items() if name not in options]
