@@ -1,8 +1,8 @@
 """The range of a step's time: how far published times lie from the estimates of their setups (errors.json).
 
 docs/generate.py makes the file from tests/published_step_times.json. A setup takes the range of the published runs of its
-engine on its GPU's architecture, with or without a pipeline. If there are fewer than five, it takes the widest range of other engines
-there, then of all runs there, then of all runs.
+engine on its GPU's architecture, with or without a pipeline. If there are fewer than five, it takes the widest range of
+all engines' runs there, else of all runs there, else of all runs.
 """
 
 from __future__ import annotations
