@@ -11,6 +11,7 @@ The names are imported when they are first used, so that the command line starts
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memcalc.decisions.compare import Compared, compare
     from memcalc.errors import InputError
     from memcalc.estimation.estimate import estimate
     from memcalc.estimation.many.question import Many, many
@@ -18,13 +19,17 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model, load_model
 
 __version__ = "0.1.0"
-__all__ = ["InputError", "Many", "Model", "Report", "__version__", "estimate", "load_model", "many"]
+__all__ = [
+    "Compared", "InputError", "Many", "Model", "Report", "__version__", "compare", "estimate", "load_model", "many",
+]  # fmt: skip
 
 _HOMES = {
+    "Compared": "memcalc.decisions.compare",
     "InputError": "memcalc.errors",
     "Many": "memcalc.estimation.many.question",
     "Model": "memcalc.inputs.model",
     "Report": "memcalc.estimation.report",
+    "compare": "memcalc.decisions.compare",
     "estimate": "memcalc.estimation.estimate",
     "load_model": "memcalc.inputs.model",
     "many": "memcalc.estimation.many.question",

@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memcalc.validate",),
     ("memcalc",),
     ("memcalc.report",),
+    ("memcalc.decisions",),
     ("memcalc.explanation",),
     ("memcalc.pictures",),
     ("memcalc.quiz",),
@@ -65,7 +66,14 @@ UPWARD = {
 ONLY: dict[str, tuple[str, ...]] = {
     "typer": ("memcalc.cli",),
     "click": (),
-    "rich": ("memcalc.cli", "memcalc.report", "memcalc.explanation", "memcalc.pictures", "memcalc.quiz"),
+    "rich": (
+        "memcalc.cli",
+        "memcalc.decisions",
+        "memcalc.report",
+        "memcalc.explanation",
+        "memcalc.pictures",
+        "memcalc.quiz",
+    ),
     "huggingface_hub": ("memcalc.inputs.hub",),
     "torch": ("memcalc.tracing", "memcalc.validate"),
     "transformers": ("memcalc.tracing", "memcalc.validate"),
@@ -76,6 +84,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 IN_PLAIN_WORDS = (
     "memcalc.cli",
     "memcalc.core",
+    "memcalc.decisions",
     "memcalc.device",
     "memcalc.engines",
     "memcalc.errors",

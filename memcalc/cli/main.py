@@ -22,7 +22,7 @@ def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
 
 COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
-    ("estimate", "explain", "quiz", "validate", "models", "gpus"),
+    ("estimate", "compare", "fit", "explain", "quiz", "validate", "models", "gpus"),
     _command_of,
     helpers=(
         "completion",
@@ -30,6 +30,7 @@ COMMANDS: Final[Registry[Any]] = Registry(
         "help",
         "html_page",
         "language",
+        "lists",
         "main",
         "options",
         "output",
@@ -144,7 +145,8 @@ def _run(names: list[str], args: list[str]) -> int:
             _without_adapters(each)
         if {"-h", "--help", FLAG} & set(args):
             _for_help(command.commands.values(), short=FLAG not in args)
-        status = command(args=as_help(args), standalone_mode=False, prog_name="memcalc")
+        words = args if len(names) > 1 else [args[0], *getattr(COMMANDS[names[0]], "rewritten", list)(args[1:])]
+        status = command(args=as_help(words), standalone_mode=False, prog_name="memcalc")
         return status if isinstance(status, int) else 0
     except Exit as error:
         return error.exit_code

@@ -324,10 +324,10 @@ def setup_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the setup options that were given on the command line, as `memcalc.estimate` takes them."""
     setup = {name: value for name, value in given.items() if value is not None and value is not False}
     setup |= {name: False for name in SWITCHES if given.get(name) is False}
-    return setup | {name: _tokens(value) for name, value in setup.items() if name == "seq_len"}
+    return setup | {name: tokens(value) for name, value in setup.items() if name == "seq_len"}
 
 
-def _tokens(text: str) -> int | str:
+def tokens(text: str) -> int | str:
     """Return a sequence length in tokens: "4k" is 4096, "1M" is 1024 * 1024. Return other text unchanged."""
     from memcalc.units import KIB, MIB
 

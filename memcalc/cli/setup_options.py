@@ -82,6 +82,28 @@ def takes_setup(command: Any) -> Any:
     return command
 
 
+def takes_lists(command: Any) -> Any:
+    """Return the command with every setup option as `takes_setup` adds it, but as text: a comma list of values.
+
+    A switch takes on, off or both (memcalc.cli.lists).
+    """
+    taken: inspect.Signature = takes_setup(command).__signature__
+    command.__signature__ = taken.replace(
+        parameters=[_as_text(p) if p.name in SETUP or p.name in FIRST else p for p in taken.parameters.values()]
+    )
+    return command
+
+
+def _as_text(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return the parameter of an option with words as its values; a switch has no off form any more."""
+    from copy import copy
+
+    info = copy(parameter.annotation.__metadata__[0])
+    if hasattr(info, "param_decls") and info.param_decls:
+        info.param_decls = tuple(name.split("/")[0] for name in info.param_decls)
+    return parameter.replace(annotation=Annotated[str | None, info], default=None)
+
+
 def _panel(parameter: inspect.Parameter) -> str | None:
     return parameter.annotation.__metadata__[0].rich_help_panel
 

@@ -107,7 +107,7 @@ WHOLE: Final[dict[str, tuple[int, int]]] = {
     "global_batch_size": (1, 10**10),
 }
 """The least and the largest value of each integer option."""
-_FLAGS: Final = (
+FLAGS: Final = (
     "sequence_parallel",
     "padded",
     "clip_grad_norm",
@@ -166,7 +166,7 @@ def _what_is_allowed(name: str, value: Any) -> str | None:
         low, high = WHOLE[name]
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         return None if is_whole and low <= value <= high else f"allowed: a whole number from {low} to {high}"
-    if name in _FLAGS:
+    if name in FLAGS:
         return None if isinstance(value, bool) else "allowed: true, false"
     if name == "expert_imbalance":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -28,19 +28,23 @@ def document(report: Report) -> dict[str, Any]:
     """Return the document. It always has every key."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": _model(report),
-        "setup": report.setup._asdict() | {"pp_rank": report.rank.number},
-        "memory": _memory(report),
-        "communication": _communication(report),
+        "model": model_document(report),
+        "setup": setup_document(report),
+        "memory": memory_document(report),
+        "communication": communication_document(report),
         "compute": _compute(report),
         "time": time_document(report),
-        "fit": _fit(report),
+        "fit": fit_document(report),
         "advice": advice_document(report),
         "notes": [*default_lines(report), *notes(report)],
     }
 
 
-def _model(report: Report) -> dict[str, Any]:
+def setup_document(report: Report) -> dict[str, Any]:
+    return report.setup._asdict() | {"pp_rank": report.rank.number}
+
+
+def model_document(report: Report) -> dict[str, Any]:
     model = report.model
     return {
         "name": model.name,
@@ -52,7 +56,7 @@ def _model(report: Report) -> dict[str, Any]:
     }
 
 
-def _memory(report: Report) -> dict[str, Any]:
+def memory_document(report: Report) -> dict[str, Any]:
     at_peak: dict[str, int] = dict.fromkeys(COMPONENTS, 0)
     for item in report.items:
         at_peak[item.component] += item.at_peak
@@ -67,11 +71,11 @@ def _memory(report: Report) -> dict[str, Any]:
         "at_peak": at_peak,
         "rank": {"pp": report.rank.number} | ({} if report.rank.cp is None else {"cp": report.rank.cp}),
         "ranks": [rank_document(one) for one in report.each_rank()],
-        "items": [_item(item) for item in [*report.items, *report.overheads]],
+        "items": [item_document(item) for item in [*report.items, *report.overheads]],
     }
 
 
-def _item(item: Item) -> dict[str, Any]:
+def item_document(item: Item) -> dict[str, Any]:
     return {
         "component": item.component,
         "name": item.name,
@@ -86,7 +90,7 @@ def _item(item: Item) -> dict[str, Any]:
     }
 
 
-def _communication(report: Report) -> dict[str, Any]:
+def communication_document(report: Report) -> dict[str, Any]:
     layer_payload, layer_wire = report.per_layer()
     return {
         "per_step": {
@@ -176,7 +180,7 @@ def _collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     ]
 
 
-def _fit(report: Report) -> dict[str, Any] | None:
+def fit_document(report: Report) -> dict[str, Any] | None:
     verdict = report.verdict
     if report.gpu is None or verdict is None:
         return None

@@ -1,0 +1,1 @@
+"""Decisions: setups side by side, and the largest or smallest number that fits a GPU."""
