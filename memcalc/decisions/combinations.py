@@ -46,11 +46,14 @@ def combinations(given: Mapping[str, Any]) -> Combinations:
     return Combinations(fixed, tuple(varied), each)
 
 
+def listed(given: Any) -> list[Any]:
+    """Return the values of a list, tuple or range; any other value alone."""
+    return list(cast("Sequence[Any]", given)) if isinstance(given, (list, tuple, range)) else [given]
+
+
 def _values(name: str, given: Any) -> list[Any]:
     """Return the values of an option, each once, in the order in which they were given."""
-    if not isinstance(given, (list, tuple, range)):
-        return [given]
-    several = cast("Sequence[Any]", given)
+    several = listed(given)
     if not several:
         raise InputError(f"{option_name(name)}: the list is empty; allowed: at least one value")
     out: list[Any] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memcalc.core.collector import without_collections
-from memcalc.decisions.combinations import EXAMPLE, Combinations, combinations
+from memcalc.decisions.combinations import EXAMPLE, Combinations, combinations, listed
 from memcalc.decisions.cost import Cost, check_price, cost_document, cost_of
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
@@ -88,12 +88,16 @@ def compare(model: Any = None, *, params: Any = None, price: Any = None, **optio
     return Compared(asked.fixed, asked.varied, columns)
 
 
-def _loaded(given: Any) -> Any:
-    """Return the given models, loaded: equal models share their runs."""
-    if isinstance(given, (list, tuple)):
-        found: list[Model] = [load_model(one) for one in given]  # pyright: ignore[reportUnknownVariableType]
-        return found
-    return None if given is None else load_model(given)
+def _loaded(given: Any) -> list[Model] | None:
+    """Return the given models; those of the same text once."""
+    if given is None:
+        return None
+    return [load_model(one) for one in _each_once(listed(given))]
+
+
+def _each_once(models: list[Any]) -> list[Any]:
+    texts = [one if isinstance(one, str) else id(one) for one in models]
+    return [one for number, one in enumerate(models) if texts.index(texts[number]) == number]
 
 
 def _column(fixed: Mapping[str, Any], values: Mapping[str, Any], prices: Mapping[str | None, float]) -> Column:
@@ -111,7 +115,7 @@ def _prices(price: Any, asked: Combinations) -> Mapping[str | None, float]:
     """Return the price of each GPU; empty without a price. Raise InputError if prices and GPUs do not go together."""
     if price is None:
         return {}
-    prices: list[float] = [check_price(one) for one in (price if isinstance(price, (list, tuple)) else [price])]  # pyright: ignore[reportUnknownVariableType]
+    prices = [check_price(one) for one in listed(price)]
     gpus = list(dict.fromkeys({**asked.fixed, **values}.get("gpu") for values in asked.each))
     if gpus == [None]:
         raise InputError("--price: needs --gpu, the GPU whose steps are timed")

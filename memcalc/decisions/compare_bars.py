@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.text import Text
@@ -71,7 +72,7 @@ def cells_of(parts: Sequence[float], whole: float, full: int) -> list[int]:
     for part in parts:
         total += part
         ends.append(round(full * total / whole))
-    return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def _title(words: str, looks: Mapping[str, Look]) -> list[RenderableType]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOTHING: Final = "-"
 BEST: Final = "*"
 REFUSED: Final = "refused"
+PEAK: Final = "peak"
 ANSWERS: Final = {
     "fits": "fits",
     "tight": "fits, tight",
@@ -84,6 +85,8 @@ def value_lines(compared: Compared) -> list[Line]:
     """Return a line for each number that is known of a column."""
     columns = compared.columns
     lines = [_line(measure, columns) for measure in _memory(columns)]
+    phases = tuple(NOTHING if column.report is None else column.report.peak_phase for column in columns)
+    lines.insert([line.label for line in lines].index(PEAK) + 1, Line("peak in", phases))
     if any(column.report is not None and column.report.gpu is not None for column in columns):
         lines += [Line("verdict", tuple(map(_verdict, columns))), _line(_SPARE, columns)]
     elif any(column.report is None for column in columns):
@@ -119,7 +122,7 @@ def time_of(column: Column) -> StepTime | None:
 
 def at_peak(report: Report) -> Mapping[str, int]:
     """Return the bytes of each component at the peak."""
-    sizes = dict.fromkeys(COMPONENTS, 0)
+    sizes: dict[str, int] = dict.fromkeys(COMPONENTS, 0)
     for item in report.items:
         sizes[item.component] += item.at_peak
     return sizes
@@ -176,13 +179,17 @@ def _of_cost(read: Callable[[Cost], float | None]) -> Callable[[Column], float |
 
 def _memory(columns: Sequence[Column]) -> list[Measure]:
     """Return the components that a column has at its peak, then the totals."""
-    sizes = [None if column.report is None else at_peak(column.report) for column in columns]
+    sizes: dict[int, Mapping[str, int]] = {
+        id(column): {} if column.report is None else at_peak(column.report) for column in columns
+    }
 
     def component(name: str) -> Measure:
-        by_column = {id(column): size and size[name] for column, size in zip(columns, sizes, strict=True)}
-        return Measure(name.replace("_", " "), lambda column: by_column[id(column)], show_bytes)
+        def of(column: Column) -> int | None:
+            return sizes[id(column)].get(name)
 
-    used = [name for name in COMPONENTS if any(size is not None and size[name] for size in sizes)]
+        return Measure(name.replace("_", " "), of, show_bytes)
+
+    used = [name for name in COMPONENTS if any(size.get(name) for size in sizes.values())]
     return [*map(component, used), *_TOTALS]
 
 
@@ -192,7 +199,7 @@ def _sent(name: str, report: Report) -> int | None:
 
 
 _TOTALS: Final = (
-    Measure("peak", _of_report(lambda report: report.peak), show_bytes),
+    Measure(PEAK, _of_report(lambda report: report.peak), show_bytes),
     Measure("allocated", _of_report(lambda report: report.allocated), show_bytes),
     Measure("device", _of_report(lambda report: report.device), show_bytes),
 )

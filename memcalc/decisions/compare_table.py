@@ -14,6 +14,7 @@ from memcalc.decisions.compare_bars import bar_lines
 from memcalc.decisions.compare_rows import (
     BEST,
     NOTHING,
+    PEAK,
     Line,
     head_lines,
     heading,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from memcalc.decisions.compare import Compared
 
 _WIDTH: Final = 120
-_PEAK: Final = "peak"
 
 
 def print_compared(
@@ -85,7 +85,7 @@ def _side_by_side(head: list[Line], lines: list[Line]) -> list[RenderableType]:
         if line is lines[0]:
             table.add_row()
         cells = [Text(cell, "bold" if i in line.best else "") for i, cell in enumerate(_marked(line))]
-        table.add_row(line.label, *cells, style="bold" if line in head or line.label == _PEAK else "")
+        table.add_row(line.label, *cells, style="bold" if line in head or line.label == PEAK else "")
     return [table]
 
 

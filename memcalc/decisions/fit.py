@@ -8,7 +8,7 @@ boundary are tried too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.collector import without_collections
@@ -151,65 +151,42 @@ class _Solving:
         """The estimates by value, or the line of a refused one."""
 
     def answer(self) -> Fit:
-        place = self._place()
-        if place is None:
+        quantity, values = self.quantity, self.quantity.values
+        place = last_enough(self.count, self._is_possible, self._fits)
+        report = None if place is None else self._report(place)
+        if place is None or report is None or isinstance(report, str):
             return self._nothing()
-        values, quantity = self.quantity.values, self.quantity
-        behind = place - 1 if quantity.smallest else place + 1
-        tried, also = self._beyond(place)
-        report = self._report(place)
-        assert not isinstance(report, str)
-        if not 0 <= behind < self.count:
-            return Fit(quantity.name, quantity.smallest, values[place], report, None, quantity.end, tried, also)
-        following = self._report(behind)
+        found = Fit(quantity.name, quantity.smallest, values[place], report, None, None, (), ())
+        if place + 1 == self.count:
+            return replace(found, limit=quantity.end)
+        following = self._report(place + 1)
+        tried = self._tried(place)
+        found = replace(
+            found, tried=tuple(tried), also_fits=tuple(value for value, one in tried.items() if suffices(one))
+        )
         if isinstance(following, str):
-            limit = f"{quantity.name} {values[behind]} is refused: {following}"
-            return Fit(quantity.name, quantity.smallest, values[place], report, None, limit, tried, also)
-        stops = Next(values[behind], following, _grown(report, following))
-        return Fit(quantity.name, quantity.smallest, values[place], report, stops, None, tried, also)
+            return replace(found, limit=f"{quantity.name} {values[place + 1]} is refused: {following}")
+        return replace(found, next=Next(values[place + 1], following, _grown(report, following)))
 
-    def _place(self) -> int | None:
-        """Return the place of a value that fits, with one after it that does not; None if nothing that was tried fits."""
-        if self.quantity.smallest:
-            last = last_enough(self.count, lambda place: not self.fits(place))
-            if last is None:
-                return 0
-            return last + 1 if last + 1 < self.count else None
-        last = last_enough(self.count, self.fits)
-        if last is not None:
-            return last
-        start = next((place for place in beyond(-1, self.count) if self.fits(place)), None)
-        if start is None:
-            return None
-        found = last_enough(self.count - start, lambda place: self.fits(place + start))
-        assert found is not None
-        return found + start
+    def _is_possible(self, place: int) -> bool:
+        report = self._report(place)
+        return not isinstance(report, str) and not _is_above(report)
 
-    def fits(self, place: int) -> bool:
-        """Return True if the value at a place fits by the full verdict; for a bare number of parameters, if the states do."""
+    def _fits(self, place: int) -> bool:
         report = self._report(place)
         return not isinstance(report, str) and suffices(report)
 
-    def _beyond(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the values beyond the next one that were tried, and those of them that fit."""
-        smallest, values = self.quantity.smallest, self.quantity.values
-        places = (
-            [2 * place - other for other in beyond(place, 2 * place + 1)] if smallest else beyond(place, self.count)
-        )
-        for other in places:
-            report = self._report(other)
-            if isinstance(report, str) or _is_above(report):
+    def _tried(self, place: int) -> dict[int, Report]:
+        """Return the estimates of values beyond the next one, by value. Some are new, up to one whose peak is too high."""
+        for other in beyond(place, self.count):
+            if not self._is_possible(other):
                 break
-        next_place = place - 1 if smallest else place + 1
-        if not 0 <= next_place < self.count:
-            return (), ()
-        end = values[next_place]
-        tried = {
+        next_value, smallest = self.quantity.values[place + 1], self.quantity.smallest
+        return {
             value: report
             for value, report in sorted(self.estimated.items())
-            if (value < end if smallest else value > end) and not isinstance(report, str)
+            if (value < next_value if smallest else value > next_value) and not isinstance(report, str)
         }
-        return tuple(tried), tuple(value for value, report in tried.items() if suffices(report))
 
     def _nothing(self) -> Fit:
         """Return the answer that nothing fits, with the tried value that has the lowest peak. Raise InputError if every value is

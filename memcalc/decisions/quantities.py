@@ -22,7 +22,7 @@ _TRIED: Final = 1024
 
 
 class Asked(NamedTuple):
-    """What is given besides the quantity that is solved for."""
+    """The options besides the quantity that is solved for."""
 
     model: Model | None
     params: int | str | None
@@ -43,13 +43,13 @@ class Case(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """A quantity, and its valid values from small to large."""
+    """A quantity and its valid values, those first that need least memory."""
 
     name: str
     values: Sequence[int]
     case: Callable[[int], Case]
     end: str
-    """The reason in words why there is no value beyond the last one, or below the first one if the smallest is wanted."""
+    """The reason in words why no value comes after the last one."""
     smallest: bool = False
     """True if the smallest value is wanted: more of it needs less memory."""
 
@@ -89,7 +89,7 @@ def gpus(asked: Asked) -> Quantity:
     counts = [n for n in range(unit, asked.max_gpus + 1, unit) if n <= node or n % node == 0]
     if not counts:
         refuse("max_gpus", asked.max_gpus, f"tp · pp · cp and nodes of {node} need more; allowed: at least {unit}")
-    values = [n for n in counts if _is_valid(case(n))]
+    values = [n for n in reversed(counts) if _is_valid(case(n))]
     if not values:
         case(counts[-1]).resolved()
     return Quantity("gpus", values, case, "the layout allows no fewer", smallest=True)
@@ -119,12 +119,11 @@ def params(asked: Asked) -> Quantity:
     """Return the numbers of parameters whose model states are sized."""
     if asked.model is not None:
         raise InputError("--solve params: sizes model states without a model; leave --model out")
-    return Quantity(
-        "params",
-        range(1, _MOST_PARAMETERS + 1),
-        lambda count: Case(None, count, asked.options),
-        "10^15 parameters are the most",
-    )
+
+    def case(count: int) -> Case:
+        return Case(None, count, asked.options)
+
+    return Quantity("params", range(1, _MOST_PARAMETERS + 1), case, "10^15 parameters are the most")
 
 
 QUANTITIES: Final[Mapping[str, Callable[[Asked], Quantity]]] = {
