@@ -199,6 +199,51 @@ SECTIONS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Every key by its path, but for those of `setup`; `[]` is each element of a list."""
 
+DECISIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "compare": (
+        "`memcalc compare … --json`. `model`, `setup`, `memory`, `communication`, `time` and `fit` of a column are those\n"
+        "of its estimate, and null for a refused setup.",
+        {
+            "varied": "the options with several values, with underscores",
+            "columns": "the setups; the last option changes fastest",
+            **_under("columns[]", {
+                "values": "the varied options of this setup",
+                "model": "as above", "setup": "as above", "memory": "as above", "communication": "as above",
+                "time": "as above", "fit": "as above",
+                "cost": "the cost of a step; null without `--price`, or where its time is not known",
+                "error": "why the setup is refused, in one line; null if it is not",
+            }),
+            **_under("columns[].cost", {
+                "price_per_gpu_hour": "the price that was given", "gpu_hours_per_step": "hours of all GPUs",
+                "per_step": "the sum of the items", "per_billion_tokens": "null for a model without sequences",
+                "items": "the cost of each part of the step's time",
+            }),
+            **_under("columns[].cost.items[]", {
+                "name": "a part of `time.breakdown`", "gpu_hours": "hours of all GPUs", "cost": "at the given price",
+            }),
+        },
+    ),
+    "fit": (
+        "`memcalc fit … --json`. `model`, `setup`, `memory` and `fit` are those of the value's estimate; if nothing fits, of\n"
+        "the value that comes closest, and `advice` has what would help.",
+        {
+            "solve": "the quantity",
+            "value": "the largest value that fits, for gpus the smallest; null if nothing fits",
+            "next": "the next value, which does not fit, or if nothing fits the closest; null if memory is not the limit",
+            **_under("next", {
+                "value": "the value", "over_by": "bytes that are missing; 0 if only the estimate's error is",
+                "answer": "its verdict, as `fit.answer`",
+                "row": "the row that grows most, or if nothing fits the largest: as `memory.items[]`, and",
+            }),
+            "next.row.grows_by": "bytes that it has more than in the step of `value`",
+            "limit": "the limit in words if it is not memory; else null",
+            "tried": "values behind the next one that were tried; others are not searched",
+            "also_fits": "those of `tried` that fit, after a gap",
+        },
+    ),
+}  # fmt: skip
+"""The keys of the documents of other commands, each with the document's description; keys of an estimate are left out."""
+
 HEAD = """# The JSON document
 
 Written by `docs/generate.py`. `memcalc estimate … --json` prints one JSON document and nothing else; `Report.to_dict()` returns
@@ -225,7 +270,13 @@ def described() -> dict[str, str]:
 
 def page(setup: dict[str, Any]) -> str:
     """The text of docs/json.md; `setup` is that of a document."""
-    return "\n".join([*HEAD.splitlines(), *_lines(setup)]) + "\n"
+    return "\n".join([*HEAD.splitlines(), *_lines(setup), *_decisions()]) + "\n"
+
+
+def _decisions() -> Iterator[str]:
+    for name, (text, keys) in DECISIONS.items():
+        yield from ("", f"## {name.capitalize()}", "", text, "", "| key | meaning |", "|---|---|")
+        yield from (f"| `{key}` | {meaning} |" for key, meaning in keys.items())
 
 
 def _lines(setup: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ def with_values(arguments: Sequence[str]) -> list[str]:
     on = {option_name(name): name for name in FLAGS}
     off = {f"--no-{name.replace('_', '-')}": option_name(name) for name in FLAGS}
     out: list[str] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         if word in off:
             out += [off[word], "off"]
         elif word in on and not set(following.split(",")) <= set(_STATES):

@@ -81,7 +81,8 @@ def seq_len(asked: Asked) -> Quantity:
 
 def gpus(asked: Asked) -> Quantity:
     """Return the numbers of GPUs that the degrees divide, above one node only whole nodes."""
-    if not 1 <= asked.max_gpus <= _GPUS_LIMIT:
+    is_whole = isinstance(asked.max_gpus, int) and not isinstance(asked.max_gpus, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_whole or not 1 <= asked.max_gpus <= _GPUS_LIMIT:
         refuse("max_gpus", asked.max_gpus, f"allowed: a whole number from 1 to {_GPUS_LIMIT}")
     case = _with_option(asked, "gpus")
     options = check_options(asked.options)

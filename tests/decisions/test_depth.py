@@ -31,7 +31,9 @@ def test_a_configuration_that_leaves_its_depth_out() -> None:
 
 def test_a_list_with_an_entry_for_each_layer_is_cut() -> None:
     kinds = ["full_attention", "sliding_attention", "full_attention"]
-    model = memcalc.load_model({**LLAMA, "model_type": "qwen2", "layer_types": kinds})
+    model = memcalc.load_model(
+        {**LLAMA, "model_type": "qwen2", "layer_types": kinds, "use_sliding_window": True, "sliding_window": 64}
+    )
     assert with_layers(model, 2).layers == 2
     with pytest.raises(InputError, match="layer_types"):
         with_layers(model, 4)

@@ -9,6 +9,7 @@ import pytest
 import schema
 
 import memcalc
+from memcalc.decisions.fit import fit
 
 SETUPS: list[tuple[Any, dict[str, Any]]] = [
     ("llama-7b", {}),
@@ -59,3 +60,31 @@ def test_the_page_lists_every_key_once() -> None:
     page = schema.page(DOCUMENTS[0]["setup"])
     for path in REAL - {"setup"}:
         assert page.count(f"| `{path}` |") == 1, path
+
+
+AS_ABOVE = ("model", "setup", "memory", "communication", "time", "fit", "advice")
+COMPARED = memcalc.compare("llama-7b", gpus=8, zero=[1, 2], engine=["deepspeed", "megatron"], gpu="a100-80gb", price=2)
+FOUND = [fit("micro-batch-size", "gpt2", gpu="t4"), fit("micro-batch-size", "llama-7b", gpu="t4")]
+
+
+@pytest.mark.parametrize(
+    ("name", "documents", "left_out"),
+    [
+        ("compare", [COMPARED.to_dict()], tuple(f"columns[].{name}" for name in AS_ABOVE)),
+        ("fit", [found.to_dict() for found in FOUND], AS_ABOVE),
+    ],
+)
+def test_documents_of_decisions(name: str, documents: list[dict[str, Any]], left_out: tuple[str, ...]) -> None:
+    """Keys inside those of an estimate are left out, as are varied options and the fields of a row."""
+    inside = tuple(f"{one}{end}" for one in (*left_out, "columns[].values", "next.row") for end in (".", "[]"))
+    real = {
+        path
+        for document in documents
+        for path in paths(document)
+        if path == "next.row.grows_by" or not path.startswith(inside)
+    }
+    described = set(schema.DECISIONS[name][1])
+    assert real - described == {"schema_version", *(() if name == "compare" else set(AS_ABOVE) & real)}
+    assert described - real == set()
+    for path in described:
+        assert f"| `{path}` |" in schema.page(DOCUMENTS[0]["setup"])
