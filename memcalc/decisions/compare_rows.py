@@ -103,6 +103,18 @@ def refusals(compared: Compared) -> list[str]:
     return [f"{REFUSED}: {heading(column)}: {column.error}" for column in compared.columns if column.error]
 
 
+def unknown_times(compared: Compared) -> list[str]:
+    """Return a line for each setup with a GPU whose time is not known, with the reason."""
+    return [
+        f"time not known: {heading(column)}: {column.report.time.missing}"
+        for column in compared.columns
+        if column.report is not None
+        and column.report.gpu is not None
+        and not column.report.states_only
+        and isinstance(column.report.time, Unknown)
+    ]
+
+
 def heading(column: Column) -> str:
     """Return the varied options of a column in words."""
     return " · ".join(f"{_label(name)} {shown(value)}" for name, value in column.values.items())
@@ -198,6 +210,10 @@ def _sent(name: str, report: Report) -> int | None:
     return None if report.states_only else sum(getattr(collective, name) for collective in report.collectives)
 
 
+def _tokens_per_gpu(time: StepTime, report: Report) -> float | None:
+    return time.tokens_per_second / report.setup.gpus if report.model.program.has_sequence else None
+
+
 _TOTALS: Final = (
     Measure(PEAK, _of_report(lambda report: report.peak), show_bytes),
     Measure("allocated", _of_report(lambda report: report.allocated), show_bytes),
@@ -209,7 +225,7 @@ _TIMES: Final = (
     Measure("time of a step", _of_time(lambda time, _: time.seconds), show_seconds, min, if_fits=True),
     Measure(
         "tokens/s per GPU",
-        _of_time(lambda time, report: time.tokens_per_second / report.setup.gpus),
+        _of_time(_tokens_per_gpu),
         "{:,.0f}".format,
         max,
         if_fits=True,

@@ -20,6 +20,7 @@ from memcalc.decisions.compare_rows import (
     heading,
     refusals,
     shared_settings,
+    unknown_times,
     value_lines,
 )
 from memcalc.report.consoles import console_for
@@ -49,7 +50,7 @@ def print_compared(
         head, lines = head_lines(compared), value_lines(compared)
     parts: list[RenderableType] = [Folded(" · ".join(shared_settings(compared))), ""]
     parts += _side_by_side(head, lines) if _room(head, lines) <= console.width else _below(compared, head, lines)
-    parts += ["", *(Folded(line) for line in [*_legend(lines), *refusals(compared)])]
+    parts += ["", *(Folded(line) for line in [*_legend(lines), *refusals(compared), *unknown_times(compared)])]
     if bars:
         parts += bar_lines(compared, console.width)
     console.print(Group(*parts))

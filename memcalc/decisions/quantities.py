@@ -73,6 +73,8 @@ def seq_len(asked: Asked) -> Quantity:
     """Return the lengths that the layout can share, up to the model's positions."""
     case = _with_option(asked, "seq_len")
     program = _model(asked, "seq-len").program
+    if not program.has_sequence:
+        raise InputError("--solve seq-len: the model is trained on images; allowed: micro-batch-size, gpus")
     most = program.max_seq_len or program.positions_limit
     values = _progression(case, most or WHOLE["seq_len"][1])
     end = "no longer one is allowed" if most is None else f"{_model(asked, '').name} is made for {most} positions"

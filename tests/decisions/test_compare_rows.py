@@ -8,7 +8,7 @@ import pytest
 
 import memcalc
 from memcalc.decisions.compare import Compared
-from memcalc.decisions.compare_rows import Line, head_lines, refusals, shared_settings, value_lines
+from memcalc.decisions.compare_rows import Line, head_lines, refusals, shared_settings, unknown_times, value_lines
 from memcalc.units import show_bytes
 
 
@@ -91,3 +91,17 @@ def test_lines_of_what_is_not_known_are_left_out() -> None:
     assert not {"payload", "wire", "MFU"} & set(states)
     assert states["verdict"].cells == ("does not fit", "does not fit")
     assert "cost of a step" not in lines(memcalc.compare("gpt2", seq_len=[64, 128], gpu="t4"))
+
+
+def test_why_a_time_is_not_known_is_said() -> None:
+    compared = memcalc.compare("llama-7b", gpus=8, zero=3, gpu=["80GB", "h100-80gb"])
+    (line,) = unknown_times(compared)
+    assert line.startswith("time not known: gpu 80GB: of ")
+    assert lines(compared)["time of a step"].cells[0] == "-"
+    assert unknown_times(memcalc.compare(params=["7B", "70B"], gpu="h100-80gb")) == []
+
+
+def test_images_are_no_tokens() -> None:
+    compared = lines(memcalc.compare("resnet-50", micro_batch_size=[1, 2], gpu="h100-80gb", price=1))
+    assert "cost of a step" in compared
+    assert not {"tokens/s per GPU", "cost of 10^9 tokens"} & set(compared)

@@ -93,6 +93,7 @@ def test_a_given_value_is_not_searched() -> None:
         ("layers", {"model": None}, "--solve layers: needs --model"),
         ("seq-len", {"model": None}, "--solve seq-len: needs --model"),
         ("params", {"model": "gpt2"}, "--solve params: sizes model states without a model"),
+        ("seq-len", {"model": "resnet-50"}, "--solve seq-len: the model is trained on images"),
         ("seq-len", {"engine": "x"}, "--engine x: allowed"),
         ("seq-len", {"tp": 3}, "--gpus 1: does not divide by tp 3"),
     ],
