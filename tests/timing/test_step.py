@@ -82,6 +82,15 @@ def test_collectives_say_what_was_measured() -> None:
         assert {item.basis for item in time.items if item.part == "communication"} == {basis}
 
 
+def test_runs_on_an_a100_in_16_bits_are_no_evidence_for_others() -> None:
+    """No published run is in fp32 or on another Ampere GPU: the range is the widest of the architecture."""
+    known = time_of("a100-80gb", model="gpt2").range
+    assert known.runs > 0
+    for gpu, options in (("rtx3060-12gb", {}), ("a100-80gb", {"precision": "fp32"})):
+        other = time_of(gpu, model="gpt2", **options).range
+        assert (other.runs, other.low <= known.low, other.high >= known.high) == (0, True, True)
+
+
 def test_given_shares_win() -> None:
     """Twice the share takes half of the time less the latencies."""
     slow, fast = (time_of(model="llama-7b", gpus=8, zero=3, gemm_efficiency=share) for share in (0.3, 0.6))
