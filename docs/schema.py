@@ -154,7 +154,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "time.seconds_per_step": "seconds of an optimizer step",
         "time.low": "seconds_per_step by the published run of the same kind that was fastest against its estimate",
         "time.high": "the same by the slowest",
-        "time.published_runs": "the number of these runs; 0: there are none of the kind, and the range is that of others",
+        "time.published_runs": "the number of these runs; 0: they are fewer than five, and the range is that of other kinds too",
         "time.breakdown": "where the seconds go; they add up to seconds_per_step",
         **_under("time.breakdown", {
             "compute": "forward and backward, and waiting for the CPU to start kernels", "recompute": "recomputation",

@@ -52,20 +52,22 @@ def _shares(speed: Speed) -> dict[str, Quantity]:
 def _speeds(gpu: GPU) -> dict[str, Quantity]:
     """Return the shares of the data sheet that a training step reaches, as a step's time takes them."""
     speed = speed_of(gpu.name)
-    shares = {
-        "matrix products reach": speed.gemm_efficiency,
-        "other kernels reach": speed.memory_efficiency,
-        "a product waits": speed.gemm_latency,
-        "another kernel waits": speed.kernel_latency,
+    rows = {
+        "matrix products reach, of the dense rate": _percent(speed.gemm_efficiency),
+        "other kernels reach, of the bandwidth": _percent(speed.memory_efficiency),
+        "latency of a product": speed.gemm_latency,
+        "latency of another kernel": speed.kernel_latency,
         "the CPU starts a kernel in": speed.launch,
     }
     for curve in speed.attention:
-        (first, low), (last, high) = curve.shares[0], curve.shares[-1]
-        words = f"{low:.2g} to {high:.2g}"
-        shares[f"{curve.kernels}, heads of {curve.head_dim}, {first} to {last} tokens"] = Quantity(
-            high, f"of the dense rate ({words})", curve.source
-        )
-    return shares
+        keys, share = curve.shares[-1]
+        label = f"{curve.kernels} reaches, heads of {curve.head_dim}, {keys} tokens, of the dense rate"
+        rows[label] = _percent(Quantity(share, "", curve.source))
+    return rows
+
+
+def _percent(share: Quantity) -> Quantity:
+    return Quantity(round(100 * share.value, 1), "%", share.source)
 
 
 _FIRST_TO_GO: Final = ("full name", "fp8", "link", "bf16", "bandwidth")

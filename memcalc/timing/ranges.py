@@ -1,9 +1,9 @@
 """The range of a step's time: how far published times lie from the estimates of their setups (errors.json).
 
 docs/generate.py makes the file from tests/published_step_times.json. A setup takes the range of the published runs of its
-engine on its GPU's architecture, with or without a pipeline. If there are none, it takes the widest range of all runs on
-that architecture, or of all runs. All published runs are in 16 bits on GPUs whose speed was measured: other setups take the
-widest range too.
+engine on its GPU's architecture, with or without a pipeline. If there are fewer than five, it takes the widest range of
+all engines' runs there, else of all runs there, else of all runs. So do fp32 and GPUs whose speed is assumed: all
+published runs are in 16 bits on GPUs whose speed was measured.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from memcalc.setup.setup import Setup
 
 FILE: Final = Path(__file__).with_name("errors.json")
+_ENOUGH: Final = 5
+"""The runs that make a range."""
 
 
 class Range(NamedTuple):
@@ -28,7 +30,7 @@ class Range(NamedTuple):
     low: float
     high: float
     runs: int
-    """The published runs of the same kind; 0: the range is that of other kinds."""
+    """The published runs of the same kind; 0: they are too few, and the range is that of other kinds too."""
 
 
 class _Kind(NamedTuple):
@@ -50,7 +52,8 @@ def range_of(setup: Setup, gpu: GPU) -> Range:
     here = [kind for kind in _kinds() if kind.architecture == gpu.architecture]
     comparable = setup.precision != "fp32" and speed_of(gpu.name).basis == "measured"
     for kind in here if comparable else ():
-        if kind.engine == setup.engine and kind.pipeline == (setup.pp > 1):
+        if kind.engine == setup.engine and kind.pipeline == (setup.pp > 1) and kind.rows >= _ENOUGH:
             return Range(kind.low, kind.high, kind.rows)
-    others = here or _kinds()
+    alike = [kind for kind in here if kind.pipeline == (setup.pp > 1)]
+    others = alike or here or _kinds()
     return Range(min((kind.low for kind in others), default=1.0), max((kind.high for kind in others), default=1.0), 0)
