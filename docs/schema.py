@@ -163,7 +163,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         }),
         "time.tokens_per_second": "tokens of all GPUs", "time.tokens_per_second_per_gpu": "tokens of one GPU",
         "time.mfu": "FLOPs of forward and backward, attention over the whole square, over the dense 16-bit rate (PaLM's MFU)",
-        "time.hfu": "the same with recomputation",
+        "time.hfu": "the same with recomputation, that of scores by fused attention included",
         "time.items": "the kernels and collectives of a step, and what it waits for",
         **_under("time.items[]", {
             "name": "the module with its op, or the collective", "part": "forward, backward, recomputation, optimizer, "

@@ -20,15 +20,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import ceil, log2
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from memcalc.hardware.speed import Bus
     from memcalc.inputs.gpu import GPU
     from memcalc.layout.collectives import Collective, Overlap
     from memcalc.setup.setup import Setup
 
 SOURCE: Final = "latencies: NCCL 2.26 src/graph/tuning.cc, Simple; bandwidths: shares of data sheets, one direction"
-MEASURED: Final = "measured: nccl_perf of aiconfigurator 095f58a"
 INSIDE: Final = 0.7
 """The share of a link inside a node that is reached where nobody has measured: A100 0.6 to 0.67, H100 0.62 to 0.87, B200
 0.59 to 0.74."""
@@ -60,8 +60,9 @@ class Link(NamedTuple):
     name: str
     bytes_per_second: float
     """The bytes a second that a collective reaches."""
-    call: float | None = None
-    """The measured seconds of a call, however little it sends; None: the steps of NCCL's algorithm are added up."""
+    measured: Bus | None = None
+    """The measured bus, whose latency is a call's, however little it sends; None: the steps of NCCL's algorithm are added
+    up."""
 
     @property
     def step(self) -> float:
@@ -76,6 +77,8 @@ class Cost(NamedTuple):
     link: str
     formula: str
     """The formula of the seconds with its numbers."""
+    basis: Literal["measured", "assumed"]
+    source: str
 
 
 class Unknown(NamedTuple):
@@ -162,7 +165,7 @@ def link_inside(gpu: GPU, group: Group, apart: int, kind: str) -> Link | Unknown
 
     bus = speed_of(gpu.name).bus(group.most, kind) if name == "nvlink" else None
     if bus is not None:
-        return Link(name, bus.bytes_per_second, bus.latency)
+        return Link(name, bus.bytes_per_second, bus)
     return Link(name, (SENDS if kind == "send" else INSIDE) * gpu.links[name].nbytes / 2)
 
 
@@ -196,18 +199,21 @@ def cost(collective: Collective, group: Group, inside: Link, between: Link | Non
     """Return the time of all calls of a collective in a step. `between` is the network if the group is on more than one
     node."""
     if group.size == 1:
-        return Cost(0.0, "", "0")
+        return Cost(0.0, "", "0", "assumed", SOURCE)
     kind, calls, wire = collective.collective, collective.calls, collective.wire
     seconds = seconds_of(kind, calls, wire, group, inside, between)
     parts = _parts(kind, wire, group, inside, between)
     terms = [f"{calls}·({_waits(kind, group, inside, between)})", *(_term(*part, inside) for part in parts if part[0])]
-    return Cost(seconds, inside.name if between is None else between.name, " + ".join(terms))
+    link, formula = inside if between is None else between, " + ".join(terms)
+    if link.measured is None:
+        return Cost(seconds, link.name, formula, "assumed", SOURCE)
+    return Cost(seconds, link.name, formula, "measured", link.measured.source)
 
 
 def _waits(kind: str, group: Group, inside: Link, between: Link | None) -> str:
     """Return the latency of a call as a sum."""
-    if between is None and inside.call is not None:
-        return f"{inside.call * 1e6:g} µs"
+    if between is None and inside.measured is not None:
+        return f"{inside.measured.latency * 1e6:g} µs"
     counts = zip((inside, between), steps(kind, group), strict=True)
     terms = (f"{count}·{link.step * 1e6:g} µs" for link, count in counts if count and link is not None)
     return " + ".join((f"{BASE * 1e6:g} µs", *terms))
@@ -217,8 +223,8 @@ def seconds_of(kind: str, calls: Any, wire: Any, group: Group, inside: Link, bet
     """Return the seconds of all calls, for more than one rank. `calls` and `wire` may be arrays for many collectives at
     once."""
     wait = BASE
-    if between is None and inside.call is not None:
-        wait = inside.call
+    if between is None and inside.measured is not None:
+        wait = inside.measured.latency
     else:
         for link, count in zip((inside, between), steps(kind, group), strict=True):
             wait += count * link.step if count and link is not None else 0.0

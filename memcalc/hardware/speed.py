@@ -23,6 +23,8 @@ _ASSUMED: Final = "assumed"
 _MICRO: Final = 1e-6
 _TERA: Final = 1e12
 Basis = Literal["measured", "assumed", "given"]
+GIVEN: Final = "as given"
+"""The source of a number that an option has given."""
 
 
 class Bus(NamedTuple):
@@ -77,10 +79,14 @@ class Speed(NamedTuple):
         """Return the speed with the shares that are given in the place of its own."""
         speed = self._replace(attention_efficiency=attention)
         if gemm is not None:
-            speed = speed._replace(gemm_efficiency=Quantity(gemm, self.gemm_efficiency.unit, "as given"))
+            speed = speed._replace(gemm_efficiency=Quantity(gemm, self.gemm_efficiency.unit, GIVEN))
         if memory is not None:
-            speed = speed._replace(memory_efficiency=Quantity(memory, self.memory_efficiency.unit, "as given"))
+            speed = speed._replace(memory_efficiency=Quantity(memory, self.memory_efficiency.unit, GIVEN))
         return speed
+
+    def basis_of(self, share: Quantity) -> Basis:
+        """Return the basis of a time that one of the speed's shares decides."""
+        return "given" if share.source == GIVEN else self.basis
 
     def bus(self, ranks: int, kind: str) -> Bus | None:
         """Return the measured bus of a collective over ranks of one node; None if nobody has measured it. The next larger

@@ -14,7 +14,7 @@ from memcalc.quiz.question import PERCENT_OF_A_REPORT, PERCENT_OF_A_RULE, Kind, 
 
 _BY_RULE: Final = Words("By the rule of thumb: {asks}", "按经验法则：{asks}")
 EXACTLY: Final = Words("As the engine really does it: {asks}", "按引擎的实际做法：{asks}")
-_RULE_SAYS: Final = Words("The rule of thumb is {title}. {differs}", "经验法则是：{title}。{differs}")
+_RULE_SAYS: Final = Words("The rule of thumb: {title}. {differs}", "经验法则是：{title}。{differs}")
 
 
 def by_rule(topic: Topic, rule: Rule, asks: Words, setups: Setups, quantity: Quantity | None = None) -> Kind:

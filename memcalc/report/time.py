@@ -35,9 +35,10 @@ def time_lines(report: Report) -> list[RenderableType]:
     if isinstance(time, Unknown):
         return [Folded(f"the time of a step is not known: {time.missing}")]
     per_gpu = time.tokens_per_second / report.setup.gpus
+    unit = "tokens" if report.model.program.has_sequence else "images"
     text = Text(f"a step takes {show_seconds(time.seconds)}", style="bold")
     text.append(f" ({show_seconds(time.low)} to {show_seconds(time.high)})", "not bold")
-    text.append(f": {per_gpu:,.0f} tokens/s per GPU{_mfu(time)}; {_parts(time)}", "not bold")
+    text.append(f": {per_gpu:,.0f} {unit}/s per GPU{_mfu(time)}; {_parts(time)}", "not bold")
     return [Folded(text)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.hardware.speed import GIVEN
 from memcalc.timing.items import Bound, Part, Timed
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ _MICRO: Final = 1e-6
 _TILE: Final = 128
 _WIDTH: Final = 128
 """The width of heads, where a traced kernel does not tell it."""
+_OF_CURVES: Final = ("bf16", "fp16")
+"""The dtypes whose attention was measured; flash-attn takes no fp32."""
 _HALVES: Final = 2  # a causal kernel computes half of the square, and the curves count half of it
 ITEMSIZES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "tf32": 4}
 
@@ -83,7 +86,7 @@ def _product(one: Computed, rates: Rates) -> Timed | Unknown:
     )
     seconds = calls * (latency.value * _MICRO + max(computing, moving))
     formula = f"{calls}·({latency.value:g} µs + {longer})"
-    return Timed(one.name, _part(one.phase), seconds, 0.0, bound, calls, formula, speed.basis, e.source)
+    return Timed(one.name, _part(one.phase), seconds, 0.0, bound, calls, formula, speed.basis_of(e), e.source)
 
 
 def _operands(one: Computed) -> int:
@@ -103,9 +106,10 @@ def _padding(one: Computed) -> float:
 
 
 def _attention(one: Computed, rates: Rates) -> Timed | Unknown:
-    rate, speed = rates.flops("bf16"), rates.speed
+    rate, speed = rates.flops(one.dtype), rates.speed
     keys, width = one.sizes[-2:] if len(one.sizes) > 1 else (rates.seq_len, _WIDTH)
-    curve, given = speed.curve(width, rates.kernels), speed.attention_efficiency
+    curve = speed.curve(width, rates.kernels) if one.dtype in _OF_CURVES else None
+    given = speed.attention_efficiency
     if rate is None or (curve is None and given is None):
         return _product(one, rates)
     share = given or (curve.share(keys) if curve else 0.0)
@@ -119,8 +123,8 @@ def _attention(one: Computed, rates: Rates) -> Timed | Unknown:
         "flops",
         one.calls,
         formula,
-        speed.basis,
-        "as given" if given or curve is None else curve.source,
+        "given" if given else speed.basis,
+        GIVEN if given or curve is None else curve.source,
     )
 
 
@@ -134,12 +138,13 @@ def streams(moved: Iterable[Moved], rates: Rates) -> list[Timed] | Unknown:
     if bandwidth is None:
         return Unknown(f"{rates.gpu.name} has no known bandwidth")
     wait, b = speed.kernel_latency, speed.memory_efficiency
+    basis = speed.basis_of(b)
     made: list[Timed] = []
     for one in moved:
         waiting, moving = one.calls * wait.value * _MICRO, one.nbytes / bandwidth
         formula = f"{one.calls}·{wait.value:g} µs + {one.nbytes} B / {bandwidth / 1e9:.0f} GB/s"
         bound: Bound = "bandwidth" if moving >= waiting else "latency"
         made.append(
-            Timed(one.name, _part(one.phase), waiting + moving, 0.0, bound, one.calls, formula, speed.basis, b.source)
+            Timed(one.name, _part(one.phase), waiting + moving, 0.0, bound, one.calls, formula, basis, b.source)
         )
     return made

@@ -21,25 +21,23 @@ if TYPE_CHECKING:
 
 
 class Passes(NamedTuple):
-    """The tensors that a step reads or writes for each parameter: those of the update's dtype, and the optimizer's own
-    states where these have another dtype."""
+    """The tensors of the update's dtype that a step reads or writes for each parameter."""
 
     fused: int
     op_by_op: int
     ops: int
     """The kernels of one parameter's update, op by op."""
+    in_8_bits: int = 0
+    """The tensors of 8 bits that it reads or writes besides."""
 
 
-_ADAM: Final = Passes(7, 20, 8)
 _PASSES: Final[Mapping[str, Passes]] = {
-    "adam": Passes(7, 23, 9),  # weight decay is added to the gradient
-    "adamw": _ADAM,
-    "adamw-8bit": Passes(
-        5, 5, 1
-    ),  # one kernel: 32 bits of the weight twice and its gradient, two states of 8 bits twice
+    "adam": Passes(7, 18, 7),  # AdamW without weight decay, torch's default
+    "adamw": Passes(7, 20, 8),
+    "adamw-8bit": Passes(3, 3, 1, in_8_bits=4),  # one kernel: the weight twice, its gradient, two states twice
     "sgd": Passes(3, 3, 1),
     "sgd-momentum": Passes(5, 8, 3),
-    "lion": Passes(5, 17, 7),
+    "lion": Passes(5, 19, 8),  # lion_pytorch: mul_, clone, mul_, add, sign_, add_, mul_, add_
     "adafactor": Passes(14, 14, 10),
 }
 _SOURCE: Final = "torch/optim: the ops of one step, each reads its operands and writes its result once"
@@ -58,7 +56,7 @@ def optimizer(report: Report, rates: Rates) -> list[Timed] | Unknown:
     fused = setup.optimizer_implementation == "fused"
     tensors = passes.fused if fused else passes.op_by_op
     itemsize = 4 if setup.precision.endswith(("-mixed", "-autocast")) else ITEMSIZES[setup.precision]
-    nbytes = elements * tensors * itemsize
+    nbytes = elements * (tensors * itemsize + passes.in_8_bits)
     kernels = 1 if fused else passes.ops
     kernels *= len(report.model.weight_classes) if setup.optimizer_implementation == "for-loop" else 1
     made = [_moved(f"{setup.optimizer}, {setup.optimizer_implementation}", nbytes, kernels, bandwidth, rates)]
@@ -73,7 +71,8 @@ def _moved(name: str, nbytes: int, kernels: int, bandwidth: float, rates: Rates)
     wait = rates.speed.kernel_latency.value
     formula = f"{kernels}·{wait:g} µs + {nbytes} B / {bandwidth / 1e9:.0f} GB/s"
     seconds = kernels * wait * _MICRO + nbytes / bandwidth
-    return Timed(name, "optimizer", seconds, 0.0, "bandwidth", kernels, formula, rates.speed.basis, _SOURCE)
+    basis = rates.speed.basis_of(rates.speed.memory_efficiency)
+    return Timed(name, "optimizer", seconds, 0.0, "bandwidth", kernels, formula, basis, _SOURCE)
 
 
 def _updated(report: Report) -> int:

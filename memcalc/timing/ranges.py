@@ -2,7 +2,8 @@
 
 docs/generate.py makes the file from tests/published_step_times.json. A setup takes the range of the published runs of its
 engine on its GPU's architecture, with or without a pipeline. If there are fewer than five, it takes the widest range of
-all engines' runs there, else of all runs there, else of all runs.
+all engines' runs there, else of all runs there, else of all runs. So do fp32 and GPUs whose speed is assumed: all
+published runs are in 16 bits on GPUs whose speed was measured.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.hardware.speed import speed_of
 from memcalc.inputs.files import read_bundled
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ def _kinds() -> tuple[_Kind, ...]:
 def range_of(setup: Setup, gpu: GPU) -> Range:
     """Return the range of a setup's time on a GPU."""
     here = [kind for kind in _kinds() if kind.architecture == gpu.architecture]
-    for kind in here:
+    comparable = setup.precision != "fp32" and speed_of(gpu.name).basis == "measured"
+    for kind in here if comparable else ():
         if kind.engine == setup.engine and kind.pipeline == (setup.pp > 1) and kind.rows >= _ENOUGH:
             return Range(kind.low, kind.high, kind.rows)
     alike = [kind for kind in here if kind.pipeline == (setup.pp > 1)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.estimation.compute import computed, moved
-from memcalc.hardware.cost import SOURCE
 from memcalc.hardware.cost import Unknown as NoCost
 from memcalc.timing.items import Timed
 from memcalc.timing.kernels import Unknown, products, streams
@@ -119,13 +118,9 @@ def _communication(report: Report, sums: Sums) -> list[Timed] | Unknown:
     for collective, cost in zip(report.collectives, report.costs, strict=True):
         assert not isinstance(cost, NoCost)
         name = f"{collective.axis} {collective.collective}: {collective.name}"
-        hidden = cost.seconds * share[collective.overlap]
-        bound = "link"
-        made.append(
-            Timed(
-                name, "communication", cost.seconds, hidden, bound, collective.calls, cost.formula, "measured", SOURCE
-            )
-        )
+        hidden, calls = cost.seconds * share[collective.overlap], collective.calls
+        of = cost.formula, cost.basis, cost.source
+        made.append(Timed(name, "communication", cost.seconds, hidden, "link", calls, *of))
     return made
 
 

@@ -40,7 +40,7 @@ class StepTime(NamedTuple):
     """The model's FLOPs over what all GPUs could do at the dense rate of the data sheet in 16 bits: forward and backward,
     attention over the whole square (PaLM, arXiv 2204.02311, appendix B); None if the rate is not known."""
     hfu: float | None
-    """As `mfu`, with the FLOPs that are recomputed."""
+    """As `mfu`, with the FLOPs that are recomputed: by checkpoints, and the scores by fused attention's backward."""
     items: list[Timed]
 
 
@@ -55,7 +55,8 @@ def step_time(report: Report) -> StepTime | Unknown:
         return Unknown(f"of {gpu.full_name} only the memory is known; give a GPU of `memcalc gpus`")
     given = setup.gemm_efficiency, setup.attention_efficiency, setup.memory_efficiency
     rates = Rates(gpu, speed_of(gpu.name).given(*given), KERNELS.get(setup.engine, _OTHERS), setup.seq_len or 0)
-    ranks = _all_ranks(report, rates)
+    whole = _of_all_ranks(report)
+    ranks = _rank_times(whole, rates)
     if isinstance(ranks, Unknown):
         return ranks
     updates = optimizer(report, rates)
@@ -79,18 +80,23 @@ def step_time(report: Report) -> StepTime | Unknown:
         seconds * known.high,
         known,
         tokens / seconds,
-        *_utilisation(report, seconds),
+        *_utilisation(whole, seconds),
         [*own.items, *_bubble(breakdown), *updates],
     )
 
 
-def _all_ranks(report: Report, rates: Rates) -> list[RankTime] | Unknown:
+def _of_all_ranks(report: Report) -> list[Report]:
+    """Return a report for every pipeline rank, whichever of them is reported."""
+    setup = report.setup
+    every = report if setup.pp == 1 or setup.pp_rank is None else report.with_setup(setup._replace(pp_rank=None))
+    return every.each_rank()
+
+
+def _rank_times(reports: list[Report], rates: Rates) -> list[RankTime] | Unknown:
     """Return the time of every pipeline rank; equal ranks are timed once."""
     found: dict[tuple[int, ...], RankTime] = {}
     out: list[RankTime] = []
-    setup = report.setup
-    every = report if setup.pp == 1 or setup.pp_rank is None else report.with_setup(setup._replace(pp_rank=None))
-    for one in every.each_rank():
+    for one in reports:
         key = tuple(map(id, one.rank.profiles))
         if key not in found:
             timed = rank_time(one, rates)
@@ -111,14 +117,24 @@ def _bubble(breakdown: Mapping[str, float]) -> list[Timed]:
     ]
 
 
-def _utilisation(report: Report, seconds: float) -> tuple[float | None, float | None]:
+def _utilisation(ranks: list[Report], seconds: float) -> tuple[float | None, float | None]:
     """Return the model's and the hardware's FLOPs over those of the data sheet."""
-    assert report.gpu is not None
-    rate = report.gpu.dense_flops_per_second.get("bf16") or report.gpu.dense_flops_per_second.get("fp16")
+    gpu = ranks[0].gpu
+    assert gpu is not None
+    rate = gpu.dense_flops_per_second.get("bf16") or gpu.dense_flops_per_second.get("fp16")
     if rate is None:
         return None, None
-    ranks = report.each_rank()
-    again = sum(one.flops["recomputation"] for one in ranks)
+    again = sum(one.flops["recomputation"] + _scores_again(one) for one in ranks)
     whole = sum(one.flops["total"] for one in ranks)
     possible = len(ranks) * seconds * rate.value * _TERA
     return (whole - again) / possible, whole / possible
+
+
+def _scores_again(report: Report) -> int:
+    """Return the FLOPs of the scores that the backward of fused attention computes again: a model's backward has twice
+    the products of its forward."""
+    flops = {"forward": 0, "backward": 0, "recomputation": 0}
+    for one in report.computed:
+        if one.kind == "attention":
+            flops[one.phase] += one.flops
+    return max(0, flops["backward"] - 2 * flops["forward"])

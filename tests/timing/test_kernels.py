@@ -82,6 +82,28 @@ def test_a_given_share_of_attention_wins() -> None:
     assert seconds(one, rates=given_) == pytest.approx(0.5e15 / (0.5 * RATE), rel=1e-12)
 
 
+@pytest.mark.parametrize(("gpu", "dtype", "rate"), [("h100-80gb", "fp32", 67e12), ("t4", "fp16", 65e12)])
+def test_attention_that_no_curve_has_takes_its_own_rate(gpu: str, dtype: str, rate: float) -> None:
+    """flash-attn takes no fp32, and a T4 has no bf16."""
+    speed = speed_of(gpu)
+    flops = 2 * 2 * 32 * 4096 * 4096 * 128
+    one = Computed("it", "forward", None, "attention", dtype, 1, flops, "", "modelled", "", (1, 32, 4096, 4096, 128))
+    plain = Rates(load_gpu(gpu), speed, "flash-attn 2")
+    assert seconds(one, rates=plain) == pytest.approx(flops / (speed.gemm_efficiency.value * rate), rel=0.01)
+    given_ = plain._replace(speed=speed.given(None, 0.5, None))
+    assert seconds(one, rates=given_) == pytest.approx(flops / 2 / (0.5 * rate), rel=1e-12)
+
+
+def test_a_given_share_is_no_measurement() -> None:
+    given_ = H100._replace(speed=H100.speed.given(0.5, 0.5, None))
+    attention = Computed("it", "forward", None, "attention", "bf16", 1, 10**15, "", "modelled", "", (1, 1, 64, 64, 64))
+    timed = products([product(8192, 8192, 8192), attention], given_)
+    assert [(one.basis, one.source) for one in timed if isinstance(one, Timed)] == [("given", "as given")] * 2
+    (stream,) = streams([Moved("it", "backward", 3, 10**9)], given_)  # type: ignore[misc]
+    assert isinstance(stream, Timed)
+    assert stream.basis == "measured"
+
+
 def test_what_is_not_known_is_no_zero() -> None:
     t4 = Rates(load_gpu("t4"), speed_of("t4"), "flash-attn 2")
     found = products([product(8, 8, 8)], t4)

@@ -37,6 +37,10 @@ N = memcalc.load_model(GPT).num_parameters
         ({"precision": "fp32"}, 80),  # 20 tensors
         ({"precision": "bf16"}, 40),
         ({"precision": "fp32", "optimizer": "sgd"}, 12),
+        ({"precision": "fp32", "optimizer": "adam"}, 72),  # torch's default has no weight decay: no mul_ of the weight
+        ({"precision": "fp32", "optimizer": "lion"}, 76),  # mul_, clone, mul_, add, sign_, add_, mul_, add_
+        ({"precision": "fp32", "optimizer": "adamw-8bit"}, 16),  # 4 + 4 + 4, and two states of one byte twice
+        ({"precision": "bf16", "optimizer": "adamw-8bit"}, 10),
         ({"precision": "bf16-mixed"}, 86),  # and the 16-bit weights from the fp32 copy
         ({"gpus": 8, "zero": 1}, (28 + 6 + 2) / 8),  # the norm of 16-bit gradients
     ],

@@ -55,6 +55,42 @@ def test_the_document_has_it() -> None:
     assert memcalc.estimate("gpt2", gpu="80GB").to_dict()["time"] is None
 
 
+def test_utilisation_is_of_all_ranks() -> None:
+    """The first stage computes less than the last, which has the head; the model's FLOPs are the same."""
+    options: dict[str, Any] = {"model": "llama-7b", "gpus": 8, "pp": 4, "global_batch_size": 16}
+    whole, *ranks = (time_of(**options, pp_rank=rank) for rank in (None, 0, 3))
+    assert [time.mfu for time in ranks] == pytest.approx([whole.mfu] * 2, rel=0.001)
+    assert [time.hfu for time in ranks] == pytest.approx([whole.hfu] * 2, rel=0.001)
+
+
+def test_model_flops_by_hand() -> None:
+    """PaLM, appendix B: 6 per parameter and token that multiplies, and 12·layers·heads·width·seq for attention."""
+    seq = 32768
+    time = time_of(model="llama-7b", seq_len=seq, gpus=8, zero=3)
+    assert time.mfu is not None
+    assert time.hfu is not None
+    multiplied = 6738415616 - 32000 * 4096 - 65 * 4096
+    flops = seq * (6 * multiplied + 12 * 32 * 32 * 128 * seq)
+    assert time.mfu * time.seconds * 989.5e12 == pytest.approx(flops, rel=1e-9)
+    assert time.hfu * time.seconds * 989.5e12 == pytest.approx(flops + seq * 2 * 32 * 32 * 128 * seq, rel=1e-9)
+
+
+def test_collectives_say_what_was_measured() -> None:
+    """On one node of A100 SXM; between nodes, and over PCIe, nothing was."""
+    for gpu, gpus, basis in (("a100-80gb", 8, "measured"), ("a100-80gb", 16, "assumed"), ("rtx4090", 8, "assumed")):
+        time = time_of(gpu, model="gpt2", gpus=gpus, zero=3)
+        assert {item.basis for item in time.items if item.part == "communication"} == {basis}
+
+
+def test_runs_on_an_a100_in_16_bits_are_no_evidence_for_others() -> None:
+    """No published run is in fp32 or on another Ampere GPU: the range is the widest of the architecture."""
+    known = time_of("a100-80gb", model="gpt2").range
+    assert known.runs > 0
+    for gpu, precision in (("rtx3060-12gb", "bf16"), ("a100-80gb", "fp32")):
+        other = time_of(gpu, model="gpt2", precision=precision).range
+        assert (other.runs, other.low <= known.low, other.high >= known.high) == (0, True, True)
+
+
 def test_given_shares_win() -> None:
     """Twice the share takes half of the time less the latencies."""
     slow, fast = (time_of(model="llama-7b", gpus=8, zero=3, gemm_efficiency=share) for share in (0.3, 0.6))

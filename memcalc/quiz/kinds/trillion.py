@@ -51,7 +51,7 @@ KINDS: Final = (
         GPUS,
         Words(
             "Megatron-LM's model of a trillion parameters was split by tensor parallelism over the 8 GPUs of a node "
-            "and by pipeline parallelism into 64 stages, and had 6 data-parallel replicas. How many GPUs are that?",
+            "and by pipeline parallelism into 64 stages, and had 6 data-parallel replicas. How many GPUs is that?",
             "Megatron-LM 的万亿参数模型用张量并行切到一个节点的 8 张 GPU，用流水线并行切成 64 个阶段，并有 6 个数据"
             "并行副本。共用了多少张 GPU？",
         ),
