@@ -69,6 +69,8 @@ class Work(NamedTuple):
     products: int
     groups: int = 1
     """The experts whose rows a grouped product multiplies; their matrices differ."""
+    is_causal: bool = False
+    """True for fused attention that leaves out the keys after each query."""
 
     @property
     def label(self) -> str:

@@ -41,6 +41,8 @@ class Computed(NamedTuple):
     """The sizes of the result's dims and of the dims that are summed over, in the op's order."""
     groups: int = 1
     """The experts whose rows one grouped product multiplies."""
+    is_causal: bool = False
+    """True for fused attention that leaves out the keys after each query."""
 
 
 class Moved(NamedTuple):
@@ -65,6 +67,7 @@ class _Alike(NamedTuple):
     size: Poly
     sizes: tuple[Poly, ...]
     groups: int
+    is_causal: bool
     basis: Basis
     source: str
 
@@ -91,9 +94,8 @@ def _of_run(run: Trace) -> Counter[_Alike]:
         in_layer, times = work.layer is not None, _times(run, work.layer)
         dims, size = formula(work.factors), numel(work.factors)[1]
         sizes = tuple(dim.poly for dim in work.factors)
-        alike = _Alike(
-            work.label, work.phase, in_layer, work.kind, work.dtype.name, dims, size, sizes, work.groups, basis, source
-        )
+        of = work.label, work.phase, in_layer, work.kind, work.dtype.name
+        alike = _Alike(*of, dims, size, sizes, work.groups, work.is_causal, basis, source)
         calls[alike] += times * work.products
     return calls
 
@@ -116,6 +118,7 @@ def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
         of.source,
         sizes,
         of.groups,
+        of.is_causal,
     )
 
 

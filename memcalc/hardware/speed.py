@@ -1,7 +1,8 @@
 """How fast a GPU is in a training step: the share of its data sheet that kernels reach, and what starting one costs.
 
-A GPU takes the file that names it. Another GPU of the same architecture takes that file too, with the basis `assumed`.
-The rest take assumed.json. Rates are shares of the data sheet's, so they carry over between GPUs of one architecture.
+A GPU takes the file that names it: its numbers were measured there, but for those whose source says that they are assumed.
+Another GPU of the same architecture takes that file's shares too, as assumed ones. The rest take assumed.json. Rates are
+shares of the data sheet's, so they carry over between GPUs of one architecture.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class Speed(NamedTuple):
 
     def basis_of(self, share: Quantity) -> Basis:
         """Return the basis of a time that one of the speed's shares decides."""
-        return "given" if share.source == GIVEN else self.basis
+        if share.source == GIVEN:
+            return "given"
+        return "assumed" if share.source.startswith(_ASSUMED) else self.basis
 
     def bus(self, ranks: int, kind: str) -> Bus | None:
         """Return the measured bus of a collective over ranks of one node; None if nobody has measured it. The next larger
@@ -105,7 +108,7 @@ def speed_of(name: str) -> Speed:
     """Return the speed of a GPU of the list, by its name."""
     gpu, files = named_gpu(name), _files()
     for content in files.values():
-        if name == content["measured_on"] or name in content["also"]:
+        if name in content["gpus"]:
             return _speed(content, "measured")
     for content in files.values():
         if gpu.architecture and gpu.architecture == content["architecture"]:
@@ -120,7 +123,7 @@ def _files() -> dict[str, Any]:
 
 
 def _speed(content: dict[str, Any], basis: Basis) -> Speed:
-    own = named_gpu(content["measured_on"]) if content["measured_on"] else None
+    own = named_gpu(content["gpus"][0]) if content["gpus"] else None
     numbers = ("gemm_efficiency", "gemm_latency", "memory_efficiency", "kernel_latency", "launch")
     return Speed(
         basis,

@@ -110,4 +110,4 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool =
     # With a mask, the CPU's flash kernel is used: its bytes are the same but for rows of padding
     # (memcalc.core.ops.attention).
     efficient = takes_efficient(q, v, mask) or (kernel == "efficient" and mask is None)
-    return fused_attention(q, k, v, mask, efficient)
+    return fused_attention(q, k, v, mask, efficient, causal)

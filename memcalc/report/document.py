@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memcalc.core.rows import COMPONENTS, Item
 from memcalc.hardware.cost import Cost, Unknown, step_time
@@ -13,7 +13,7 @@ from memcalc.report.all_ranks import rank_document
 from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
 from memcalc.report.per_layer import Share, shares
-from memcalc.report.time import time_document
+from memcalc.report.time import time_document, time_notes
 from memcalc.report.verdict import why
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def document(report: Report) -> dict[str, Any]:
         "time": time_document(report),
         "fit": fit_document(report),
         "advice": advice_document(report),
-        "notes": [*default_lines(report), *notes(report)],
+        "notes": [*default_lines(report), *notes(report), *time_notes(report)],
     }
 
 
@@ -139,9 +139,13 @@ def _compute(report: Report) -> dict[str, Any] | None:
     }
 
 
+_FOR_TIME: Final = ("sizes", "groups", "is_causal")
+"""What a product's time is made from; its formula names the sizes."""
+
+
 def _product(item: Computed) -> dict[str, Any]:
-    """Return a product without its sizes, which the formula names."""
-    return {name: value for name, value in item._asdict().items() if name not in ("sizes", "groups")}
+    """Return a product as the document has it."""
+    return {name: value for name, value in item._asdict().items() if name not in _FOR_TIME}
 
 
 def _step_seconds(report: Report) -> dict[str, float] | None:

@@ -36,7 +36,8 @@ def time_lines(report: Report) -> list[RenderableType]:
         return [Folded(f"the time of a step is not known: {time.missing}")]
     per_gpu = time.tokens_per_second / report.setup.gpus
     unit = "tokens" if report.model.program.has_sequence else "images"
-    text = Text(f"a step takes {show_seconds(time.seconds)}", style="bold")
+    verb = "would take" if report.fits is False else "takes"
+    text = Text(f"a step {verb} {show_seconds(time.seconds)}", style="bold")
     text.append(f" ({show_seconds(time.low)} to {show_seconds(time.high)})", "not bold")
     text.append(f": {per_gpu:,.0f} {unit}/s per GPU{_mfu(time)}; {_parts(time)}", "not bold")
     return [Folded(text)]
@@ -50,6 +51,13 @@ def _parts(time: StepTime) -> str:
     """Return the shares of the step, the largest first."""
     shares = [(seconds / time.seconds, _WORDS[part]) for part, seconds in time.breakdown.items()]
     return ", ".join(f"{word} {share:.0%}" for share, word in sorted(shares, reverse=True) if share >= _LEAST)
+
+
+def time_notes(report: Report) -> list[str]:
+    """Return why the document has no time, if a GPU is given."""
+    if report.gpu is None or not isinstance(report.time, Unknown):
+        return []
+    return [f"the time of a step is not known: {report.time.missing}"]
 
 
 def time_document(report: Report) -> dict[str, Any] | None:

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from memcalc.inputs.model import Model
 
 
-_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {
-    "megatron": (),
-    "fsdp2": ("etp",),
-    "deepspeed": (),
-}
+_NOT_SPLIT: Final[Mapping[str, tuple[str, ...]]] = {"megatron": (), "fsdp2": ("etp",), "deepspeed": ()}
 """The degrees that an engine leaves at one."""
 
 

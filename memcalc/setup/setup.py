@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dtypes import DType, bf16, fp16, fp32
-from memcalc.inputs.options import EFFICIENCIES, NOT_YET, Options, refuse
+from memcalc.inputs.options import NOT_YET, Options, refuse
 from memcalc.layout.context_parallel_checks import check_shared_sequences
 from memcalc.layout.expert_parallel_checks import check_token_slices
 from memcalc.setup.methods import (
@@ -28,6 +28,7 @@ from memcalc.setup.refusals import (
     check_pipeline,
     check_sequence_parallel,
 )
+from memcalc.setup.speeds import given_share, network_gbps
 from memcalc.setup.zero_checks import check_stage
 from memcalc.setup.zero_sizes import zero_sizes
 
@@ -240,8 +241,10 @@ def resolve(options: Options, model: Model | None) -> Setup:
         kernels=kernels,
         engine=engine,
         gpu=options.gpu,
-        network_gbps=_network_gbps(options),
-        **_efficiencies(options),
+        network_gbps=network_gbps(options),
+        gemm_efficiency=given_share("gemm_efficiency", options),
+        attention_efficiency=given_share("attention_efficiency", options),
+        memory_efficiency=given_share("memory_efficiency", options),
     )
 
 
@@ -276,29 +279,6 @@ def _megatrons(options: Options, name: str, engine: str) -> bool | None:
     if given is not None:
         refuse(name, given, "is an option of Megatron; allowed: with --engine megatron")
     return None
-
-
-def _network_gbps(options: Options) -> float | None:
-    """Return the given network speed, else that of NVIDIA's own node with this GPU; None if neither is known."""
-    if options.gpu is None:
-        if options.network_gbps is not None:
-            refuse("network_gbps", options.network_gbps, "is used with the links of a GPU; allowed: with --gpu")
-        return None
-    if options.network_gbps is not None:
-        return options.network_gbps
-    from memcalc.inputs.gpu import load_gpu
-
-    network = load_gpu(options.gpu).network
-    return None if network is None else network.value
-
-
-def _efficiencies(options: Options) -> dict[str, float | None]:
-    """Return the given shares of a GPU's speed by name. Raises InputError for one without a GPU."""
-    given: dict[str, float | None] = {name: getattr(options, name) for name in EFFICIENCIES}
-    for name, value in given.items():
-        if value is not None and options.gpu is None:
-            refuse(name, value, "is a share of a GPU's speed; allowed: with --gpu")
-    return given
 
 
 def _sequence_parallel(options: Options, engine: str) -> bool:

@@ -113,8 +113,9 @@ def _attention(one: Computed, rates: Rates) -> Timed | Unknown:
     if rate is None or (curve is None and given is None):
         return _product(one, rates)
     share = given or (curve.share(keys) if curve else 0.0)
-    seconds = one.flops / _HALVES / (share * rate)
-    formula = f"{one.flops / _HALVES:.4g} FLOP / ({share:.3f}·{rate / _TERA:g} TFLOP/s)"
+    flops = one.flops / _HALVES if one.is_causal else one.flops
+    seconds = flops / (share * rate)
+    formula = f"{flops:.4g} FLOP / ({share:.3f}·{rate / _TERA:g} TFLOP/s)"
     return Timed(
         one.name,
         _part(one.phase),

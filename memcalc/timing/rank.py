@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memcalc.timing.kernels import Rates
 
 _MICRO: Final = 1e-6
+_PHASES: Final = ("forward", "backward", "recomputation")
 
 
 class Sums(NamedTuple):
@@ -79,13 +80,16 @@ def _of_profile(report: Report, profile: Profile, rates: Rates) -> list[Timed] |
 
 
 def _sums(items: list[Timed], rates: Rates) -> Sums:
-    seconds = dict.fromkeys(("forward", "backward", "recomputation"), 0.0)
-    calls = dict(seconds)
-    for item in items:
-        seconds[item.part] += item.seconds
-        calls[item.part] += item.calls
+    seconds = {part: sum(item.seconds for item in items if item.part == part) for part in _PHASES}
+    calls = {part: sum(item.calls for item in items if item.part == part) for part in _PHASES}
     start = rates.speed.launch.value * _MICRO
-    return Sums(*seconds.values(), start * calls["forward"], start * (calls["backward"] + calls["recomputation"]))
+    return Sums(
+        seconds["forward"],
+        seconds["backward"],
+        seconds["recomputation"],
+        start * calls["forward"],
+        start * (calls["backward"] + calls["recomputation"]),
+    )
 
 
 def _turn(sums: Sums, many: int, forward: float, backward: float) -> Turn:

@@ -67,7 +67,7 @@ def step_time(report: Report) -> StepTime | Unknown:
     passes = seconds_of_passes(setup, [one.turns for one in ranks])
     busy = setup.micro_batches * sum(turn.forward + turn.backward for turn in own.turns)
     computing = own.sums.forward + own.sums.backward + sum(own.sums.waits)
-    breakdown = dict(
+    breakdown: dict[str, float] = dict(
         zip(PARTS, (computing, own.sums.recomputation, own.exposed, max(0.0, passes - busy), updating), strict=True)
     )
     seconds = sum(breakdown.values())

@@ -94,4 +94,11 @@ def note(memory: Memory, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     operand = next(a for a in args if isinstance(a, torch.Tensor))
     name = func._schema.name.split("::")[1]
     if flops:
-        works(memory, name, (Dim("products", flops // 2),), dtype_of(operand.dtype), kind=_kind(name))
+        works(
+            memory,
+            name,
+            (Dim("products", flops // 2),),
+            dtype_of(operand.dtype),
+            kind=_kind(name),
+            is_causal=any(arg is True for arg in args),
+        )

@@ -72,13 +72,15 @@ def test_attention_takes_its_curve() -> None:
     """4096 keys, heads of 128: 294 TFLOP/s of flash-attn 2 on an H100, half of the square counted (the package's README)."""
     flops = 2 * 2 * 32 * 4096 * 4096 * 128
     sizes = 1, 32, 4096, 4096, 128
-    one = Computed("it", "forward", None, "attention", "bf16", 1, flops, "", "modelled", "", sizes)
+    one = Computed("it", "forward", None, "attention", "bf16", 1, flops, "", "modelled", "", sizes, is_causal=True)
     assert seconds(one) == pytest.approx(flops / 2 / 294e12, rel=1e-3)
 
 
 def test_a_given_share_of_attention_wins() -> None:
     given_ = H100._replace(speed=H100.speed.given(None, 0.5, None))
-    one = Computed("it", "forward", None, "attention", "bf16", 1, 10**15, "", "modelled", "", (1, 1, 64, 64, 64))
+    one = Computed(
+        "it", "forward", None, "attention", "bf16", 1, 10**15, "", "modelled", "", (1, 1, 64, 64, 64), is_causal=True
+    )
     assert seconds(one, rates=given_) == pytest.approx(0.5e15 / (0.5 * RATE), rel=1e-12)
 
 
@@ -87,7 +89,20 @@ def test_attention_that_no_curve_has_takes_its_own_rate(gpu: str, dtype: str, ra
     """flash-attn takes no fp32, and a T4 has no bf16."""
     speed = speed_of(gpu)
     flops = 2 * 2 * 32 * 4096 * 4096 * 128
-    one = Computed("it", "forward", None, "attention", dtype, 1, flops, "", "modelled", "", (1, 32, 4096, 4096, 128))
+    one = Computed(
+        "it",
+        "forward",
+        None,
+        "attention",
+        dtype,
+        1,
+        flops,
+        "",
+        "modelled",
+        "",
+        (1, 32, 4096, 4096, 128),
+        is_causal=True,
+    )
     plain = Rates(load_gpu(gpu), speed, "flash-attn 2")
     assert seconds(one, rates=plain) == pytest.approx(flops / (speed.gemm_efficiency.value * rate), rel=0.01)
     given_ = plain._replace(speed=speed.given(None, 0.5, None))
@@ -96,7 +111,9 @@ def test_attention_that_no_curve_has_takes_its_own_rate(gpu: str, dtype: str, ra
 
 def test_a_given_share_is_no_measurement() -> None:
     given_ = H100._replace(speed=H100.speed.given(0.5, 0.5, None))
-    attention = Computed("it", "forward", None, "attention", "bf16", 1, 10**15, "", "modelled", "", (1, 1, 64, 64, 64))
+    attention = Computed(
+        "it", "forward", None, "attention", "bf16", 1, 10**15, "", "modelled", "", (1, 1, 64, 64, 64), is_causal=True
+    )
     timed = products([product(8192, 8192, 8192), attention], given_)
     assert [(one.basis, one.source) for one in timed if isinstance(one, Timed)] == [("given", "as given")] * 2
     (stream,) = streams([Moved("it", "backward", 3, 10**9)], given_)  # type: ignore[misc]
@@ -175,3 +192,18 @@ def test_a_composite_activation_is_known_to_be_short() -> None:
     """Bloom's gelu is one op on paper and several kernels in transformers: half of forward's bytes are missing."""
     ours = sums(memcalc.estimate(BLOOM, **OPTIONS, seq_len=64))
     assert ours["forward"][0] < ours["backward"][0]
+
+
+def test_a_mask_makes_every_score() -> None:
+    """A causal kernel leaves out half of the square; with a mask of padding, and in an encoder, none is left out."""
+    names = ("model.layers.*.self_attn",)
+    causal, padded = (
+        sum(
+            one.seconds
+            for one in products(memcalc.estimate("llama-7b", gpu="h100-80gb", padded=padded).computed, H100)  # type: ignore[union-attr]
+            if isinstance(one, Timed) and one.name in names
+        )
+        for padded in (False, True)
+    )
+    assert padded == pytest.approx(2 * causal, rel=1e-12)
+    assert not any(one.is_causal for one in memcalc.estimate("bert-base").computed)

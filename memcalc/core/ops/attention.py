@@ -71,7 +71,7 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     `causal`: whether queries without a mask see earlier tokens only. If the GPU is known,
     memcalc.kernels.attention_on_gpu chooses the kernel instead.
     """
-    return fused_attention(q, k, v, mask, takes_efficient(q, v, mask))
+    return fused_attention(q, k, v, mask, takes_efficient(q, v, mask), causal)
 
 
 def takes_efficient(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
@@ -79,19 +79,20 @@ def takes_efficient(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
     return (mask is not None and recording(mask)) or q.shape[3].size != v.shape[3].size
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool) -> Tensor:
-    """Compute attention in one kernel: the memory-efficient one or flash attention."""
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool, causal: bool) -> Tensor:
+    """Compute attention in one kernel: the memory-efficient one or flash attention. With a mask it computes every score."""
+    is_causal = causal and mask is None
     if mask is not None and mask.dtype is boolean:
         mask = where(mask, new_tensor(q.memory, (), q.dtype, "zero"), "additive mask")
     biased = mask is not None and recording(mask)
     if mask is not None and efficient:
         mask = expand(aligned_bias(mask), *q.shape[:3], k.shape[2])
-    out, *statistics = selected(q.memory, ATTENTION, partial(_efficient if efficient else _flash, q, k, v))
+    out, *statistics = selected(q.memory, ATTENTION, partial(_efficient if efficient else _flash, q, k, v, is_causal))
     if recording(q, k, v):
         result = Tensor(out.storage, out.shape, out.strides, out.dtype)
         saved = [q, k, v, *([] if mask is None else [mask]), result, *statistics]
         out.node = Node(
-            q.memory, _attention_backward, (q, k, v, *([mask] if mask is not None and biased else [])), saved
+            q.memory, _attention_backward, (q, k, v, *([mask] if mask is not None and biased else [])), saved, is_causal
         )
     return out
 
@@ -106,15 +107,15 @@ def aligned_bias(bias: Tensor) -> Tensor:
     return narrow(padded, 3, keys)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor) -> Results:
+def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Results:
     """Return the output and logsumexp of flash attention."""
-    attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
+    attends(q.memory, q.shape, k.shape, v.shape, q.dtype, is_causal)
     return like(q, "attention output"), new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor) -> Results:
+def _efficient(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Results:
     """Return the output and logsumexp of the memory-efficient kernel, and its dropout's seed and offset."""
-    attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
+    attends(q.memory, q.shape, k.shape, v.shape, q.dtype, is_causal)
     shape = (*q.shape[:3], v.shape[3])
     out = new_tensor(q.memory, shape, q.dtype, "attention output", heads_inside(shape))
     batch, heads, queries, _ = q.shape
@@ -170,7 +171,7 @@ def _causal_mask(query: Tensor, key: Tensor) -> Tensor:
 
 def _attention_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     saved = node.unpack()  # all saved tensors stay until the kernel is done
-    attends_backward(node.memory, saved[0].shape, saved[1].shape, saved[2].shape, saved[0].dtype)
+    attends_backward(node.memory, saved[0].shape, saved[1].shape, saved[2].shape, saved[0].dtype, node.context)
     grads_of_qkv = [
         new_tensor(t.memory, t.shape, t.dtype, f"{name} gradient", heads_inside(t.shape))
         for t, name in zip(saved[:3], ("query", "key", "value"), strict=True)

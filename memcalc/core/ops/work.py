@@ -27,13 +27,14 @@ def works(
     products: int = 1,
     kind: str = "matmul",
     groups: int = 1,
+    is_causal: bool = False,
 ) -> None:
     """Record equal products. `factors` are the dims of the result and the dim that is summed over, each once.
 
     (…, m, k) times (…, k, n) has the factors (…, m, k, n). A grouped product of `groups` experts has (rows, k, n).
     """
     phase = "recomputation" if memory.recomputing else memory.phase
-    memory.work.append(Work(kind, memory.scope, name, phase, memory.layer, factors, dtype, products, groups))
+    memory.work.append(Work(kind, memory.scope, name, phase, memory.layer, factors, dtype, products, groups, is_causal))
 
 
 def works_backward(
@@ -52,21 +53,23 @@ def works_backward(
         works(node.memory, name, factors, dtype, products, kind, groups)
 
 
-def attends(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
+def attends(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType, is_causal: bool = True) -> None:
     """Record fused attention of (batch, heads, queries, width), (…, keys, width) and (…, keys, width of the values)."""
-    _attention(memory, q, k, v, dtype, 1, 1)
+    _attention(memory, q, k, v, dtype, 1, 1, is_causal)
 
 
-def attends_backward(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType) -> None:
+def attends_backward(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType, is_causal: bool = True) -> None:
     """Record the backward of fused attention: the scores again, the gradients of scores and values, and those of
     queries and keys."""
-    _attention(memory, q, k, v, dtype, 3, 2)
+    _attention(memory, q, k, v, dtype, 3, 2, is_causal)
 
 
-def _attention(memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType, of_keys: int, of_values: int) -> None:
+def _attention(
+    memory: Memory, q: Shape, k: Shape, v: Shape, dtype: DType, of_keys: int, of_values: int, is_causal: bool
+) -> None:
     scores = (*q[:3], k[2])
     if q[3].size == v[3].size:
-        works(memory, "", (*scores, q[3]), dtype, of_keys + of_values, "attention")
+        works(memory, "", (*scores, q[3]), dtype, of_keys + of_values, "attention", is_causal=is_causal)
         return
-    works(memory, "", (*scores, q[3]), dtype, of_keys, "attention")
-    works(memory, "", (*scores, v[3]), dtype, of_values, "attention")
+    works(memory, "", (*scores, q[3]), dtype, of_keys, "attention", is_causal=is_causal)
+    works(memory, "", (*scores, v[3]), dtype, of_values, "attention", is_causal=is_causal)

@@ -335,7 +335,7 @@ class Step:
         next one."""
 
         @no_kernel
-        def pre_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
+        def gathers_parameters(_: Node, grads: list[Tensor]) -> list[Tensor]:
             if unit not in self.reduced:
                 unit.unshard()
                 unit.wait_for_unshard()
@@ -346,7 +346,7 @@ class Step:
         def hooked(output: Any) -> Any:
             if not isinstance(output, Tensor) or not recording(output):
                 return output
-            return _like(output, Node(output.memory, pre_backward, (output,)))
+            return _like(output, Node(output.memory, gathers_parameters, (output,)))
 
         return tuple(map(hooked, outputs)) if isinstance(outputs, tuple) else hooked(outputs)  # pyright: ignore[reportUnknownArgumentType]
 
@@ -354,14 +354,14 @@ class Step:
         """Hook the inputs: the hook runs when the gradients of all inputs have come (RegisterPostBackwardFunction)."""
 
         @no_kernel
-        def post_backward(_: Node, grads: list[Tensor]) -> list[Tensor]:
+        def reduces_gradients(_: Node, grads: list[Tensor]) -> list[Tensor]:
             self._reduce(unit)
             return grads
 
         inputs = [arg for arg in args if isinstance(arg, Tensor) and recording(arg)]
         if not inputs:
             return list(args)
-        node = Node(self.run.memory, post_backward, inputs, outputs=len(inputs))
+        node = Node(self.run.memory, reduces_gradients, inputs, outputs=len(inputs))
         outputs = iter([_like(tensor, node, i) for i, tensor in enumerate(inputs)])
         return [next(outputs) if any(arg is tensor for tensor in inputs) else arg for arg in args]
 
