@@ -207,3 +207,28 @@ def test_a_mask_makes_every_score() -> None:
     )
     assert padded == pytest.approx(2 * causal, rel=1e-12)
     assert not any(one.is_causal for one in memcalc.estimate("bert-base").computed)
+
+
+@pytest.mark.parametrize("how", ["p2p", "all_gather", "a2a"])
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_ranks_that_share_a_sequence_share_its_attention(how: str, cp: int) -> None:
+    """Each computes 1/cp of the scores at or below the diagonal, whichever way the keys take."""
+    options: dict[str, Any] = {"engine": "megatron", "seq_len": 8192, "gpu": "h100-80gb", "global_batch_size": 1}
+
+    def flops(**more: Any) -> float:
+        of = [one for one in memcalc.estimate("llama-7b", **options, **more).computed if one.kind == "attention"]
+        return sum(one.flops / 2 if one.is_causal else one.flops for one in of)
+
+    assert flops(gpus=cp, cp=cp, cp_comm_type=how) == pytest.approx(flops() / cp, rel=1e-12)
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_torchs_ring_shares_it_too(cp: int) -> None:
+    """But for the rank's memory it is the last rank that is reported: all have equal parts."""
+    options: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "seq_len": 8192, "gpu": "h100-80gb"}
+
+    def flops(**more: Any) -> float:
+        of = [one for one in memcalc.estimate("llama-7b", **options, **more).computed if one.kind == "attention"]
+        return sum(one.flops / 2 if one.is_causal else one.flops for one in of)
+
+    assert flops(gpus=2 * cp, cp=cp) == pytest.approx(flops(gpus=2) / cp, rel=1e-12)

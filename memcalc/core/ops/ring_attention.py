@@ -136,7 +136,7 @@ def _forward(ring: Ring, query: Tensor, key: Tensor, value: Tensor) -> Results:
             q, k, v, late = query, _half(key), _half(value), False
         else:
             q, k, v, late = _half(query), key, value, True
-        out, logsumexp, *rest = _kernel(q, k, v)
+        out, logsumexp, *rest = _kernel(q, k, v, is_causal=i == 0)
         merger.step(out, logsumexp, late=late)
     return *merger.results(), *rest
 
@@ -145,9 +145,9 @@ def _takes_flash(q: Tensor, v: Tensor) -> bool:
     return q.dtype is not fp32 and q.shape[3].size == v.shape[3].size
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor) -> Results:
+def _kernel(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Results:
     """Return the output and logsumexp of one kernel, and the memory-efficient kernel's dropout seed and offset."""
-    attends(q.memory, q.shape, k.shape, v.shape, q.dtype)
+    attends(q.memory, q.shape, k.shape, v.shape, q.dtype, is_causal)
     if _takes_flash(q, v):
         return like(q, "attention output"), new_tensor(q.memory, q.shape[:3], fp32, "attention logsumexp")
     shape = (*q.shape[:3], v.shape[3])
@@ -157,8 +157,8 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor) -> Results:
     return out, logsumexp, seed, offset
 
 
-def _kernel_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    attends_backward(q.memory, q.shape, k.shape, v.shape, q.dtype)
+def _kernel_gradients(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> list[Tensor]:
+    attends_backward(q.memory, q.shape, k.shape, v.shape, q.dtype, is_causal)
     named = tuple(zip((q, k, v), ("query", "key", "value"), strict=True))
     if _takes_flash(q, v):
         return [like(x, f"{name} gradient") for x, name in named]
@@ -265,7 +265,7 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         else:
             q, k, v = _half(query), key, value
             _lse = contiguous(_half(logsumexp))
-        _gradients = _kernel_gradients(q, k, v)  # they stay until the next part has its own
+        _gradients = _kernel_gradients(q, k, v, is_causal=i == 0)  # they stay until the next part has its own
         if i > 0:
             next_grad_kv = dkv_rotater.next()
             grad_key, grad_value = _unpacked(next_grad_kv, *shapes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memcalc.core.dims import Dim, Shape
 from memcalc.core.ops.attention import heads_inside
@@ -12,6 +12,9 @@ from memcalc.core.tensor import Sent, Tensor, new_tensor
 
 if TYPE_CHECKING:
     from memcalc.layout.collectives import Kind
+
+
+_DIAGONAL: Final = 2
 
 
 def laid_out(like: Tensor, shape: Shape, name: str) -> Tensor:
@@ -27,10 +30,15 @@ def send(of: Tensor, kind: Kind, name: str, shape: Shape) -> None:
 
 
 def attends_in_parts(q: Tensor, v: Shape, times: int, parts: int, *, backward: bool = False) -> None:
-    """Record fused attention of a rank's queries with `times / parts` as many keys as queries."""
+    """Record fused attention of a rank's queries with `times / parts` as many keys as queries.
+
+    Two of the parts are on the diagonal, where a causal kernel leaves out half; the others are whole.
+    """
     shape = q.shape
     note = attends_backward if backward else attends
-    note(q.memory, (*shape[:3], _share(shape[3], times, parts)), shape, (*v[:3], _share(v[3], times, parts)), q.dtype)
+    for count, is_causal in ((_DIAGONAL, True), (times - _DIAGONAL, False)):
+        own, values = (*shape[:3], _share(shape[3], count, parts)), (*v[:3], _share(v[3], count, parts))
+        note(q.memory, own, shape, values, q.dtype, is_causal)
 
 
 @lru_cache(maxsize=1024)
