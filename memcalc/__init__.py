@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from memcalc.estimation.many.question import Many, many
     from memcalc.estimation.report import Report
     from memcalc.inputs.model import Model, load_model
+    from memcalc.planning.plan import plan
+    from memcalc.planning.result import Plans
 
 __version__ = "0.1.0"
 __all__ = [
-    "Compared", "InputError", "Many", "Model", "Report", "__version__", "compare", "estimate", "load_model", "many",
+    "Compared", "InputError", "Many", "Model", "Plans", "Report", "__version__",
+    "compare", "estimate", "load_model", "many", "plan",
 ]  # fmt: skip
 
 _HOMES = {
@@ -28,11 +31,13 @@ _HOMES = {
     "InputError": "memcalc.errors",
     "Many": "memcalc.estimation.many.question",
     "Model": "memcalc.inputs.model",
+    "Plans": "memcalc.planning.result",
     "Report": "memcalc.estimation.report",
     "compare": "memcalc.decisions.compare",
     "estimate": "memcalc.estimation.estimate",
     "load_model": "memcalc.inputs.model",
     "many": "memcalc.estimation.many.question",
+    "plan": "memcalc.planning.plan",
 }
 
 

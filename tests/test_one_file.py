@@ -157,7 +157,7 @@ def test_a_command(folder: Path) -> None:
             "adamw, adam, sgd, sgd-momentum, adafactor, lion, adamw-8bit, muon, new-sgd",
         ),
         (["estimate", "gpt2", "--engine", "x"], "none, ddp, fsdp2, deepspeed, megatron, new-engine"),
-        (["zzz"], "estimate, compare, fit, explain, quiz, validate, models, gpus, new-command"),
+        (["zzz"], "estimate, compare, fit, plan, explain, quiz, validate, models, gpus, new-command"),
     ],
 )
 def test_new_names_are_listed_behind_the_others(folder: Path, arguments: list[str], listed: str) -> None:

@@ -22,7 +22,7 @@ def _command_of(stem: str, module: Any) -> tuple[str, Any] | None:
 
 COMMANDS: Final[Registry[Any]] = Registry(
     "memcalc.cli",
-    ("estimate", "compare", "fit", "explain", "quiz", "validate", "models", "gpus"),
+    ("estimate", "compare", "fit", "plan", "explain", "quiz", "validate", "models", "gpus"),
     _command_of,
     helpers=(
         "completion",

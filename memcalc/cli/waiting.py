@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -32,6 +32,22 @@ def waiting(words: str) -> Generator[None]:
     finally:
         done.set()
         thread.join()
+
+
+@contextmanager
+def counting(words: str) -> Generator[Callable[[int, int], None] | None]:
+    """Show a bar on stderr, and yield the function that sets how many of how many are done. Yield None if stderr is not a
+    terminal."""
+    if not _is_terminal():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
+        task = progress.add_task(words, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _is_terminal() -> bool:

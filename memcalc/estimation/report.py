@@ -108,17 +108,13 @@ class Report(OnDevice):
     def _worst_states(self, rank: Rank) -> Iterable[tuple[State, int]]:
         """Return for each kind (forward, backward) and chunk the state with the most bytes in flight, and these bytes."""
         worst: dict[tuple[str, int], tuple[State, int]] = {}
+        saved = [evaluate(profile.saved.poly, self._batch, self._seq) for profile in rank.profiles]
+        between = rank.between.bytes_at(self._batch, self._seq) if rank.between else 0
         for state in rank.states:
-            own, waiting = (state.kind, state.chunk), self._in_flight(rank, state)
+            own, waiting = (state.kind, state.chunk), _in_flight(state, saved, between)
             if own not in worst or waiting > worst[own][1]:
                 worst[own] = state, waiting
         return worst.values()
-
-    def _in_flight(self, rank: Rank, state: State) -> int:
-        """Return the bytes in flight in a state: what other micro-batches have saved, and the tensors between stages."""
-        saved = [evaluate(profile.saved.poly, self._batch, self._seq) for profile in rank.profiles]
-        own = sum(count * each for count, each in zip(state.in_flight, saved, strict=True))
-        return own + (rank.between.bytes_at(self._batch, self._seq) * state.between if rank.between else 0)
 
     def _waiting_rows(self, state: State) -> list[Row]:
         """Return the rows of what is in flight in a state, as `_in_flight` counts it."""
@@ -353,3 +349,9 @@ class Report(OnDevice):
         from memcalc.report.document import document
 
         return document(self)
+
+
+def _in_flight(state: State, saved: Iterable[int], between: int) -> int:
+    """Return the bytes in flight in a state: what other micro-batches have saved in each chunk, and the tensors between stages.
+    `saved` and `between` are the bytes of one of each."""
+    return sum(count * each for count, each in zip(state.in_flight, saved, strict=True)) + between * state.between

@@ -151,8 +151,8 @@ def slices_gathered(group: TensorParallel, own: Tensor, tokens: Dim) -> Tensor:
 
 def expert_path(program: Program) -> str | None:
     """Return the path of a layer's routed experts as in the names of their weights; None for a dense model."""
-    names = [w.name for w in program.weights() if w.component == "experts"]
-    return names[0].rpartition(".")[0] if names else None
+    name = next((w.name for w in program.weights() if w.component == "experts"), None)
+    return None if name is None else name.rpartition(".")[0]
 
 
 def runs_dispatched(program: Program) -> bool:

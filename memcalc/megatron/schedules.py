@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from memcalc.megatron.between_stages import Action, Kind, between
@@ -31,6 +32,11 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
     """Return the distinct states of one pipeline rank in a step."""
     if schedule != "gpipe":  # the states repeat after this many micro-batches
         micro_batches = min(micro_batches, _ENOUGH * ranks)
+    return list(_states(schedule, rank, ranks, micro_batches, chunks))
+
+
+@lru_cache(maxsize=8192)
+def _states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int) -> tuple[State, ...]:
     live: Counter[int] = Counter()
     found: dict[State, None] = {}
     order = list(actions(schedule, rank, ranks, micro_batches, chunks))
@@ -41,7 +47,7 @@ def states(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int
         found.setdefault(State(kind, chunk, tuple(live[c] for c in range(chunks)), kept))
         if kind == "forward":
             live[chunk] += 1
-    return list(found)
+    return tuple(found)
 
 
 _ENOUGH: Final = 4
@@ -91,6 +97,7 @@ def turns(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int 
     return tuple(Turn(kind, chunk, count) for (kind, chunk), count in zip(order, kept, strict=True))
 
 
+@lru_cache(maxsize=8192)
 def turns_to_play(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> tuple[Turn, ...]:
     """Return the turns of a step with so many micro-batches that more would not raise the number in flight. Return ()
     if these are too many to be played."""

@@ -309,7 +309,7 @@ def _check_tensor_parallel(options: Options, model: Model) -> None:
         if size % options.tp:
             why = f"{model.name} has {size} {what}, and transformers' tensor parallelism does not split one"
             refuse("tp", options.tp, f"{why}; allowed: a divisor of {gcd(*sizes.values())}")
-    if expert_path(program) is not None and "moe_tp_experts" in plan.values() and options.ep == 1:
+    if "moe_tp_experts" in plan.values() and options.ep == 1 and expert_path(program) is not None:
         width: int = program.experts.ffn.size
         unit = 16 // (fp32 if options.precision == "fp32" else bf16).itemsize  # check_valid_strides, GroupedMMUtils.h
         if width % (unit * options.tp):

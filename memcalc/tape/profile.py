@@ -115,6 +115,16 @@ class Profile:
             self._rows[moment.place] = _collapse(self.run, moment.place, *self._stay)
         return self._rows[moment.place]
 
+    def saved_by(self, layers: range) -> Poly:
+        """Return the bytes that some layers of the run, as far as it has them, leave for backward."""
+        total = [0] * 6
+        for i in self._stay[0]:
+            row = self.run.rows[i]
+            if row.component == "activation" and row.layer is not None and row.layer in layers:
+                for place, c in enumerate(numel(row.shape)[1]):
+                    total[place] += c * row.dtype.itemsize
+        return tuple(total)  # type: ignore[return-value]
+
     @cached_property
     def _stay(self) -> tuple[set[int], set[int]]:
         """Return the blocks that forward leaves for backward, and those alive when the run is over."""

@@ -39,6 +39,8 @@ class RankTime(NamedTuple):
     """The rows of a rank's time, and their sums."""
 
     items: list[Timed]
+    sent: list[Timed]
+    """Those of `items` that are collectives, in the order of the rank's collectives."""
     sums: Sums
     turns: list[Turn]
     """One micro-batch's forward and backward in each chunk, with what it waits for in between."""
@@ -67,7 +69,7 @@ def rank_time(report: Report, rates: Rates) -> RankTime | Unknown:
     whole = each if len(each) == chunks else [Sums(*(part / chunks for part in sums))] * chunks
     turns = [_turn(one, many, *inside) for one in whole]
     items = [*(item for own in kernels for item in own), *sent, *_starting(sums, rates)]
-    return RankTime(items, sums, turns, sum(waits), waits[2])
+    return RankTime(items, sent, sums, turns, sum(waits), waits[2])
 
 
 def _of_profile(report: Report, profile: Profile, rates: Rates) -> list[Timed] | Unknown:

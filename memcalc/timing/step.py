@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memcalc.estimation.report import Report
+    from memcalc.inputs.gpu import GPU
+    from memcalc.setup.setup import Setup
 
 PARTS: Final = ("compute", "recompute", "exposed_communication", "bubble", "optimizer")
 _TERA: Final = 1e12
@@ -53,8 +55,7 @@ def step_time(report: Report) -> StepTime | Unknown:
         return Unknown("a number of parameters has no products; give a model")
     if not gpu.dense_flops_per_second:
         return Unknown(f"of {gpu.full_name} only the memory is known; give a GPU of `memcalc gpus`")
-    given = setup.gemm_efficiency, setup.attention_efficiency, setup.memory_efficiency
-    rates = Rates(gpu, speed_of(gpu.name).given(*given), KERNELS.get(setup.engine, _OTHERS), setup.seq_len or 0)
+    rates = rates_of(setup, gpu)
     whole = _of_all_ranks(report)
     ranks = _rank_times(whole, rates)
     if isinstance(ranks, Unknown):
@@ -83,6 +84,12 @@ def step_time(report: Report) -> StepTime | Unknown:
         *_utilisation(whole, seconds),
         [*own.items, *_bubble(breakdown), *updates],
     )
+
+
+def rates_of(setup: Setup, gpu: GPU) -> Rates:
+    """Return the speeds that the GPU reaches with a setup's kernels."""
+    given = setup.gemm_efficiency, setup.attention_efficiency, setup.memory_efficiency
+    return Rates(gpu, speed_of(gpu.name).given(*given), KERNELS.get(setup.engine, _OTHERS), setup.seq_len or 0)
 
 
 def _of_all_ranks(report: Report) -> list[Report]:

@@ -87,7 +87,7 @@ def test_a_readme_is_read_in_three_minutes(name: str) -> None:
     """The output of a command is as long as the command makes it."""
     text = readme(name)
     outputs = sum(len(block.splitlines()) for block in blocks(text, "text"))
-    assert len(text.splitlines()) - outputs <= 90
+    assert len(text.splitlines()) - outputs <= 95
 
 
 def test_the_gate_finds_the_two_commands_that_install() -> None:

@@ -1,0 +1,213 @@
+"""The least that a layout needs, without a run of its own.
+
+Two bounds, each never above the exact estimate (tests/planning/test_bounds.py):
+
+- From the model alone: the bytes of parameters, gradients and optimizer states of a GPU, and what one GPU that has the whole
+  model computes and saves for a sequence (memcalc/planning/alone.py), shared equally by all GPUs, with the bubble that a
+  pipeline has at least.
+- From a run without a pipeline that has the same tp, cp, ep and recomputation (`Probe`): what a layer saves for backward,
+  for each micro-batch that a stage has in flight, and the seconds of all kernels of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.estimation.report import Report
+from memcalc.estimation.sizing import SizeOnly
+from memcalc.megatron.schedules import layers_of_chunks, warmup_of
+from memcalc.planning.alone import Alone, alone_of, single
+from memcalc.setup.setup import resolve
+
+if TYPE_CHECKING:
+    from memcalc.inputs.gpu import GPU
+    from memcalc.inputs.model import Model
+    from memcalc.inputs.options import Options
+    from memcalc.planning.layouts import Layout
+
+_MANY: Final = 10**12
+"""The parameters of a model whose states are measured: so many that no constant counts."""
+_STATES: Final = ("parameters", "gradients", "optimizer_states")
+_EXACT: Final = 1 - 1e-9
+"""The share of a sum that its parts reach in another order of additions."""
+
+
+class Bound(NamedTuple):
+    """The least seconds of a step and the least bytes of its peak."""
+
+    seconds: float
+    nbytes: int
+    row: str
+    """The name of what most of the bytes are."""
+
+
+class States(NamedTuple):
+    """The bytes of model states for each parameter of a GPU's slice: those that it holds whole, and those that a group of
+    ranks shards."""
+
+    whole: float
+    sharded: float
+    largest: str
+
+
+def states_of(base: Options, engine: str, zero: int, pipeline: bool, *, components: tuple[str, ...]) -> States:
+    """Return the bytes of some components for each parameter, as a bare number of parameters has them."""
+    few, many = (_measured(base, engine, zero, pipeline, ranks, components) for ranks in (2, 4))
+    sums = sum(few.values()), sum(many.values())
+    sharded = 4 * (sums[0] - sums[1])
+    largest = max(few, key=lambda name: few[name]) if few else ""
+    return States(sums[0] - sharded / 2, sharded, largest.replace("_", " "))
+
+
+def _measured(
+    base: Options, engine: str, zero: int, pipeline: bool, ranks: int, components: tuple[str, ...]
+) -> dict[str, float]:
+    stages = 2 if pipeline and engine == "deepspeed" else 1
+    if engine == "none":
+        ranks = stages = 1
+    options = base._replace(
+        engine=engine, zero=zero, gpus=ranks * stages, pp=stages, tp=1, cp=1, ep=1, etp=None, dp=None, shard_group=None,
+        sequence_parallel=None, micro_batch_size=1, global_batch_size=None, seq_len=None, recompute="none", gpu=None,
+        network_gbps=None, gemm_efficiency=None, attention_efficiency=None, memory_efficiency=None, schedule="1f1b",
+        virtual_stages=1, first_stage_layers=None, last_stage_layers=None, kernels=None, attention=None,
+        cross_entropy=None, cp_comm_type=None, padded=False, expert_imbalance=1.0, pp_rank=None, recompute_layers=None,
+    )  # fmt: skip
+    try:
+        report = Report(SizeOnly(_MANY), resolve(options, None))
+    except InputError:  # an optimizer whose states depend on shapes
+        return dict.fromkeys(components, 0.0)
+    sums = dict.fromkeys(components, 0.0)
+    for item in report.items:
+        if item.component in sums:
+            sums[item.component] += item.at_peak * stages / _MANY
+    return sums
+
+
+class Floors:
+    """The bounds that need no run of a layout's own."""
+
+    def __init__(self, model: Model, base: Options, gpu: GPU) -> None:
+        self._model, self._base, self._gpu = model, base, gpu
+        self._parameters = model.trainable_parameters
+        self._states: dict[tuple[str, int, bool, bool], States] = {}
+        self._alone: dict[tuple[str, str, bool], Alone] = {}
+
+    def bound(self, layout: Layout) -> Bound:
+        """Return the bound of a layout from the model alone."""
+        states, row = self.states(layout, gradients=True)
+        alone, many = self._alone_of(layout), self._micro_batches(layout)
+        each = alone.seconds - (
+            alone.attention / 2 if layout.cp > 1 else 0.0
+        )  # a ring leaves out blocks above the diagonal
+        seconds = least_of_pipeline(layout, each * (self._base.global_batch_size or 1) / layout.gpus, many)
+        kept = self.states(layout, gradients=layout.engine == "megatron")[0] if alone.saved else 0
+        layers = _most_in_flight(layout, self._model.layers, many) // alone.period
+        saved = layers * alone.saved * layout.micro_batch_size // (layout.tp * layout.cp)
+        if kept + saved > states:
+            return Bound(seconds, kept + saved, "saved activations" if saved > kept else row)
+        return Bound(seconds, states, row)
+
+    def states(self, layout: Layout, *, gradients: bool) -> tuple[int, str]:
+        """Return the least bytes of a GPU's model states, and the name of the largest of them."""
+        key = layout.engine, layout.zero, layout.pp > 1, gradients
+        if key not in self._states:
+            names = tuple(name for name in _STATES if gradients or name != "gradients")
+            self._states[key] = states_of(self._base, *key[:3], components=names)
+        of, parameters = self._states[key], self._parameters
+        split = layout.tp * layout.pp * layout.ep
+        replicas = layout.dp * layout.cp // (layout.shard_group or layout.dp * layout.cp)
+        nbytes = parameters * of.whole / split + parameters * of.sharded * replicas / layout.gpus
+        return int(nbytes * _EXACT), f"model states ({of.largest})"
+
+    def _alone_of(self, layout: Layout) -> Alone:
+        """Return what the whole model takes for a sequence on one GPU, with a layout's kernels."""
+        legacy = layout.engine == "deepspeed" and max(layout.tp, layout.pp) > 1
+        key = layout.engine, layout.recompute, legacy
+        if key not in self._alone:
+            self._alone[key] = alone_of(self._model, self._base, self._gpu, *key)
+        found = self._alone[key]
+        if legacy and layout.tp > 1:  # the run had one of two slices
+            return found._replace(seconds=2 * found.seconds, attention=2 * found.attention, saved=2 * found.saved)
+        return found
+
+    def _micro_batches(self, layout: Layout) -> int:
+        return max(1, (self._base.global_batch_size or 1) // (layout.dp * layout.micro_batch_size))
+
+    def probed(self, layout: Layout, probe: Probe) -> Bound:
+        """Return the bound of a layout from a run without a pipeline."""
+        floor = self.bound(layout)
+        many = self._micro_batches(layout)
+        alike = layout.engine != "fsdp2" or layout.pp == 1 or self._model.program.routed[1] == 1
+        mean = many * probe.seconds / layout.pp if alike else 0.0  # experts in stages run other kernels
+        seconds = max(floor.seconds, least_of_pipeline(layout, mean, many))
+        states, row = self.states(layout, gradients=layout.engine == "megatron")
+        saved = _most_in_flight(layout, self._model.layers, many) // probe.period * probe.saved
+        nbytes = max(floor.nbytes, states + saved)
+        return Bound(seconds, nbytes, "saved activations" if saved > states else row)
+
+
+def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:
+    """Return the least seconds of a step whose stages compute for `mean` seconds on average.
+
+    A stage r that is the last one to matter waits for the first chunks of the stages before it and for their backwards:
+    seconds >= t_r + sum of t_i / (m·v) for i < r. Of all stages with the mean t the fastest have t_i falling with i. The
+    first of several chunks can be a smaller part of its rank's time; half of the equal part is counted.
+    """
+    if layout.pp == 1 or layout.schedule == "zero-bubble":
+        return mean * _EXACT
+    turns = many * (layout.virtual_stages if layout.virtual_stages == 1 else 2 * layout.virtual_stages)
+    return layout.pp * mean / turns / (1 - (1 - 1 / turns) ** layout.pp) * _EXACT
+
+
+def _most_in_flight(layout: Layout, layers: int, many: int) -> int:
+    """Return the layers of all micro-batches that a stage has saved at once, at least."""
+    if layout.pp == 1:
+        return layers
+    stages = layout.pp * layout.virtual_stages
+    try:
+        counts = layers_of_chunks(layers, stages)
+    except ValueError:
+        counts = [layers // stages] * stages
+    if layout.schedule == "zero-bubble":
+        return min(counts)
+    if layout.virtual_stages > 1:
+        return min(counts) * min(warmup_of(layout.schedule, 0, layout.pp, many, layout.virtual_stages), many)
+    if layout.schedule == "gpipe":
+        return max(counts) * many
+    return max(count * min(many, layout.pp - rank) for rank, count in enumerate(counts))
+
+
+class Probe(NamedTuple):
+    """A run without a pipeline."""
+
+    seconds: float
+    """The seconds of a micro-batch's kernels in all layers."""
+    saved: int
+    """The bytes that the layers of a period save for backward."""
+    period: int
+
+
+NO_PROBE: Final = Probe(0.0, 0, 1)
+
+
+def probe_key(layout: Layout) -> tuple[Any, ...]:
+    """Return what a probe depends on."""
+    return (
+        layout.gpu, layout.engine, layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute,
+        layout.micro_batch_size, layout.engine == "deepspeed" and layout.pp > 1,
+    )  # fmt: skip
+
+
+def probe_options(base: Options, layout: Layout) -> Options:
+    """Return the options of the run that stands for a layout: its axes without pipeline and shards, and one micro-batch,
+    whose gradients are added to no others."""
+    legacy = layout.engine == "deepspeed" and layout.pp > 1
+    tp = max(2, layout.tp) if legacy else layout.tp
+    zero = {"fsdp2": 2}.get(layout.engine, 0)
+    dp = layout.ep * (1 if layout.engine == "none" else 2)
+    return single(base)._replace(
+        engine=layout.engine, gpu=layout.gpu, gpus=tp * layout.cp * dp, tp=tp, cp=layout.cp, ep=layout.ep, etp=base.etp,
+        zero=zero, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute, cp_comm_type=base.cp_comm_type,
+        micro_batch_size=layout.micro_batch_size, global_batch_size=dp * layout.micro_batch_size,
+    )  # fmt: skip

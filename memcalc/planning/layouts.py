@@ -1,0 +1,152 @@
+"""Every layout of a model on some GPUs: engine, degrees, stages, shards, micro-batch and recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+ENGINES: Final = ("none", "ddp", "deepspeed", "fsdp2", "megatron")
+_STAGES: Final[Mapping[str, tuple[int, ...]]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3), "megatron": (0, 1)}
+"""The ZeRO stages that an engine has; 0 for the others."""
+_AXES: Final[Mapping[str, tuple[str, ...]]] = {
+    "deepspeed": ("tp", "pp", "cp", "ep"),
+    "fsdp2": ("tp", "pp", "cp", "ep"),
+    "megatron": ("tp", "pp", "cp", "ep"),
+}
+"""The axes that an engine has besides data parallelism."""
+_RECOMPUTE: Final[Mapping[str, tuple[str, ...]]] = {
+    "fsdp2": ("none", "op", "full"),
+    "megatron": ("none", "selective", "full"),
+}
+LIMITS: Final[Mapping[str, int]] = {"tp": 64, "cp": 32, "micro_batch_size": 8, "virtual_stages": 8}
+"""The largest numbers that are tried without a `--max-...` option; other axes end where the GPUs or the model do."""
+
+
+class Layout(NamedTuple):
+    """The options that a search varies. None stands for the default."""
+
+    gpu: str
+    gpus: int
+    engine: str
+    zero: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    virtual_stages: int
+    schedule: str
+    shard_group: int | None
+    sequence_parallel: bool
+    recompute: str
+    micro_batch_size: int
+
+    @property
+    def dp(self) -> int:
+        """Return the number of ranks that have the same part of the model."""
+        return self.gpus // (self.tp * self.pp * self.cp)
+
+
+class Space(NamedTuple):
+    """The layouts of a search: what is fixed, and how far each axis goes."""
+
+    fixed: Mapping[str, Any]
+    """The options that are given; one that a layout has narrows the search to it."""
+    most: Mapping[str, int]
+    """The largest number that is tried, by option."""
+    layers: int
+    experts: int
+    """The experts of a layer; 1 without any."""
+    global_batch_size: int
+    gpus_per_node: int
+
+    def layouts(self, gpu: str, gpus: int) -> Iterator[Layout]:
+        """Yield every layout on a number of GPUs, those that an engine refuses too."""
+        for engine in self._engines(gpus):
+            for zero in self._one("zero", _STAGES.get(engine, (0,))):
+                yield from self._of_engine(gpu, gpus, engine, zero)
+
+    def _engines(self, gpus: int) -> tuple[str, ...]:
+        engine = self.fixed.get("engine")
+        if engine is not None:
+            return (engine,)
+        return tuple(one for one in ENGINES if one != "none" or gpus == 1)
+
+    def _one(self, name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the given value of an option, else `values` up to the option's limit."""
+        if self.fixed.get(name) is not None:
+            return (self.fixed[name],)
+        most = self.most.get(name)
+        return values if most is None else tuple(value for value in values if value <= most)
+
+    def _degrees(self, engine: str, axis: str, of: int) -> tuple[int, ...]:
+        """Return the degrees of an axis: the divisors of a number of GPUs."""
+        if axis not in _AXES.get(engine, ()):
+            return self._one(axis, (1,))
+        return self._one(axis, divisors(of))
+
+    def _of_engine(self, gpu: str, gpus: int, engine: str, zero: int) -> Iterator[Layout]:
+        for tp in self._degrees(engine, "tp", gpus):
+            for pp in self._pipelines(engine, gpus // tp if gpus % tp == 0 else 1):
+                for cp in self._degrees(engine, "cp", gpus // (tp * pp) if gpus % (tp * pp) == 0 else 1):
+                    for ep in self._expert_degrees(engine, gpus // pp if gpus % pp == 0 else 1):
+                        degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
+                        yield from self._of_degrees(Layout(
+                            gpu, gpus, engine, zero, **degrees, virtual_stages=1, schedule="1f1b", shard_group=None,
+                            sequence_parallel=False, recompute="none", micro_batch_size=1,
+                        ))  # fmt: skip
+
+    def _pipelines(self, engine: str, of: int) -> tuple[int, ...]:
+        found = self._degrees(engine, "pp", of)
+        return found if self.fixed.get("pp") is not None else tuple(pp for pp in found if pp <= self.layers + 2)
+
+    def _expert_degrees(self, engine: str, of: int) -> tuple[int, ...]:
+        if self.experts == 1:
+            return self._one("ep", (1,))
+        found = self._degrees(engine, "ep", of)
+        return found if self.fixed.get("ep") is not None else tuple(ep for ep in found if self.experts % ep == 0)
+
+    def _of_degrees(self, base: Layout) -> Iterator[Layout]:
+        recomputed = self._one("recompute", _RECOMPUTE.get(base.engine, ("none", "full")))
+        for virtual in self._virtual_stages(base):
+            schedule = self.fixed.get("schedule") or ("interleaved" if virtual > 1 else "1f1b")
+            for group in self._one("shard_group", self._shard_groups(base)):
+                for sharded in self._one("sequence_parallel", self._sequence_parallel(base)):
+                    for recompute in recomputed:
+                        for batch in self._one("micro_batch_size", self._micro_batches(base)):
+                            yield base._replace(
+                                virtual_stages=virtual, schedule=schedule, shard_group=group,
+                                sequence_parallel=sharded, recompute=recompute, micro_batch_size=batch,
+                            )  # fmt: skip
+
+    def _virtual_stages(self, base: Layout) -> tuple[int, ...]:
+        """Return the numbers of model chunks on a rank: those that make equal chunks of the layers, with the embedding and
+        the head counted as layers or not."""
+        if base.pp == 1 or base.engine == "deepspeed" or self.fixed.get("schedule") in ("1f1b", "gpipe"):
+            return self._one("virtual_stages", (1,))
+        most = self.most["virtual_stages"]
+        equal = [v for v in range(2, most + 1) if any((self.layers + e) % (v * base.pp) == 0 for e in range(3))]
+        few = () if self.fixed.get("schedule") == "interleaved" else (1,)
+        return self._one("virtual_stages", (*few, *equal))
+
+    def _shard_groups(self, base: Layout) -> tuple[int | None, ...]:
+        """Return the groups that shard: all ranks, and those of a node."""
+        ranks = base.gpus // (base.tp * base.pp)
+        node = self.gpus_per_node // base.tp
+        shards = base.engine == "fsdp2" or (base.engine == "megatron" and base.zero == 1)
+        return (None, node) if shards and 1 < node < ranks and ranks % node == 0 else (None,)
+
+    def _sequence_parallel(self, base: Layout) -> tuple[bool, ...]:
+        return (True, False) if base.tp > 1 and base.engine in ("megatron", "fsdp2") else (False,)
+
+    def _micro_batches(self, base: Layout) -> tuple[int, ...]:
+        """Return the powers of two up to the limit that divide a rank's sequences of a step."""
+        own, rest = divmod(self.global_batch_size, max(1, base.dp))
+        most = self.most["micro_batch_size"]
+        powers = tuple(1 << i for i in range(most.bit_length()) if 1 << i <= most)
+        return (1,) if rest else tuple(batch for batch in powers if own % batch == 0)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a whole number, the smallest first."""
+    low = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return tuple(sorted({*low, *(number // n for n in low)}))

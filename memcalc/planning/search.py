@@ -1,0 +1,219 @@
+"""The search for the best layouts: the most promising one is looked at more closely, until the best are known exactly.
+
+Every layout has a bound of its time that only grows as more is known of it: from the model alone, from a run without a
+pipeline, from its own run, then the verdict. The layout with the lowest bound is always the next to be looked at. If it has
+been judged already, no other one can be better, so it is the next of the answer. Whatever is left has a bound that is above
+the last answer: it is slower.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memcalc.device.shown import device_items
+from memcalc.inputs.gpu import load_gpu
+from memcalc.planning.bounds import Bound
+from memcalc.planning.evaluation import EXACT, FLOOR, JUDGED, PROBED, Exact, Judged
+
+if TYPE_CHECKING:
+    from memcalc.planning.layouts import Layout
+    from memcalc.planning.target import Key, Target
+    from memcalc.planning.workers import Workers
+
+_PATIENCE: Final = 3.0
+ALLOCATOR: Final = "what the allocator reserves"
+
+
+class Candidate(NamedTuple):
+    """A layout in the queue, the best first."""
+
+    key: Key
+    order: int
+    known: int
+    seconds: float
+    nbytes: int
+    layout: Layout
+    judged: Judged | None = None
+
+
+class Fit(NamedTuple):
+    """A layout that fits, as found."""
+
+    layout: Layout
+    seconds: float
+    nbytes: int
+    judged: Judged
+
+
+class Near(NamedTuple):
+    """A layout that is too large: the bytes that it needs at least, and what most of them are."""
+
+    layout: Layout
+    nbytes: int
+    row: str
+    known: int
+
+    @property
+    def over(self) -> int:
+        """Return the bytes that the GPU lacks."""
+        return self.nbytes - load_gpu(self.layout.gpu).capacity
+
+
+@dataclass
+class Counts:
+    """The layouts, by what became of them."""
+
+    enumerated: int = 0
+    invalid: Counter[str] = field(default_factory=lambda: Counter[str]())
+    """The refused layouts by reason."""
+    too_large: Counter[str] = field(default_factory=lambda: Counter[str]())
+    """The layouts that do not fit, by what most of their bytes are."""
+    misses: int = 0
+    """The layouts that miss the target, by their bounds or exactly."""
+    evaluated: int = 0
+    """The layouts whose own run was made."""
+    unknown: Counter[str] = field(default_factory=lambda: Counter[str]())
+    """The layouts whose run or time is not known, by reason."""
+
+
+Progress = Callable[[int, int], None]
+"""Is told the layouts that were looked at, and all of them."""
+
+
+class Search:
+    """A search over layouts. It can be stopped at any time, and then has the best so far."""
+
+    def __init__(self, target: Target, workers: Workers, top: int, progress: Progress | None = None) -> None:
+        self.target, self.top, self.counts = target, top, Counts()
+        self.found: list[Fit] = []
+        self.fitting: list[tuple[Layout, float, int]] = []
+        """Every layout whose own run is within the GPU's memory: its seconds and bytes."""
+        self.near: list[Near] = []
+        self.complete = False
+        self._workers, self._progress = workers, progress
+        self._queue: list[Candidate] = []
+
+    @property
+    def slower(self) -> int:
+        """Return the number of layouts that are left in the queue."""
+        return len(self._queue)
+
+    def run(self, layouts: Iterable[Layout]) -> None:
+        """Search the layouts until the best are known, or until Ctrl-C."""
+        try:
+            self._fill(layouts)
+            while self._queue and len(self.found) < self.top:
+                self._look()
+            self.complete = True
+        except KeyboardInterrupt:
+            self._judge_the_rest()
+
+    def _fill(self, layouts: Iterable[Layout]) -> None:
+        for order, layout, refusal, bound in self._workers.floors(self._counted(layouts)):
+            if bound is None:
+                self.counts.invalid[refusal] += 1
+            else:
+                self._push(order, layout, FLOOR, bound)
+
+    def _counted(self, layouts: Iterable[Layout]) -> Iterator[Layout]:
+        for layout in layouts:
+            self.counts.enumerated += 1
+            yield layout
+
+    def _push(self, order: int, layout: Layout, known: int, bound: Bound) -> None:
+        """Queue a layout, unless it is too large or misses the target."""
+        needs = bound.nbytes + outside_of(layout)
+        if needs > load_gpu(layout.gpu).capacity:
+            self._too_large(Near(layout, needs, bound.row, known))
+            return
+        if not self.target.is_met(layout.gpu, layout.gpus, bound.seconds):
+            self.counts.misses += 1
+            return
+        key = self.target.key(layout.gpu, layout.gpus, bound.seconds)
+        heapq.heappush(self._queue, Candidate(key, order, known, bound.seconds, bound.nbytes, layout))
+
+    def _too_large(self, near: Near) -> None:
+        self.counts.too_large[near.row] += 1
+        self.near.append(near)
+
+    def _look(self) -> None:
+        """Take the best of the queue: answers as far as they are proven, else a closer look at as many as there are
+        workers."""
+        taken: list[Candidate] = []
+        while self._queue and len(taken) < self._workers.count:
+            if self._queue[0].known == JUDGED:
+                if taken:
+                    break
+                self._answer(heapq.heappop(self._queue))
+                return
+            taken.append(heapq.heappop(self._queue))
+        try:
+            results = self._workers.look([(one.known, one.layout) for one in taken])
+        except KeyboardInterrupt:
+            for one in taken:
+                heapq.heappush(self._queue, one)
+            raise
+        for one, result in zip(taken, results, strict=True):
+            self._looked(one, result)
+        if self._progress is not None:
+            self._progress(self.counts.evaluated, self.counts.evaluated + len(self._queue))
+
+    def _answer(self, one: Candidate) -> None:
+        assert one.judged is not None
+        self.found.append(Fit(one.layout, one.seconds, one.nbytes, one.judged))
+
+    def _looked(self, one: Candidate, result: Bound | Exact | Judged) -> None:
+        if isinstance(result, Bound):
+            self._push(
+                one.order, one.layout, PROBED, Bound(max(one.seconds, result.seconds), result.nbytes, result.row)
+            )
+        elif isinstance(result, Exact):
+            self._measured(one, result)
+        elif result.fits:
+            heapq.heappush(self._queue, one._replace(known=JUDGED, judged=result))
+        else:
+            self._too_large(Near(one.layout, result.needs, ALLOCATOR, JUDGED))
+
+    def _measured(self, one: Candidate, result: Exact) -> None:
+        self.counts.evaluated += 1
+        if result.why_not:
+            self.counts.unknown[result.why_not] += 1
+        elif not result.fits:
+            self._too_large(Near(one.layout, result.nbytes, result.row, EXACT))
+        else:
+            self.fitting.append((one.layout, result.seconds, result.nbytes))
+            if not self.target.is_met(one.layout.gpu, one.layout.gpus, result.seconds):
+                self.counts.misses += 1
+                return
+            key = self.target.key(one.layout.gpu, one.layout.gpus, result.seconds)
+            new = one._replace(key=key, known=EXACT, seconds=result.seconds, nbytes=result.nbytes)
+            heapq.heappush(self._queue, new)
+
+    def _judge_the_rest(self) -> None:
+        """Answer with the best of those that are known exactly. Verdicts are made for some seconds, and until one fits."""
+        end = monotonic() + _PATIENCE
+        for one in sorted(one for one in self._queue if one.known >= EXACT):
+            if len(self.found) >= self.top or (self.found and monotonic() > end):
+                break
+            if one.judged is None:
+                judged = self._workers.judged_here(one.layout)
+                if not judged.fits:
+                    continue
+                one = one._replace(judged=judged)
+            self._answer(one)
+
+
+_OUTSIDE: Final[dict[tuple[str, int], int]] = {}
+
+
+def outside_of(layout: Layout) -> int:
+    """Return the bytes that a process of a layout holds outside torch."""
+    key = layout.gpu, layout.gpus
+    if key not in _OUTSIDE:
+        _OUTSIDE[key] = sum(item.nbytes for item in device_items(layout.gpus, load_gpu(layout.gpu)))
+    return _OUTSIDE[key]

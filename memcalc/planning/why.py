@@ -1,0 +1,70 @@
+"""Why one plan is better than the next, in one sentence of numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memcalc.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from memcalc.planning.result import Plan
+    from memcalc.planning.target import Target
+
+_PARTS: Final = {
+    "compute": "computes",
+    "recompute": "recomputes",
+    "exposed_communication": "waits for communication",
+    "bubble": "waits for other stages",
+    "optimizer": "updates weights",
+}
+
+
+def name_of(plan: Plan) -> str:
+    """Return a layout in a few words: "megatron, tp 8, pp 4, dp 2, ZeRO 1"."""
+    one = plan.layout
+    degrees = [f"{axis} {getattr(one, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(one, axis) > 1]
+    parts = [one.engine, *([f"ZeRO {one.zero}"] if one.zero else []), *degrees, f"dp {one.dp}"]
+    if one.virtual_stages > 1:
+        parts.append(f"{one.virtual_stages} chunks")
+    if one.shard_group is not None:
+        parts.append(f"shards of {one.shard_group}")
+    if one.tp > 1 and one.sequence_parallel:
+        parts.append("sequence-parallel")
+    parts.append(f"micro-batch {one.micro_batch_size}")
+    if one.recompute != "none":
+        parts.append(f"recompute {one.recompute}")
+    return ", ".join(parts)
+
+
+def why_better(plan: Plan, other: Plan | None, target: Target) -> str:
+    """Return why a plan stands before the next one; why it stands there at all if there is no next."""
+    own = plan.document["time"]
+    if other is None:
+        return f"a step takes {show_seconds(plan.seconds)}, {_largest(plan)}"
+    theirs = other.document["time"]
+    words: list[str] = []
+    if target.objective == "cost" and plan.cost is not None and other.cost is not None and plan.cost != other.cost:
+        words.append(f"it costs {plan.cost:,.2f}, number {other.rank} {other.cost:,.2f}")
+    elif target.objective == "gpus" and plan.layout.gpus != other.layout.gpus:
+        words.append(f"it takes {plan.layout.gpus} GPUs, number {other.rank} {other.layout.gpus}")
+    less = other.seconds - plan.seconds
+    than = f"a step takes {show_seconds(plan.seconds)}, {show_seconds(abs(less))} "
+    words.append(
+        than + f"{'less' if less >= 0 else 'more'} than number {other.rank}'s ({abs(less) / other.seconds:.1%})"
+    )
+    gains = {part: theirs["breakdown"][part] - own["breakdown"][part] for part in _PARTS}
+    part = max(gains, key=lambda name: gains[name] * (1 if less >= 0 else -1))
+    gain = gains[part]
+    if gain:
+        words.append(f"it {_PARTS[part]} {show_seconds(abs(gain))} {'less' if gain > 0 else 'longer'}")
+    room = other.device - plan.device
+    words.append(
+        f"and {'needs' if room >= 0 else 'but needs'} {show_bytes(abs(room))} {'less' if room >= 0 else 'more'} memory"
+    )
+    return ", ".join(words).replace(", and but needs", ", but needs")
+
+
+def _largest(plan: Plan) -> str:
+    breakdown = plan.document["time"]["breakdown"]
+    part = max(_PARTS, key=lambda name: breakdown[name])
+    return f"of which it {_PARTS[part]} {show_seconds(breakdown[part])}"

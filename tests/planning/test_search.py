@@ -1,0 +1,136 @@
+"""`memcalc.plan`: the plans are estimates, and the best of all layouts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.planning.evaluation import Evaluator
+from memcalc.planning.layouts import Space
+from memcalc.planning.plan import base_of, limits_of
+from memcalc.planning.search import outside_of
+from memcalc.setup.setup import resolve
+from memcalc.timing.step import StepTime
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 4096,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    **SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 2048,
+}  # fmt: skip
+QUESTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (SMALL, {"gpus": 4, "engine": "megatron", "global_batch_size": 16, "seq_len": 2048}),
+    (SMALL, {"gpus": 2, "global_batch_size": 8, "seq_len": 1024, "max_micro_batch_size": 2}),
+    (EXPERTS, {"gpus": 4, "engine": "megatron", "global_batch_size": 8, "seq_len": 1024, "max_micro_batch_size": 4}),
+]
+GPU = "rtx4090"
+
+
+def every_layout(config: dict[str, Any], question: dict[str, Any]) -> tuple[Evaluator, list[Any], dict[str, Any]]:
+    """All layouts of a question, invalid ones too, and what evaluates them."""
+    most, fixed = limits_of({name: value for name, value in question.items() if name != "gpus"})
+    model = memcalc.load_model(config)
+    base = base_of(fixed, model)
+    space = Space(fixed, most, model.layers, model.program.routed[1], base.global_batch_size or 1, 8)
+    return Evaluator(model, base, fixed), list(space.layouts(GPU, question["gpus"])), fixed
+
+
+@pytest.mark.parametrize(("config", "question"), QUESTIONS)
+def test_the_search_finds_the_best_of_all_layouts(config: dict[str, Any], question: dict[str, Any]) -> None:
+    found = memcalc.plan(config, gpu=GPU, **question)
+    evaluator, layouts, _ = every_layout(config, question)
+    fitting: list[tuple[float, int]] = []
+    too_large = 0
+    for order, layout in enumerate(layouts):
+        if evaluator.refusal(layout):
+            continue
+        report = memcalc.estimate(evaluator.model, **evaluator.setup_options(layout))
+        if report.peak + outside_of(layout) > report.gpu.capacity:  # type: ignore[union-attr]
+            too_large += 1
+        elif isinstance(report.time, StepTime):
+            fitting.append((report.time.seconds, order))
+    fitting.sort()
+    best = [layouts[order] for _, order in fitting[: len(found.plans)]]
+    assert [one.layout for one in found.plans] == best
+    counts = found.to_dict()["layouts"]
+    assert counts["enumerated"] == len(layouts)
+    parts = ("invalid", "too_large", "misses_target", "unknown", "slower")
+    assert sum(counts[part] for part in parts) + len(found.plans) == len(layouts)
+    assert counts["too_large"] <= too_large
+
+
+def test_a_plan_is_the_estimate_of_its_setup() -> None:
+    found = memcalc.plan(SMALL, gpu=GPU, **QUESTIONS[0][1])
+    for one, document in zip(found.plans, found.to_dict()["plans"], strict=True):
+        report = memcalc.estimate(SMALL, **one.options).to_dict()
+        assert document["setup"] == report["setup"]
+        assert document["time"] == report["time"]
+        assert document["fit"] == report["fit"]
+        assert document["memory"] == {name: report["memory"][name] for name in ("peak", "reserved", "device")}
+
+
+@pytest.mark.parametrize(("config", "question"), QUESTIONS)
+def test_no_bound_is_above_the_exact_number(config: dict[str, Any], question: dict[str, Any]) -> None:
+    evaluator, layouts, _ = every_layout(config, question)
+    valid = [layout for layout in layouts if not evaluator.refusal(layout)]
+    for layout in valid[:: max(1, len(valid) // 80)]:
+        exact = evaluator.exact(layout)
+        if exact.why_not:
+            continue
+        for bound in (evaluator.floor(layout), evaluator.probed(layout)):
+            assert bound.nbytes + outside_of(layout) <= exact.nbytes, layout
+            assert not exact.fits or bound.seconds <= exact.seconds, layout
+
+
+def test_processes_find_the_same() -> None:
+    alone, several = (memcalc.plan(SMALL, gpu=GPU, jobs=jobs, **QUESTIONS[0][1]) for jobs in (1, 2))
+    assert [one.layout for one in alone.plans] == [one.layout for one in several.plans]
+
+
+def test_ctrl_c_leaves_the_best_so_far() -> None:
+    asked: list[int] = []
+
+    def stop(done: int, _all: int) -> None:
+        asked.append(done)
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    found = memcalc.plan(SMALL, gpu=GPU, progress=stop, **QUESTIONS[0][1])
+    assert asked
+    assert not found.complete
+    assert not found.to_dict()["complete"]
+    assert 0 < len(found.plans) <= 3
+
+
+def test_the_front_has_no_plan_that_another_beats() -> None:
+    found = memcalc.plan(SMALL, gpu=GPU, top=20, **QUESTIONS[0][1])
+    front = [found.plans[i] for i in found.pareto]
+    assert front[0] is found.plans[0]
+    for one, other in pairwise(front):
+        assert one.seconds <= other.seconds
+        assert one.device > other.device
+
+
+def test_a_model_that_fits_nowhere_says_by_how_much() -> None:
+    found = memcalc.plan("llama-2-70b", gpu="rtx4090", gpus=2, global_batch_size=4, seq_len=1024, engine="megatron")
+    assert not found.fits
+    near = found.to_dict()["no_fit"]
+    report = memcalc.estimate("llama-2-70b", global_batch_size=4, seq_len=1024, **near["options"])
+    assert near["needs"] == report.peak + sum(item.nbytes for item in report.outside)
+    assert near["over_by"] == near["needs"] - report.gpu.capacity  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("config", [SMALL, EXPERTS])
+def test_a_layout_is_refused_if_its_estimate_is(config: dict[str, Any]) -> None:
+    evaluator, layouts, _ = every_layout(config, {"gpus": 8, "global_batch_size": 16, "seq_len": 1024})
+    for layout in layouts:
+        line = ""
+        try:
+            resolve(evaluator.base._replace(**layout._asdict()), evaluator.model)
+        except memcalc.InputError as error:
+            line = str(error)
+        assert bool(evaluator.refusal(layout)) == bool(line), layout
