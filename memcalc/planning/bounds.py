@@ -1,6 +1,6 @@
 """The least that a layout needs, without a run of its own.
 
-Two bounds, each never above the exact estimate (tests/planning/test_bounds.py):
+Two bounds, each never above the exact estimate (tests/planning/test_search.py):
 
 - From the model alone: the bytes of parameters, gradients and optimizer states of a GPU, and what one GPU that has the whole
   model computes and saves for a sequence (memcalc/planning/alone.py), shared equally by all GPUs, with the bubble that a

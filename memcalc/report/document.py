@@ -140,7 +140,7 @@ def _compute(report: Report) -> dict[str, Any] | None:
 
 
 _FOR_TIME: Final = ("sizes", "groups", "is_causal")
-"""What a product's time is made from; its formula names the sizes."""
+"""Fields of a product that its time needs; its formula names the sizes."""
 
 
 def _product(item: Computed) -> dict[str, Any]:
