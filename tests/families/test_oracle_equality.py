@@ -165,9 +165,9 @@ def test_a_run_says_whether_it_took_that_kernel(monkeypatch: pytest.MonkeyPatch)
     taken: list[Tensor] = []
     kernel = attention._efficient  # pyright: ignore[reportPrivateUsage]
 
-    def noted(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def noted(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Any:
         taken.append(q)
-        return kernel(q, k, v)
+        return kernel(q, k, v, is_causal)
 
     monkeypatch.setattr(attention, "_efficient", noted)
     padded = 0

@@ -9,6 +9,7 @@ import pytest
 import memcalc
 from memcalc.report.defaults import default_lines
 from memcalc.report.notes import notes
+from memcalc.report.time import time_notes
 
 GROUPED = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 70,
            "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -18,7 +19,7 @@ FALCON = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "vo
 
 def of(config: dict[str, Any], **options: Any) -> list[str]:
     report = memcalc.estimate(dict(config), seq_len=16, **options)
-    assert report.to_dict()["notes"] == [*default_lines(report), *notes(report)]
+    assert report.to_dict()["notes"] == [*default_lines(report), *notes(report), *time_notes(report)]
     return notes(report)
 
 
