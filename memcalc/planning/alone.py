@@ -29,7 +29,7 @@ class Alone(NamedTuple):
 
     seconds: float
     attention: float
-    """Those of `seconds` that fused attention takes."""
+    """The part of `seconds` that fused attention takes."""
     saved: int
     """The bytes that the layers of a period save for backward."""
     period: int

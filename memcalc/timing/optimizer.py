@@ -38,7 +38,6 @@ _PASSES: Final[Mapping[str, Passes]] = {
     "sgd": Passes(3, 3, 1),
     "sgd-momentum": Passes(5, 8, 3),
     "lion": Passes(5, 19, 8),  # lion_pytorch: mul_, clone, mul_, add, sign_, add_, mul_, add_
-    "adafactor": Passes(14, 14, 10),
 }
 _SOURCE: Final = "torch/optim: the ops of one step, each reads its operands and writes its result once"
 _MICRO: Final = 1e-6
@@ -49,7 +48,7 @@ def optimizer(report: Report, rates: Rates) -> list[Timed] | Unknown:
     setup, bandwidth = report.setup, rates.bytes_per_second
     passes = _PASSES.get(setup.optimizer)
     if passes is None:
-        return Unknown(f"the time of {setup.optimizer}'s step is not modelled: its products are not counted")
+        return Unknown(f"the time of {setup.optimizer}'s step is not modelled")
     if bandwidth is None:
         return Unknown(f"{rates.gpu.name} has no known bandwidth")
     elements = _updated(report)

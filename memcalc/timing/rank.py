@@ -40,14 +40,14 @@ class RankTime(NamedTuple):
 
     items: list[Timed]
     sent: list[Timed]
-    """Those of `items` that are collectives, in the order of the rank's collectives."""
+    """The rows of `items` that are collectives, in the order of the rank's collectives."""
     sums: Sums
     turns: list[Turn]
     """One micro-batch's forward and backward in each chunk, with what it waits for in between."""
     exposed: float
     """The seconds of communication that nothing hides, in all micro-batches and after them."""
     once: float
-    """Those of `exposed` that come once in a step."""
+    """The part of `exposed` that comes once in a step."""
 
 
 def rank_time(report: Report, rates: Rates) -> RankTime | Unknown:

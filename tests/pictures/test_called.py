@@ -10,7 +10,7 @@ from memcalc.pictures.called import called
 from memcalc.pictures.timeline import Span, timeline_of
 
 WIDE = {**LLAMA, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6}
-"""Its layers are larger than the buckets below."""
+"""A model whose layers are larger than the buckets below."""
 SMALL = {"engine": "deepspeed", "gpus": 4, "zero": 3, "prefetch_bucket_size": 10_000, "param_persistence_threshold": 0,
          "max_live_parameters": 1_000_000, "max_reuse_distance": 0, "reduce_bucket_size": 1_000_000}  # fmt: skip
 

@@ -18,7 +18,7 @@ OPCODES = {
     "BININT1", "BININT2", "LONG1", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE",
     "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINFLOAT", "STOP",
 }  # fmt: skip
-"""What the page's unpickler reads (torch/utils/viz/MemoryViz.js, unpickle)."""
+"""The opcodes that the page's unpickler reads (torch/utils/viz/MemoryViz.js, unpickle)."""
 
 
 def of(name: str) -> tuple[Timeline, dict[str, Any]]:

@@ -30,7 +30,7 @@ SCALARS = 64
 
 
 def check(report: Report, timeline: Timeline) -> None:
-    """What holds for every timeline."""
+    """Check what holds for every timeline."""
     assert report.played is not None
     earlier = any(note.startswith("an earlier step") for note in timeline.notes)
     assert timeline.peak < report.played.allocated if earlier else timeline.peak == report.played.allocated

@@ -1,4 +1,4 @@
-"""What `memcalc.plan` refuses, each in one line, and what a target does."""
+"""Refusals of `memcalc.plan`, each in one line, and targets."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def questions(number: int = 3, language: str = "en") -> list[Question]:
 
 
 def played(lines: list[str], asked: list[Question], language: str = "en") -> tuple[str, Score]:
-    """What is printed for these lines, and the score."""
+    """Return what is printed for these lines, and the score."""
     out, score = io.StringIO(), Score()
     left: Iterator[str] = iter(lines)
     printer = Printer(out, language)

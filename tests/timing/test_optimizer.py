@@ -61,8 +61,9 @@ def test_eager_adamw_as_measured() -> None:
     assert sum(row.seconds for row in rows) == pytest.approx(46.6e-3, rel=0.01)
 
 
-def test_muon_is_not_known() -> None:
-    report = memcalc.estimate(GPT, gpu="h100-80gb", optimizer="muon")
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
+def test_what_is_not_modelled_is_not_known(name: str) -> None:
+    report = memcalc.estimate(GPT, gpu="h100-80gb", optimizer=name)
     assert isinstance(report.time, Unknown)
-    assert "muon" in report.time.missing
+    assert name in report.time.missing
     assert report.to_dict()["time"] is None
