@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memcalc.core.dims import evaluate, formula, numel
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from memcalc.core.dims import Poly
     from memcalc.core.rows import Basis
+    from memcalc.core.tensor import Streamed, Work
     from memcalc.inputs.gpu import GPU
     from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Profile
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 PHASES: Final = ("forward", "backward", "recomputation")
 COUNTED: Final = "torch/utils/flop_counter.py"
 _TERA: Final = 10**12
+
+
+class Place(NamedTuple):
+    """A part of a run."""
+
+    phase: str
+    """Forward or backward."""
+    layer: int | None
+    """The layer of the run; None outside the layers."""
 
 
 class Computed(NamedTuple):
@@ -87,17 +97,19 @@ def computed(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[C
 
 def _of_run(run: Trace) -> Counter[_Alike]:
     """Count the products of a run at the real depth. Equal products are counted together."""
-    basis: Basis = "traced" if run.source else run.kernels.basis
-    source = f"{COUNTED}; {run.source or run.kernels.source}"
     calls: Counter[_Alike] = Counter()
     for work in run.work:
-        in_layer, times = work.layer is not None, _times(run, work.layer)
-        dims, size = formula(work.factors), numel(work.factors)[1]
-        sizes = tuple(dim.poly for dim in work.factors)
-        of = work.label, work.phase, in_layer, work.kind, work.dtype.name
-        alike = _Alike(*of, dims, size, sizes, work.groups, work.is_causal, basis, source)
-        calls[alike] += times * work.products
+        calls[_alike(work, run)] += _times(run, work.layer) * work.products
     return calls
+
+
+def _alike(work: Work, run: Trace) -> _Alike:
+    basis: Basis = "traced" if run.source else run.kernels.basis
+    source = f"{COUNTED}; {run.source or run.kernels.source}"
+    dims, size = formula(work.factors), numel(work.factors)[1]
+    sizes = tuple(dim.poly for dim in work.factors)
+    of = work.label, work.phase, work.layer is not None, work.kind, work.dtype.name
+    return _Alike(*of, dims, size, sizes, work.groups, work.is_causal, basis, source)
 
 
 def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
@@ -126,17 +138,20 @@ def moved(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[Move
     """Return the kernels of an optimizer step that multiply no matrices. `on_paper` is as in `computed`."""
     calls: Counter[tuple[str, str]] = Counter()
     nbytes: Counter[tuple[str, str]] = Counter()
-    batch, seq = setup.micro_batch_size, setup.tokens_per_part
     for profile in profiles:
         run = profile.run
         for kernel in run.streamed:
             times = _times(run, kernel.layer) * setup.micro_batches
             key = f"{kernel.scope}: {kernel.name}" if kernel.scope else kernel.name, kernel.phase
             calls[key] += times
-            nbytes[key] += times * sum(
-                evaluate(numel(shape)[1], batch, seq) * dtype.itemsize for shape, dtype in kernel.operands
-            )
-    return [Moved(*key, calls[key] // on_paper, nbytes[key] // on_paper) for key in calls]
+            nbytes[key] += times * _nbytes(kernel, setup)
+    return [Moved(*key, round(calls[key] / on_paper), round(nbytes[key] / on_paper)) for key in calls]
+
+
+def _nbytes(kernel: Streamed, setup: Setup) -> int:
+    """Return the bytes that a kernel reads and writes."""
+    of = setup.micro_batch_size, setup.tokens_per_part
+    return sum(evaluate(numel(shape)[1], *of) * dtype.itemsize for shape, dtype in kernel.operands)
 
 
 def _times(run: Trace, layer: int | None) -> int:
@@ -175,14 +190,16 @@ def seconds_at_peak(items: Iterable[Computed], gpu: GPU | None) -> float | None:
     return seconds
 
 
-def seconds_by_place(run: Trace, setup: Setup, gpu: GPU) -> dict[tuple[str, int | None], float] | None:
-    """Return the seconds of a run's products at the rates of `seconds_at_peak`, by phase and layer of the run. Recomputation is
-    part of backward. Return None if the rate of a dtype is not known."""
-    seconds: Counter[tuple[str, int | None]] = Counter()
+def by_place(run: Trace, setup: Setup) -> dict[Place, tuple[list[Computed], list[Moved]]]:
+    """Return the kernels of a run, once each, by phase and layer of the run. Recomputation is part of backward."""
+    out: dict[Place, tuple[list[Computed], list[Moved]]] = defaultdict(lambda: ([], []))
     for work in run.work:
-        rate = gpu.dense_flops_per_second.get(work.dtype.name)
-        if rate is None:
-            return None
-        flops = 2 * work.products * evaluate(numel(work.factors)[1], setup.micro_batch_size, setup.tokens_per_part)
-        seconds["forward" if work.phase == "forward" else "backward", work.layer] += flops / (rate.value * _TERA)  # type: ignore[assignment]
-    return dict(seconds)
+        out[_place(work.phase, work.layer)][0].append(_computed(_alike(work, run), work.products, setup))
+    for kernel in run.streamed:
+        one = Moved(kernel.name, kernel.phase, 1, _nbytes(kernel, setup))
+        out[_place(kernel.phase, kernel.layer)][1].append(one)
+    return dict(out)
+
+
+def _place(phase: str, layer: int | None) -> Place:
+    return Place("forward" if phase == "forward" else "backward", layer)

@@ -158,7 +158,11 @@ def _why_none(topic: Topic, params: Any, options: Mapping[str, Any], error: Inpu
 
 def _compared(topic: Topic, case: Case, model: Any, params: Any, options: Mapping[str, Any], language: str) -> Section:
     if not is_told(case.rule):
-        return _quoted_alone(case.rule, case.differs.said(language), language)
+        section = _quoted_alone(case.rule, case.differs.said(language), language)
+        if case.exact is None:
+            return section
+        exact = case.exact(asked_in(topic, case, model, params, options, language))
+        return section._replace(steps=(*section.steps, exact))
     return compared(case, asked_in(topic, case, model, params, options, language))
 
 

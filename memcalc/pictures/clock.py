@@ -1,4 +1,4 @@
-"""The time of each moment of a timeline: that of the step's matrix products, if it is known."""
+"""The time of each moment of a timeline: that of the kernels that run there, if it is known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.estimation.compute import seconds_by_place
+from memcalc.estimation.compute import Place
+from memcalc.timing.kernels import Unknown
+from memcalc.timing.optimizer import optimizer
+from memcalc.timing.places import seconds_by_place
+from memcalc.timing.step import rates_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
     from memcalc.estimation.report import Report
     from memcalc.pictures.timeline import Span, Timeline
     from memcalc.tape.runs import Trace
+    from memcalc.timing.kernels import Rates
 
 EACH: Final = 1.0
 """The microseconds of an allocation or free whose time is not known."""
@@ -31,8 +36,8 @@ class Clock(NamedTuple):
         """Return a sentence about the axis."""
         if self.is_time:
             return (
-                "forward and backward last as long as their matrix products at the GPU's data-sheet rates, which no step "
-                "reaches; everything else is drawn 1 µs for each allocation or free"
+                "forward and backward last as long as their kernels (docs/step-time.md), and so does the optimizer's step if "
+                "its time is known; each allocation or free is an equal part of it; waiting is left out"
             )
         return "the axis is not time: each allocation or free is drawn 1 µs long"
 
@@ -49,28 +54,36 @@ def clock_of(timeline: Timeline, report: Report) -> Clock:
 
 
 def _seconds(timeline: Timeline, report: Report) -> dict[Span, float]:
-    """Return the seconds of the parts that multiply matrices; none if they are not known."""
-    if report.gpu is None:
+    """Return the seconds of the parts that run kernels; none if they are not known."""
+    if report.gpu is None or not report.gpu.dense_flops_per_second:
         return {}
+    rates = rates_of(report.setup, report.gpu)
     several = report.rank.on_paper > 1
     out: dict[Span, float] = {}
     for chunk, profile in enumerate(report.rank.profiles):
         run = profile.run
-        places = seconds_by_place(run, report.setup, report.gpu)
-        if places is None:
+        places = seconds_by_place(run, report.setup, rates)
+        if isinstance(places, Unknown):
             return {}
-        parts = _multiplying([part for part in timeline.parts if part.chunk == chunk], timeline.spans)
+        parts = _running([part for part in timeline.parts if part.chunk == chunk], timeline.spans)
         shares = Counter((part.phase, part.layer) for part in parts)
         passes = Counter(span.phase for span in timeline.spans if span.chunk == chunk)
         for part in parts:
-            seconds = places.get((part.phase, _in_the_run(part.layer, run)), 0.0)
             times = 1 if several else passes[part.phase]
-            if seconds:
-                out[part] = seconds * times / shares[part.phase, part.layer]
-    return out
+            seconds = places.get(Place(part.phase, _in_the_run(part.layer, run)), 0.0)
+            out[part] = seconds * times / shares[part.phase, part.layer]
+    return out | _of_the_optimizer(timeline, report, rates)
 
 
-def _multiplying(parts: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
+def _of_the_optimizer(timeline: Timeline, report: Report, rates: Rates) -> dict[Span, float]:
+    updates = optimizer(report, rates)
+    if isinstance(updates, Unknown):
+        return {}
+    steps = [span for span in timeline.spans if span.phase == "step"]
+    return {span: sum(item.seconds for item in updates) / len(steps) for span in steps}
+
+
+def _running(parts: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
     """Return the parts of layers, and of what is outside the layers that part of each span that has the head: the last one of a
     forward, the first one of a backward."""
     out = [part for part in parts if part.layer is not None]

@@ -43,6 +43,8 @@ class StepTime(NamedTuple):
     attention over the whole square (PaLM, arXiv 2204.02311, appendix B); None if the rate is not known."""
     hfu: float | None
     """As `mfu`, with the FLOPs that are recomputed: by checkpoints, and the scores by fused attention's backward."""
+    peak: float | None
+    """The FLOPs a second of the data sheet that both are shares of."""
     items: list[Timed]
 
 
@@ -124,17 +126,17 @@ def _bubble(breakdown: Mapping[str, float]) -> list[Timed]:
     ]
 
 
-def _utilisation(ranks: list[Report], seconds: float) -> tuple[float | None, float | None]:
-    """Return the model's and the hardware's FLOPs over those of the data sheet."""
+def _utilisation(ranks: list[Report], seconds: float) -> tuple[float | None, float | None, float | None]:
+    """Return the model's and the hardware's FLOPs over those of the data sheet, and these for a second."""
     gpu = ranks[0].gpu
     assert gpu is not None
     rate = gpu.dense_flops_per_second.get("bf16") or gpu.dense_flops_per_second.get("fp16")
     if rate is None:
-        return None, None
+        return None, None, None
     again = sum(one.flops["recomputation"] + _scores_again(one) for one in ranks)
     whole = sum(one.flops["total"] for one in ranks)
     possible = len(ranks) * seconds * rate.value * _TERA
-    return (whole - again) / possible, whole / possible
+    return (whole - again) / possible, whole / possible, rate.value * _TERA
 
 
 def _scores_again(report: Report) -> int:

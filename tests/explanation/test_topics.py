@@ -19,6 +19,7 @@ from memcalc.explanation.step import Section
 from memcalc.explanation.topic import Rule, sections_of
 from memcalc.explanation.topics import TOPICS, activations, adam, ddp, mfu, sequence_parallel, tensor_parallel, zero
 from memcalc.explanation.words import LANGUAGES, Words
+from memcalc.timing.step import StepTime
 
 NAMES = [
     "adam",
@@ -176,6 +177,20 @@ def test_the_gpt_of_a_trillion_parameters_does_163_teraflops() -> None:
     numbers = {"b": 1, "m": 1, "L": 128, "s": 2048, "h": 25600, "V": 51200}
     per_token = mfu.GPT.value(numbers) / 2048 / 1.008e12
     assert per_token == pytest.approx(6, rel=0.02)
+
+
+def test_mfu_is_that_of_the_estimated_step() -> None:
+    options = {"engine": "fsdp2", "gpus": 8, "gpu": "h100-80gb"}
+    *_, section = sections_of(TOPICS["mfu"], "llama-7b", None, options, "en")
+    time = memcalc.estimate("llama-7b", **options).time
+    assert isinstance(time, StepTime)
+    assert exact_of(section) == time.mfu
+
+
+def test_mfu_is_not_told_where_the_time_is_not_known() -> None:
+    *_, section = sections_of(TOPICS["mfu"], "llama-7b", None, {"optimizer": "adafactor"}, "en")
+    assert "adafactor's step is not modelled" in section.text[-1]
+    assert not [step for step in section.steps if "memcalc" in step.what]
 
 
 def test_every_letter_is_explained() -> None:

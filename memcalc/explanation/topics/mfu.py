@@ -9,6 +9,8 @@ from memcalc.explanation.exact import exact_step
 from memcalc.explanation.step import Step
 from memcalc.explanation.topic import Asked, Case, Quoted, Rule, Topic
 from memcalc.explanation.words import Words
+from memcalc.timing.step import StepTime
+from memcalc.units import show_seconds
 
 _NARAYANAN: Final = "Narayanan et al. 2021, arXiv 2104.04473, section 5.1"
 
@@ -66,6 +68,9 @@ UTILISATION: Final = Rule(
     ),
     quoted=Quoted({"F": 163e12, "P": 312e12}, 0.52, 0.005, _NARAYANAN),
 )
+_ESTIMATED: Final = Words(
+    "memcalc's MFU of a step on {gpu}, estimated at {seconds}", "memcalc 对 {gpu} 上一步的 MFU 估计（每步 {seconds}）"
+)
 _FLOPS: Final = Words("matrix products of the step on a GPU", "一张 GPU 一步的矩阵乘法")
 
 
@@ -75,6 +80,19 @@ def flops_of_the_step(asked: Asked) -> Step:
     if not flops["total"]:
         raise InputError("--params: a bare number of parameters has no products of matrices; allowed: --model")
     return exact_step(asked, _FLOPS, {phase: flops[phase] for phase in ("forward", "backward")}, "flop")
+
+
+def estimated(asked: Asked) -> Step:
+    """Return the model's FLOPs over what the GPU could do in the estimated time of a step. Raise InputError if the time or the
+    GPU's rate is not known."""
+    time, gpu = asked.report.time, asked.report.gpu
+    if not isinstance(time, StepTime):
+        raise InputError(f"--gpu: the time of a step is not known: {time.missing}")
+    if gpu is None or time.mfu is None or time.peak is None:
+        raise InputError("--gpu: its rate in 16 bits is not known; allowed: a GPU of `memcalc gpus`")
+    words = _ESTIMATED.said(asked.language, gpu=gpu.full_name, seconds=show_seconds(time.seconds))
+    flops = round(time.mfu * time.seconds * time.peak)
+    return Step(words, "FLOP/(seconds·P)", f"{flops}/({time.seconds:.4g}·{time.peak:.4g})", time.mfu, "ratio")
 
 
 TOPIC: Final = Topic(
@@ -91,9 +109,9 @@ TOPIC: Final = Topic(
         ),
         Words(
             "Take the dense rate: data sheets also print one twice as large, with sparsity, which training does not reach. "
-            "With --gpu, `memcalc estimate` prints the least time that a step's products take at the dense rate.",
-            "应使用稠密峰值：数据手册上还有一个带稀疏性的两倍数字，训练用不上。加上 --gpu，`memcalc estimate` 会给出按稠密峰值"
-            "计算的最短时间。",
+            "With --gpu, `memcalc estimate` prints the time of a step, with its MFU.",
+            "应使用稠密峰值：数据手册上还有一个带稀疏性的两倍数字，训练用不上。加上 --gpu，`memcalc estimate` 会给出"
+            "每步的时间及其 MFU。",
         ),
     ),
     cases=(
@@ -116,9 +134,13 @@ TOPIC: Final = Topic(
         ),
         Case(
             UTILISATION,
-            None,
-            Words("memcalc measures nothing: put your throughput in.", "memcalc 不做测量：请代入自己的吞吐量。"),
+            estimated,
+            Words(
+                "Put the throughput that you measure into the rule. memcalc's own number is an estimate of the time.",
+                "请把实测吞吐量代入法则。memcalc 的数字是对时间的估计。",
+            ),
         ),
     ),
     model="gpt2-xl",
+    options={"gpu": "a100-80gb"},
 )
