@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memcalc.core.dims import evaluate, formula, numel
+from memcalc.core.dims import evaluate
+from memcalc.tape.kernels import nbytes_of, product_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memcalc.core.dims import Poly
     from memcalc.core.rows import Basis
-    from memcalc.core.tensor import Streamed, Work
     from memcalc.inputs.gpu import GPU
     from memcalc.setup.setup import Setup
+    from memcalc.tape.kernels import Product
     from memcalc.tape.profile import Profile
     from memcalc.tape.runs import Trace
 
 PHASES: Final = ("forward", "backward", "recomputation")
-COUNTED: Final = "torch/utils/flop_counter.py"
 _TERA: Final = 10**12
 
 
@@ -65,54 +64,20 @@ class Moved(NamedTuple):
     """The bytes that all of them read and write."""
 
 
-class _Alike(NamedTuple):
-    """The key of a `Computed`: products with equal keys are one item."""
-
-    name: str
-    phase: str
-    in_layer: bool
-    kind: str
-    dtype: str
-    dims: str
-    size: Poly
-    sizes: tuple[Poly, ...]
-    groups: int
-    is_causal: bool
-    basis: Basis
-    source: str
-
-
 def computed(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[Computed]:
     """Return the matrix products of an optimizer step, sorted by phase. `on_paper`: how many equal micro-batches each profile's
     run has."""
-    calls: Counter[_Alike] = Counter()
+    calls: Counter[Product] = Counter()
     for profile in profiles:
-        for alike, products in _of_run(profile.run).items():
-            whole = products * setup.micro_batches
+        for product, number in profile.products.items():
+            whole = number * setup.micro_batches
             assert not whole % on_paper
-            calls[alike] += whole // on_paper
-    made = [_computed(alike, n, setup) for alike, n in calls.items()]
+            calls[product] += whole // on_paper
+    made = [_computed(product, n, setup) for product, n in calls.items()]
     return sorted(made, key=lambda item: PHASES.index(item.phase))
 
 
-def _of_run(run: Trace) -> Counter[_Alike]:
-    """Count the products of a run at the real depth. Equal products are counted together."""
-    calls: Counter[_Alike] = Counter()
-    for work in run.work:
-        calls[_alike(work, run)] += _times(run, work.layer) * work.products
-    return calls
-
-
-def _alike(work: Work, run: Trace) -> _Alike:
-    basis: Basis = "traced" if run.source else run.kernels.basis
-    source = f"{COUNTED}; {run.source or run.kernels.source}"
-    dims, size = formula(work.factors), numel(work.factors)[1]
-    sizes = tuple(dim.poly for dim in work.factors)
-    of = work.label, work.phase, work.layer is not None, work.kind, work.dtype.name
-    return _Alike(*of, dims, size, sizes, work.groups, work.is_causal, basis, source)
-
-
-def _computed(of: _Alike, calls: int, setup: Setup) -> Computed:
+def _computed(of: Product, calls: int, setup: Setup) -> Computed:
     batch, seq = setup.micro_batch_size, setup.tokens_per_part
     sizes, each = tuple(evaluate(poly, batch, seq) for poly in of.sizes), evaluate(of.size, batch, seq)
     words = f"{calls}·2·{of.dims} = {calls}·{2 * each} FLOP"
@@ -138,25 +103,13 @@ def moved(profiles: Iterable[Profile], setup: Setup, on_paper: int) -> list[Move
     """Return the kernels of an optimizer step that multiply no matrices. `on_paper` is as in `computed`."""
     calls: Counter[tuple[str, str]] = Counter()
     nbytes: Counter[tuple[str, str]] = Counter()
-    for profile in profiles:
-        run = profile.run
-        for kernel in run.streamed:
-            times = _times(run, kernel.layer) * setup.micro_batches
-            key = f"{kernel.scope}: {kernel.name}" if kernel.scope else kernel.name, kernel.phase
-            calls[key] += times
-            nbytes[key] += times * _nbytes(kernel, setup)
-    return [Moved(*key, round(calls[key] / on_paper), round(nbytes[key] / on_paper)) for key in calls]
-
-
-def _nbytes(kernel: Streamed, setup: Setup) -> int:
-    """Return the bytes that a kernel reads and writes."""
     of = setup.micro_batch_size, setup.tokens_per_part
-    return sum(evaluate(numel(shape)[1], *of) * dtype.itemsize for shape, dtype in kernel.operands)
-
-
-def _times(run: Trace, layer: int | None) -> int:
-    """Return the number of layers of the real stack that a layer of a run stands for."""
-    return 1 + run.middle.more if layer is not None and layer in run.middle.early else 1
+    for profile in profiles:
+        for one in profile.passes:
+            key = one.name, one.phase
+            calls[key] += one.calls * setup.micro_batches
+            nbytes[key] += evaluate(one.nbytes, *of) * setup.micro_batches
+    return [Moved(*key, round(calls[key] / on_paper), round(nbytes[key] / on_paper)) for key in calls]
 
 
 def _stack(name: str) -> str:
@@ -194,9 +147,10 @@ def by_place(run: Trace, setup: Setup) -> dict[Place, tuple[list[Computed], list
     """Return the kernels of a run, once each, by phase and layer of the run. Recomputation is part of backward."""
     out: dict[Place, tuple[list[Computed], list[Moved]]] = defaultdict(lambda: ([], []))
     for work in run.work:
-        out[_place(work.phase, work.layer)][0].append(_computed(_alike(work, run), work.products, setup))
+        out[_place(work.phase, work.layer)][0].append(_computed(product_of(work, run), work.products, setup))
     for kernel in run.streamed:
-        one = Moved(kernel.name, kernel.phase, 1, _nbytes(kernel, setup))
+        nbytes = evaluate(nbytes_of(kernel), setup.micro_batch_size, setup.tokens_per_part)
+        one = Moved(kernel.name, kernel.phase, 1, nbytes)
         out[_place(kernel.phase, kernel.layer)][1].append(one)
     return dict(out)
 

@@ -29,6 +29,7 @@ from memcalc.core.selective import Policy
 from memcalc.core.tensor import Memory
 from memcalc.families.base.module import Hooks, Run, after_forward
 from memcalc.kernels import TRANSFORMERS, Kernels
+from memcalc.tape.kernels import Pass, Product, passes_of, products_of
 from memcalc.tape.peaks import peaks
 from memcalc.tape.runs import NO_MIDDLE, Middle, Trace
 
@@ -124,6 +125,16 @@ class Profile:
                 for place, c in enumerate(numel(row.shape)[1]):
                     total[place] += c * row.dtype.itemsize
         return tuple(total)  # type: ignore[return-value]
+
+    @cached_property
+    def products(self) -> Counter[Product]:
+        """Return the products of matrices at the real depth, each with its number."""
+        return products_of(self.run)
+
+    @cached_property
+    def passes(self) -> list[Pass]:
+        """Return the other kernels at the real depth."""
+        return passes_of(self.run)
 
     @cached_property
     def _stay(self) -> tuple[set[int], set[int]]:
