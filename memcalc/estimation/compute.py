@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from memcalc.core.dims import evaluate
+from memcalc.core.tensor import Streamed, Work
 from memcalc.tape.kernels import nbytes_of, product_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from memcalc.core.rows import Basis
     from memcalc.inputs.gpu import GPU
@@ -149,10 +151,34 @@ def by_place(run: Trace, setup: Setup) -> dict[Place, tuple[list[Computed], list
     for work in run.work:
         out[_place(work.phase, work.layer)][0].append(_computed(product_of(work, run), work.products, setup))
     for kernel in run.streamed:
-        nbytes = evaluate(nbytes_of(kernel), setup.micro_batch_size, setup.tokens_per_part)
-        one = Moved(kernel.name, kernel.phase, 1, nbytes)
-        out[_place(kernel.phase, kernel.layer)][1].append(one)
+        out[_place(kernel.phase, kernel.layer)][1].append(_moved(kernel, setup))
     return dict(out)
+
+
+def after_layers(run: Trace, setup: Setup) -> tuple[list[Computed], list[Moved]]:
+    """Return the kernels that a run's forward has after its layers, and those of their backward, once each. A kernel that
+    multiplies no matrices is noted in backward, its forward too."""
+    forward = [work for work in run.work if work.phase == "forward"]
+    backward = [work for work in run.work if work.phase != "forward"]
+    works = [*_before_layers(forward[::-1]), *_before_layers(backward)]
+    return (
+        [_computed(product_of(work, run), work.products, setup) for work in works],
+        [_moved(kernel, setup) for kernel in _before_layers(run.streamed)],
+    )
+
+
+_Noted = TypeVar("_Noted", Work, Streamed)
+
+
+def _before_layers(notes: Sequence[_Noted]) -> Iterator[_Noted]:
+    """Yield the notes before the first one of a layer; none without layers."""
+    if any(one.layer is not None for one in notes):
+        yield from takewhile(lambda one: one.layer is None, notes)
+
+
+def _moved(kernel: Streamed, setup: Setup) -> Moved:
+    nbytes = evaluate(nbytes_of(kernel), setup.micro_batch_size, setup.tokens_per_part)
+    return Moved(kernel.name, kernel.phase, 1, nbytes)
 
 
 def _place(phase: str, layer: int | None) -> Place:

@@ -12,6 +12,7 @@ from memcalc.core.dims import evaluate
 from memcalc.errors import InputError
 from memcalc.estimation.compute import computed, moved
 from memcalc.estimation.report import Report
+from memcalc.planning.stages import Least, least_of
 from memcalc.setup.setup import resolve
 from memcalc.timing.kernels import Unknown, products, streams
 from memcalc.timing.step import rates_of
@@ -30,12 +31,11 @@ class Alone(NamedTuple):
     seconds: float
     attention: float
     """The part of `seconds` that fused attention takes."""
-    saved: int
-    """The bytes that the layers of a period save for backward."""
-    period: int
+    saved: Least
+    """The bytes that a layer saves for backward."""
 
 
-UNKNOWN: Final = Alone(0.0, 0.0, 0, 1)
+UNKNOWN: Final = Alone(0.0, 0.0, Least(0.0, 0.0, 1))
 
 
 def alone_of(model: Model, base: Options, gpu: GPU, engine: str, recompute: str, legacy: bool) -> Alone:
@@ -64,10 +64,17 @@ def alone_of(model: Model, base: Options, gpu: GPU, engine: str, recompute: str,
         seconds = [_seconds(report, gpu) for report in (one, two)]
     except InputError:
         return UNKNOWN
-    run = one.rank.profiles[0].run
-    saved = evaluate(one.rank.profiles[0].saved_by(run.middle.early), 1, one.setup.tokens_per_part)
     all_kernels, attention = (max(0.0, two - one) * _EXACT for one, two in zip(*seconds, strict=True))
-    return Alone(all_kernels, attention, saved, len(run.middle.early) or 1)
+    return Alone(all_kernels, attention, saved_of(one))
+
+
+def saved_of(report: Report) -> Least:
+    """Return the bytes that a layer of a report's run saves for backward."""
+    profile = report.rank.profiles[0]
+    period = len(profile.run.middle.early) or 1
+    of = report.setup.micro_batch_size, report.setup.tokens_per_part
+    numbers = sorted({row.layer for row in profile.run.rows if row.layer is not None})
+    return least_of([evaluate(profile.saved_by(range(i, i + 1)), *of) for i in numbers], period)
 
 
 def _seconds(report: Report, gpu: GPU) -> tuple[float, float]:

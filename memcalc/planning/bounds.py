@@ -11,26 +11,31 @@ Two bounds, each never above the exact estimate (tests/planning/test_search.py):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.core.dims import numel
 from memcalc.errors import InputError
 from memcalc.estimation.report import Report
 from memcalc.estimation.sizing import SizeOnly
 from memcalc.megatron.schedules import layers_of_chunks, warmup_of
-from memcalc.planning.alone import Alone, alone_of, single
+from memcalc.planning.alone import Alone, alone_of
+from memcalc.planning.probes import EXACT as _EXACT
+from memcalc.planning.stages import Least, Split, in_flight, least_of, least_seconds
 from memcalc.setup.setup import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.inputs.gpu import GPU
     from memcalc.inputs.model import Model
     from memcalc.inputs.options import Options
     from memcalc.planning.layouts import Layout
+    from memcalc.planning.probes import Probe
 
 _MANY: Final = 10**12
 """The parameters of a model whose states are measured: so many that no constant counts."""
 _STATES: Final = ("parameters", "gradients", "optimizer_states")
-_EXACT: Final = 1 - 1e-9
-"""The share of a sum that its parts reach in another order of additions."""
 
 
 class Bound(NamedTuple):
@@ -92,6 +97,7 @@ class Floors:
         self._parameters = model.trainable_parameters
         self._states: dict[tuple[str, int, bool, bool], States] = {}
         self._alone: dict[tuple[str, str, bool], Alone] = {}
+        self._layers: dict[int, Least] = {}
 
     def bound(self, layout: Layout) -> Bound:
         """Return the bound of a layout from the model alone."""
@@ -101,12 +107,9 @@ class Floors:
             alone.attention / 2 if layout.cp > 1 else 0.0
         )  # a ring leaves out blocks above the diagonal
         seconds = least_of_pipeline(layout, each * (self._base.global_batch_size or 1) / layout.gpus, many)
-        kept = self.states(layout, gradients=layout.engine == "megatron")[0] if alone.saved else 0
-        layers = _most_in_flight(layout, self._model.layers, many) // alone.period
-        saved = layers * alone.saved * layout.micro_batch_size // (layout.tp * layout.cp)
-        if kept + saved > states:
-            return Bound(seconds, kept + saved, "saved activations" if saved > kept else row)
-        return Bound(seconds, states, row)
+        share = layout.micro_batch_size / (layout.tp * layout.cp)
+        saved = Least(alone.saved.window * share, alone.saved.layer * share, alone.saved.period)
+        return self._larger(Bound(seconds, states, row), layout, saved, many)
 
     def states(self, layout: Layout, *, gradients: bool) -> tuple[int, str]:
         """Return the least bytes of a GPU's model states, and the name of the largest of them."""
@@ -128,7 +131,8 @@ class Floors:
             self._alone[key] = alone_of(self._model, self._base, self._gpu, *key)
         found = self._alone[key]
         if legacy and layout.tp > 1:  # the run had one of two slices
-            return found._replace(seconds=2 * found.seconds, attention=2 * found.attention, saved=2 * found.saved)
+            saved = found.saved._replace(window=2 * found.saved.window, layer=2 * found.saved.layer)
+            return found._replace(seconds=2 * found.seconds, attention=2 * found.attention, saved=saved)
         return found
 
     def _micro_batches(self, layout: Layout) -> int:
@@ -141,10 +145,43 @@ class Floors:
         alike = layout.engine != "fsdp2" or layout.pp == 1 or self._model.program.routed[1] == 1
         mean = many * probe.seconds / layout.pp if alike else 0.0  # experts in stages run other kernels
         seconds = max(floor.seconds, least_of_pipeline(layout, mean, many))
-        states, row = self.states(layout, gradients=layout.engine == "megatron")
-        saved = _most_in_flight(layout, self._model.layers, many) // probe.period * probe.saved
-        nbytes = max(floor.nbytes, states + saved)
-        return Bound(seconds, nbytes, "saved activations" if saved > states else row)
+        if layout.engine == "megatron" and layout.schedule != "zero-bubble":
+            split = self._split
+            seconds = max(seconds, least_seconds(layout, split, probe.layers, probe.head, many) * _EXACT)
+        return self._larger(floor._replace(seconds=seconds), layout, probe.saved, many)
+
+    def _larger(self, least: Bound, layout: Layout, of: Least, many: int) -> Bound:
+        """Return a bound with what the layers save for backward, if that is more. `of`: the bytes that a layer saves."""
+        kept, row = self.states(layout, gradients=layout.engine == "megatron")
+        for whole, saved in self._saved(layout, of, many):
+            held = int(kept * whole * _EXACT)
+            if saved and held + saved > least.nbytes:
+                least = least._replace(nbytes=held + saved, row="saved activations" if saved > held else row)
+        return least
+
+    def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
+        """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers
+        have saved at once."""
+        if layout.engine != "megatron":
+            yield 1.0, int(_most_in_flight(layout, self._model.layers, many) // of.period * of.window)
+            return
+        average, each = self._parameters / layout.pp, self._parameters_of_layers(of.period)
+        pipeline = layout.schedule, layout.pp, layout.virtual_stages
+        for one in in_flight(self._split, *pipeline, of.period, many):
+            yield min(1.0, one.own.least(each) / average), int(one.saved.least(of))
+
+    def _parameters_of_layers(self, period: int) -> Least:
+        if period not in self._layers:
+            sizes = Counter[int]()
+            for weight in self._model.program.weights():
+                if weight.layer is not None:
+                    sizes[weight.layer] += numel(weight.shape)[0]
+            self._layers[period] = least_of([sizes[layer] for layer in sorted(sizes)], period)
+        return self._layers[period]
+
+    @property
+    def _split(self) -> Split:
+        return Split(self._model.layers, self._base.first_stage_layers, self._base.last_stage_layers)
 
 
 def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:
@@ -161,7 +198,7 @@ def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:
 
 
 def _most_in_flight(layout: Layout, layers: int, many: int) -> int:
-    """Return the layers of all micro-batches that a stage has saved at once, at least."""
+    """Return the layers of all micro-batches that a stage of another engine than Megatron has saved at once, at least."""
     if layout.pp == 1:
         return layers
     stages = layout.pp * layout.virtual_stages
@@ -176,38 +213,3 @@ def _most_in_flight(layout: Layout, layers: int, many: int) -> int:
     if layout.schedule == "gpipe":
         return max(counts) * many
     return max(count * min(many, layout.pp - rank) for rank, count in enumerate(counts))
-
-
-class Probe(NamedTuple):
-    """A run without a pipeline."""
-
-    seconds: float
-    """The seconds of a micro-batch's kernels in all layers."""
-    saved: int
-    """The bytes that the layers of a period save for backward."""
-    period: int
-
-
-NO_PROBE: Final = Probe(0.0, 0, 1)
-
-
-def probe_key(layout: Layout) -> tuple[Any, ...]:
-    """Return what a probe depends on."""
-    return (
-        layout.gpu, layout.engine, layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute,
-        layout.micro_batch_size, layout.engine == "deepspeed" and layout.pp > 1,
-    )  # fmt: skip
-
-
-def probe_options(base: Options, layout: Layout) -> Options:
-    """Return the options of the run that stands for a layout: its axes without pipeline and shards, and one micro-batch,
-    whose gradients are added to no others."""
-    legacy = layout.engine == "deepspeed" and layout.pp > 1
-    tp = max(2, layout.tp) if legacy else layout.tp
-    zero = {"fsdp2": 2}.get(layout.engine, 0)
-    dp = layout.ep * (1 if layout.engine == "none" else 2)
-    return single(base)._replace(
-        engine=layout.engine, gpu=layout.gpu, gpus=tp * layout.cp * dp, tp=tp, cp=layout.cp, ep=layout.ep, etp=base.etp,
-        zero=zero, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute, cp_comm_type=base.cp_comm_type,
-        micro_batch_size=layout.micro_batch_size, global_batch_size=dp * layout.micro_batch_size,
-    )  # fmt: skip

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memcalc.core.collector import without_collections
-from memcalc.core.dims import evaluate
 from memcalc.device.verdict import outside
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.report import Report
 from memcalc.inputs.gpu import load_gpu
-from memcalc.planning.bounds import NO_PROBE, Bound, Floors, Probe, probe_key, probe_options
+from memcalc.planning.bounds import Bound, Floors
+from memcalc.planning.probes import NO_PROBE, Probe, probe, probe_key
 from memcalc.setup.setup import resolve
 from memcalc.timing.kernels import Unknown
-from memcalc.timing.rank import rank_time
-from memcalc.timing.step import rates_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from memcalc.inputs.options import Options
     from memcalc.planning.layouts import Layout
 
-_EXACT: Final = 1 - 1e-9
 _ALIKE: Final = ("--tp ", "--cp ", "--ep ", "--zero ", "--engine ")
 """The options whose refusals depend on no micro-batch, shard group or number of chunks."""
 
@@ -89,29 +86,10 @@ class Evaluator:
         key = probe_key(layout)
         if key not in self._probes:
             try:
-                self._probes[key] = self._probe(layout)
+                self._probes[key] = probe(self.model, self.base, layout)
             except InputError:
                 self._probes[key] = NO_PROBE
         return self._floors_of(layout).probed(layout, self._probes[key])
-
-    def _probe(self, layout: Layout) -> Probe:
-        options = probe_options(self.base, layout)
-        report = Report(self.model, resolve(options, self.model))
-        timed = rank_time(report, rates_of(report.setup, self.gpu(layout)))
-        if isinstance(timed, Unknown):
-            return NO_PROBE
-        sums, run = timed.sums, report.rank.profiles[0].run
-        computing = sums.forward + sums.backward + sums.recomputation + sum(sums.waits)
-        phases = ("forward",) if layout.engine == "fsdp2" else ("forward", "backward")  # some of its others come once
-        for collective, item in zip(report.collectives, timed.sent, strict=True):
-            axes = ("tp", "cp", "ep") if layout.engine == "megatron" else ("tp", "cp")
-            inside = collective.axis in axes and collective.phase in phases
-            if inside and collective.overlap == "exposed":
-                computing += item.seconds
-        period = len(run.middle.early)
-        saved = report.rank.profiles[0].saved_by(run.middle.early)
-        nbytes = evaluate(saved, report.setup.micro_batch_size, report.setup.tokens_per_part)
-        return Probe(computing * _EXACT, nbytes, period or 1)
 
     def setup_options(self, layout: Layout) -> dict[str, Any]:
         """Return the options of a layout as `memcalc.estimate` takes them."""

@@ -1,0 +1,101 @@
+"""Runs without a pipeline, which stand for the layers of many layouts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memcalc.estimation.report import Report
+from memcalc.planning.alone import saved_of, single
+from memcalc.planning.stages import Least, least_of
+from memcalc.setup.setup import resolve
+from memcalc.timing.kernels import Unknown
+from memcalc.timing.places import head_seconds, seconds_by_place
+from memcalc.timing.rank import rank_time
+from memcalc.timing.step import rates_of
+
+if TYPE_CHECKING:
+    from memcalc.inputs.model import Model
+    from memcalc.inputs.options import Options
+    from memcalc.planning.layouts import Layout
+    from memcalc.timing.rank import RankTime
+
+EXACT: Final = 1 - 1e-9
+"""The share of a sum that its parts reach in another order of additions."""
+
+
+class Probe(NamedTuple):
+    """A run of one micro-batch without a pipeline."""
+
+    seconds: float
+    """The seconds of all its kernels, and of what they wait for."""
+    layers: Least
+    """The seconds of a layer's forward and backward."""
+    head: float
+    """The seconds of the kernels after the layers, and of their backward."""
+    saved: Least
+    """The bytes that a layer saves for backward."""
+
+
+_NONE: Final = Least(0.0, 0.0, 1)
+NO_PROBE: Final = Probe(0.0, _NONE, 0.0, _NONE)
+
+
+def probe_key(layout: Layout) -> tuple[Any, ...]:
+    """Return what a probe depends on."""
+    return (
+        layout.gpu, layout.engine, layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.recompute,
+        layout.micro_batch_size, layout.engine == "deepspeed" and layout.pp > 1,
+    )  # fmt: skip
+
+
+def probe_options(base: Options, layout: Layout) -> Options:
+    """Return the options of the run that stands for a layout: its axes without pipeline and shards, and one micro-batch,
+    whose gradients are added to no others."""
+    legacy = layout.engine == "deepspeed" and layout.pp > 1
+    tp = max(2, layout.tp) if legacy else layout.tp
+    zero = {"fsdp2": 2}.get(layout.engine, 0)
+    dp = layout.ep * (1 if layout.engine == "none" else 2)
+    return single(base)._replace(
+        engine=layout.engine, gpu=layout.gpu, gpus=tp * layout.cp * dp, tp=tp, cp=layout.cp, ep=layout.ep, etp=base.etp,
+        zero=zero, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute, cp_comm_type=base.cp_comm_type,
+        micro_batch_size=layout.micro_batch_size, global_batch_size=dp * layout.micro_batch_size,
+    )  # fmt: skip
+
+
+def probe(model: Model, base: Options, layout: Layout) -> Probe:
+    """Return the probe that stands for a layout. Raise InputError if it cannot run."""
+    report = Report(model, resolve(probe_options(base, layout), model))
+    assert report.gpu is not None
+    rates = rates_of(report.setup, report.gpu)
+    timed = rank_time(report, rates)
+    if isinstance(timed, Unknown):
+        return NO_PROBE
+    sums, run = timed.sums, report.rank.profiles[0].run
+    computing = sums.forward + sums.backward + sums.recomputation + sum(sums.waits)
+    exposed, in_each_layer = _exposed(report, timed, layout.engine)
+    places, head = seconds_by_place(run, report.setup, rates), head_seconds(run, report.setup, rates)
+    assert not isinstance(places, Unknown)
+    assert not isinstance(head, Unknown)
+    period = len(run.middle.early) or 1
+    numbers = sorted({place.layer for place in places if place.layer is not None})
+    of_layers = [sum(s for place, s in places.items() if place.layer == layer) for layer in numbers]
+    return Probe(
+        (computing + exposed) * EXACT,
+        least_of([seconds + in_each_layer for seconds in of_layers], period),
+        head,
+        saved_of(report),
+    )
+
+
+def _exposed(report: Report, timed: RankTime, engine: str) -> tuple[float, float]:
+    """Return the seconds of communication within the model that nothing hides, and the part of them that every layer has."""
+    phases = ("forward",) if engine == "fsdp2" else ("forward", "backward")  # some of its others come once
+    axes = ("tp", "cp", "ep") if engine == "megatron" else ("tp", "cp")
+    exposed = in_each_layer = 0.0
+    for collective, item in zip(report.collectives, timed.sent, strict=True):
+        inside = collective.axis in axes and collective.phase in phases
+        if inside and collective.overlap == "exposed":
+            exposed += item.seconds
+            if collective.layers == report.model.layers:
+                in_each_layer += item.seconds / collective.layers
+    return exposed, in_each_layer

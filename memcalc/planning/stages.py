@@ -1,0 +1,108 @@
+"""The least that a pipeline of Megatron-Core's stages needs, from the time and the bytes of its layers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.megatron.schedules import spans_of, warmup_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from memcalc.planning.layouts import Layout
+
+
+class Split(NamedTuple):
+    """A model's layers, and the given numbers of the first and the last chunk's (`layers_of_chunks`)."""
+
+    layers: int
+    first: int | None
+    last: int | None
+
+
+class Least(NamedTuple):
+    """The least of a quantity that each layer has."""
+
+    window: float
+    """In so many consecutive layers as a period of the stack has."""
+    layer: float
+    """In one layer."""
+    period: int
+
+
+class Layers(NamedTuple):
+    """The layers of one or more chunks, or of micro-batches in flight: whole periods, and layers besides."""
+
+    windows: int
+    rest: int
+
+    def least(self, of: Least) -> float:
+        """Return the least that they have together."""
+        return self.windows * of.window + self.rest * of.layer
+
+
+def together(chunks: Iterable[int], period: int) -> Layers:
+    """Return the layers of several chunks. A chunk may begin within a period."""
+    parts = [divmod(layers, period) for layers in chunks]
+    return Layers(sum(windows for windows, _ in parts), sum(rest for _, rest in parts))
+
+
+class Stages(NamedTuple):
+    """The layers of each pipeline rank, and of the first chunks of the ranks before it."""
+
+    own: tuple[Layers, ...]
+    ahead: tuple[Layers, ...]
+
+
+@lru_cache(maxsize=65536)
+def stages_of(split: Split, ranks: int, chunks: int, period: int) -> Stages:
+    """Return the stages of a pipeline. Raise ValueError if the layers do not divide."""
+    spans = spans_of(split.layers, ranks, chunks, split.first, split.last)
+    counts = [[span.layers for span in of_rank] for of_rank in spans]
+    ahead = (together((own[0] for own in counts[:rank]), period) for rank in range(ranks))
+    return Stages(tuple(together(own, period) for own in counts), tuple(ahead))
+
+
+def least_seconds(layout: Layout, split: Split, of: Least, head: float, many: int) -> float:
+    """Return the least seconds of all forwards and backwards of a step of `many` micro-batches.
+
+    Rank r begins after the first chunks of the ranks before it, and their backwards come after its last one. `of`: the
+    seconds of a layer's forward and backward; `head`: those of what the last rank has besides layers.
+    """
+    stages = stages_of(split, layout.pp, layout.virtual_stages, of.period)
+    last = layout.pp - 1
+    return max(
+        many * (own.least(of) + (head if rank == last else 0.0)) + ahead.least(of)
+        for rank, (own, ahead) in enumerate(zip(*stages, strict=True))
+    )
+
+
+class InFlight(NamedTuple):
+    """A pipeline rank: its layers, and those of all micro-batches that it has saved at once, at least."""
+
+    own: Layers
+    saved: Layers
+
+
+@lru_cache(maxsize=65536)
+def in_flight(split: Split, schedule: str, ranks: int, chunks: int, period: int, many: int) -> tuple[InFlight, ...]:
+    """Return some ranks of a step of `many` micro-batches. Raise ValueError if the layers do not divide."""
+    stages = stages_of(split, ranks, chunks, period)
+    spans = spans_of(split.layers, ranks, chunks, split.first, split.last)
+    out: list[InFlight] = []
+    for rank in sorted({0, min(1, ranks - 1), ranks // 2}):  # the first rank may have fewer layers than others
+        layers = [span.layers for span in spans[rank]]
+        if schedule == "zero-bubble":
+            out.append(InFlight(stages.own[rank], together(layers, period)))
+            continue
+        saved = min(warmup_of(schedule, rank, ranks, many, chunks) + 1, many * chunks)
+        each = (layers[i % (ranks * chunks) // ranks] for i in range(saved))
+        out.append(InFlight(stages.own[rank], together(each, period)))
+    return tuple(out)
+
+
+def least_of(amounts: Sequence[float], period: int) -> Least:
+    """Return the least of a quantity whose amount is given for each layer of a stack of this period."""
+    windows = [sum(amounts[i : i + period]) for i in range(len(amounts) - period + 1)]
+    return Least(min(windows, default=0.0), min(amounts, default=0.0), period)
