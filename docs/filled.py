@@ -45,6 +45,7 @@ def values() -> dict[str, str]:
         "megatron types": str(sum(FAMILIES[name].support.architecture is not None for name in FAMILIES)),
         "ulysses types": str(sum(FAMILIES[name].support.ulysses for name in FAMILIES)),
         **{name: f"{count:,}" for name, count in run_of_readme().items()},
+        "time of the readme": f"\n```text\n{time_of_readme()}\n```\n",
         "topics": f"\n{topics()}\n",
         "quiz session": f"\n{quiz_session()}\n",
         "evidence": f"\n{evidence.table()}\n",
@@ -64,6 +65,12 @@ def run_of_readme() -> dict[str, int]:
         "deep log": len(whole.log),
         "moments": len(profile.moments),
     }
+
+
+def time_of_readme() -> str:
+    """The line on the time of a step that the README's estimate prints."""
+    printed = output("estimate --model llama-7b --zero 3 --gpus 8 --gpu a100-80gb").splitlines()
+    return next(line for line in printed if line.startswith("a step takes"))
 
 
 def topics() -> str:
