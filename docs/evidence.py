@@ -14,6 +14,7 @@ import memcalc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from published_runs import PUBLISHED_RUNS, RESERVED_RUNS, SIMUMAX_RUNS
+from published_step_times import published_times
 
 TRAINER = Path(__file__).resolve().parent.parent / "tests" / "published_measurements.json"
 
@@ -111,16 +112,20 @@ ENGLISH = {
     "head": "| measured by | what ran | number | runs | median error | largest error |",
     "verdicts": "Of the {runs} published runs of the Trainer, {full} ran out of memory. `fits` is right for {right} of {runs}.",
     "room": "The errors of nvidia-smi are those of the {room} runs with memory to spare: a full GPU frees cached memory.",
+    "times": "Step times: the mean error of {runs} published runs is {mean}, the largest {worst} (on {gpu}).\n"
+    "{held} of these runs, of {who}, were not used to set the speeds of kernels; their mean error is {held_mean}.",
 }
 CHINESE = {
     "head": "| 测量者 | 运行内容 | 数值 | 次数 | 误差中位数 | 最大误差 |",
     "verdicts": "Trainer 的 {runs} 次公开运行中，有 {full} 次显存不足；`fits` 在 {runs} 次中有 {right} 次正确。",
     "room": "nvidia-smi 一行只统计显存有余量的 {room} 次运行；显存占满时，分配器会归还缓存的显存段。",
+    "times": "训练步时间：{runs} 次公开运行的平均误差为 {mean}，最大误差为 {worst}（{gpu}）。\n"
+    "其中 {who} 的 {held} 次运行没有用来设定 kernel 的速度，它们的平均误差为 {held_mean}。",
 }
 
 
 def table(words: dict[str, str] = ENGLISH) -> str:
-    """The table of evidence with the two sentences under it."""
+    """The table of evidence with the sentences under it."""
     runs = trainer_runs()
     counts = {
         "runs": len(runs),
@@ -133,7 +138,32 @@ def table(words: dict[str, str] = ENGLISH) -> str:
         f"| {e.who} | {e.where} | {e.number} | {len(e.errors)} | {median(e.errors)} | {largest(e.errors)} |"
         for e in evidence()
     ]
-    return "\n".join([*lines, "", words["verdicts"].format(**counts), words["room"].format(**counts)])
+    return "\n".join([*lines, "", words["verdicts"].format(**counts), words["room"].format(**counts), times(words)])
+
+
+HELD_OUT = "fms-acceleration (IBM)"
+"""Whose step times were not used for the shares of a GPU's speed (docs/step-time.md)."""
+
+
+def times(words: dict[str, str] = ENGLISH) -> str:
+    """Two sentences on the published step times."""
+    rows = published_times()
+    held = [row for row in rows if row.measured_by == HELD_OUT]
+    worst = max(rows, key=lambda row: abs(row.error))
+    return words["times"].format(
+        runs=len(rows),
+        mean=mean(row.error for row in rows),
+        worst=f"{100 * worst.error:+.1f} %",
+        gpu=str(worst.setup["gpu"]).upper(),
+        held=len(held),
+        who=HELD_OUT,
+        held_mean=mean(row.error for row in held),
+    )
+
+
+def mean(errors: Iterable[float]) -> str:
+    """The mean of the errors' sizes, in percent."""
+    return f"{100 * statistics.mean(map(abs, errors)):.1f} %"
 
 
 TRAINER_HEAD = """## HF Trainer on A100s

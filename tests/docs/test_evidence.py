@@ -42,6 +42,13 @@ def test_the_largest_error_keeps_its_sign() -> None:
     assert evidence.median([-0.01, 0.02, 0.04]) == "2.00 %"
 
 
+def test_the_sentences_on_step_times_name_runs_that_set_no_speed() -> None:
+    rows = [row for row in evidence.published_times() if row.measured_by == evidence.HELD_OUT]
+    assert len(rows) == 16
+    for words in (evidence.ENGLISH, evidence.CHINESE):
+        assert evidence.mean(row.error for row in rows) in evidence.times(words)
+
+
 def test_both_languages_have_the_same_rows() -> None:
     def rows(words: dict[str, str]) -> list[str]:
         return [line for line in evidence.table(words).splitlines()[1:] if line.startswith("|")]
