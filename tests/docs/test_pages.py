@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import memcalc
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
@@ -102,6 +104,25 @@ def blocks(text: str, kind: str) -> list[str]:
     """The fenced blocks of a kind, without comments."""
     found = re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [re.sub(r"\s+#.*", "", block) for block in found]
+
+
+def test_the_readmes_python_prints_what_its_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = re.findall(r"^```python\n(.*?)^```", readme(), re.DOTALL | re.MULTILINE)
+    (said,) = re.findall(r"^print\(.*\)  # (.*)$", source, re.MULTILINE)
+    exec(source, {})
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_what_a_readme_says_of_its_first_output_is_in_it(name: str) -> None:
+    text = readme(name)
+    output = blocks(text, "text")[0]
+    explained = text.partition("<!-- end of output -->")[2].partition("\n\n")[0]
+    for said in (r"\d+ ms to \d+ ms", r"36\.08 GiB"):
+        (found,) = re.findall(said, explained)
+        assert found in output
+    (rule,) = re.findall(r"(12\.55) GiB", explained)
+    assert float(rule) == round(16 * memcalc.load_model("llama-7b").num_parameters / 8 / 2**30, 2)
 
 
 @pytest.mark.parametrize("kind", ["sh", "python", "text"])
