@@ -31,6 +31,8 @@ from memcalc.tape.unrolled import unrolled
 MOST_STEPS: Final = 5
 MOST_STEPS_WHEN_FULL: Final = 20
 """The most steps with a limit. On a full device a steady state takes longer, and a late step can go out of memory."""
+_CALM: Final = 3
+"""If so many steps end with the same reserved bytes, and none was given back, a limit has made no difference."""
 _MOST_MICRO_BATCHES: Final = 3  # the first one makes the gradients, the third one does what the second one did
 NOTHING: Final = Held((), ())
 _BOTH: Final[tuple[Kind, ...]] = ("forward", "backward")
@@ -156,19 +158,30 @@ class _Scripted(NamedTuple):
 
 
 class _Steps:
-    """The steps of a run. They end when one leaves the same free blocks as an earlier step."""
+    """The steps of a run. They end when one leaves the same free blocks as an earlier step, or after the most that are played.
+
+    With a limit more steps are played, as long as segments are given back or the last steps have reserved more.
+    """
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
-        self.most = MOST_STEPS if allocator.limit is None else MOST_STEPS_WHEN_FULL
         self.left: list[Any] = []
+        self.reserved: list[int] = []
+        """The most bytes reserved up to the end of each step."""
         self.count = 0
         self.retries = 0
         """How often segments were given back before the last step."""
 
     def go_on(self) -> bool:
         self.retries = self.allocator.retries
-        return len(self.left) < self.most and not self._steady()
+        return len(self.left) < self._most() and not self._steady()
+
+    def _most(self) -> int:
+        """Return the most steps to play."""
+        if self.allocator.limit is None:
+            return MOST_STEPS
+        calm = not self.retries and len(set(self.reserved[-_CALM:])) == 1
+        return MOST_STEPS if calm else MOST_STEPS_WHEN_FULL
 
     def _steady(self) -> bool:
         return len(self.left) > 1 and self.left[-1] in self.left[:-1]
@@ -177,6 +190,7 @@ class _Steps:
         """End a step. `like_others`: False if later steps do something else."""
         self.count += 1
         self.retried = self.allocator.retries - self.retries
+        self.reserved.append(self.allocator.most_reserved)
         self.left = [*self.left, self.allocator.layout()] if like_others else []
 
     def result(self) -> Replay:
