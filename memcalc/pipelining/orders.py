@@ -39,13 +39,18 @@ def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int 
     schedule refuses."""
     done: Counter[tuple[Kind, int]] = Counter()
     out: list[Action] = []
-    for kind, chunk in _ORDERS[schedule](rank, ranks, micro_batches, chunks):
+    for kind, chunk in steps(schedule, rank, ranks, micro_batches, chunks):
         out.append(Action(kind, chunk, done[kind, chunk]))
         done[kind, chunk] += 1
     return out
 
 
 Step = tuple[Kind, int]
+
+
+def steps(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[Step]:
+    """Yield the forwards and backwards of a rank's step in their order, as `order` does, without micro-batches."""
+    return _ORDERS[schedule](rank, ranks, micro_batches, chunks)
 
 
 def _gpipe(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:

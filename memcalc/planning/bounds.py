@@ -18,7 +18,7 @@ from memcalc.core.dims import numel
 from memcalc.errors import InputError
 from memcalc.estimation.report import Report
 from memcalc.estimation.sizing import SizeOnly
-from memcalc.megatron.schedules import layers_of_chunks, warmup_of
+from memcalc.megatron.schedules import layers_of_chunks
 from memcalc.planning.alone import Alone, alone_of
 from memcalc.planning.probes import EXACT as _EXACT
 from memcalc.planning.stages import Least, Split, in_flight, least_of, least_seconds
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _MANY: Final = 10**12
 """The parameters of a model whose states are measured: so many that no constant counts."""
+_STAGED: Final = ("megatron", "fsdp2")
+"""The engines whose stages `memcalc.planning.stages` knows."""
 _STATES: Final = ("parameters", "gradients", "optimizer_states")
 
 
@@ -145,9 +147,9 @@ class Floors:
         alike = layout.engine != "fsdp2" or layout.pp == 1 or self._model.program.routed[1] == 1
         mean = many * probe.seconds / layout.pp if alike else 0.0  # experts in stages run other kernels
         seconds = max(floor.seconds, least_of_pipeline(layout, mean, many))
-        if layout.engine == "megatron" and layout.schedule != "zero-bubble":
-            split = self._split
-            seconds = max(seconds, least_seconds(layout, split, probe.layers, probe.head, many) * _EXACT)
+        if layout.pp > 1 and layout.engine in _STAGED and layout.schedule != "zero-bubble" and alike:
+            stages = least_seconds(layout, self._split(layout), probe.layers, probe.head, many)
+            seconds = max(seconds, stages * _EXACT)
         return self._larger(floor._replace(seconds=seconds), layout, probe.saved, many)
 
     def _larger(self, least: Bound, layout: Layout, of: Least, many: int) -> Bound:
@@ -162,12 +164,12 @@ class Floors:
     def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
         """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers
         have saved at once."""
-        if layout.engine != "megatron":
+        if layout.pp == 1 or layout.engine not in _STAGED:
             yield 1.0, int(_most_in_flight(layout, self._model.layers, many) // of.period * of.window)
             return
         average, each = self._parameters / layout.pp, self._parameters_of_layers(of.period)
         pipeline = layout.schedule, layout.pp, layout.virtual_stages
-        for one in in_flight(self._split, *pipeline, of.period, many):
+        for one in in_flight(self._split(layout), *pipeline, of.period, many):
             yield min(1.0, one.own.least(each) / average), int(one.saved.least(of))
 
     def _parameters_of_layers(self, period: int) -> Least:
@@ -179,9 +181,9 @@ class Floors:
             self._layers[period] = least_of([sizes[layer] for layer in sorted(sizes)], period)
         return self._layers[period]
 
-    @property
-    def _split(self) -> Split:
-        return Split(self._model.layers, self._base.first_stage_layers, self._base.last_stage_layers)
+    def _split(self, layout: Layout) -> Split:
+        base = self._base
+        return Split(self._model.layers, base.first_stage_layers, base.last_stage_layers, layout.engine)
 
 
 def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:
@@ -198,18 +200,11 @@ def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:
 
 
 def _most_in_flight(layout: Layout, layers: int, many: int) -> int:
-    """Return the layers of all micro-batches that a stage of another engine than Megatron has saved at once, at least."""
+    """Return the layers of all micro-batches that one of DeepSpeed's stages has saved at once, at least."""
     if layout.pp == 1:
         return layers
-    stages = layout.pp * layout.virtual_stages
     try:
-        counts = layers_of_chunks(layers, stages)
+        counts = layers_of_chunks(layers, layout.pp)
     except ValueError:
-        counts = [layers // stages] * stages
-    if layout.schedule == "zero-bubble":
-        return min(counts)
-    if layout.virtual_stages > 1:
-        return min(counts) * min(warmup_of(layout.schedule, 0, layout.pp, many, layout.virtual_stages), many)
-    if layout.schedule == "gpipe":
-        return max(counts) * many
+        counts = [layers // layout.pp] * layout.pp
     return max(count * min(many, layout.pp - rank) for rank, count in enumerate(counts))

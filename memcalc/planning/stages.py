@@ -1,11 +1,14 @@
-"""The least that a pipeline of Megatron-Core's stages needs, from the time and the bytes of its layers."""
+"""The least that a pipeline of Megatron-Core's or torch's stages needs, from the time and the bytes of its layers."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from memcalc.megatron.schedules import spans_of, warmup_of
+from memcalc.megatron.schedules import actions, spans_of
+from memcalc.pipelining.orders import steps
+from memcalc.pipelining.programs import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,11 +17,17 @@ if TYPE_CHECKING:
 
 
 class Split(NamedTuple):
-    """A model's layers, and the given numbers of the first and the last chunk's (`layers_of_chunks`)."""
+    """A model's layers, the given numbers of the first and the last chunk's, and the engine that divides the others."""
 
     layers: int
     first: int | None
     last: int | None
+    engine: str
+
+    def of_ranks(self, ranks: int, chunks: int) -> list[list[int]]:
+        """Return the layers of each rank's chunks. Raise ValueError if they do not divide."""
+        divide = spans if self.engine == "fsdp2" else spans_of
+        return [[span.layers for span in own] for own in divide(self.layers, ranks, chunks, self.first, self.last)]
 
 
 class Least(NamedTuple):
@@ -58,8 +67,7 @@ class Stages(NamedTuple):
 @lru_cache(maxsize=65536)
 def stages_of(split: Split, ranks: int, chunks: int, period: int) -> Stages:
     """Return the stages of a pipeline. Raise ValueError if the layers do not divide."""
-    spans = spans_of(split.layers, ranks, chunks, split.first, split.last)
-    counts = [[span.layers for span in of_rank] for of_rank in spans]
+    counts = split.of_ranks(ranks, chunks)
     ahead = (together((own[0] for own in counts[:rank]), period) for rank in range(ranks))
     return Stages(tuple(together(own, period) for own in counts), tuple(ahead))
 
@@ -87,18 +95,14 @@ class InFlight(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def in_flight(split: Split, schedule: str, ranks: int, chunks: int, period: int, many: int) -> tuple[InFlight, ...]:
-    """Return some ranks of a step of `many` micro-batches. Raise ValueError if the layers do not divide."""
-    stages = stages_of(split, ranks, chunks, period)
-    spans = spans_of(split.layers, ranks, chunks, split.first, split.last)
+    """Return some ranks of a step of `many` micro-batches, before the first backward. Raise ValueError if the layers do not
+    divide, or if the schedule does not take so many micro-batches."""
+    stages, counts = stages_of(split, ranks, chunks, period), split.of_ranks(ranks, chunks)
+    order = steps if split.engine == "fsdp2" else actions
     out: list[InFlight] = []
     for rank in sorted({0, min(1, ranks - 1), ranks // 2}):  # the first rank may have fewer layers than others
-        layers = [span.layers for span in spans[rank]]
-        if schedule == "zero-bubble":
-            out.append(InFlight(stages.own[rank], together(layers, period)))
-            continue
-        saved = min(warmup_of(schedule, rank, ranks, many, chunks) + 1, many * chunks)
-        each = (layers[i % (ranks * chunks) // ranks] for i in range(saved))
-        out.append(InFlight(stages.own[rank], together(each, period)))
+        begun = takewhile(lambda step: step[0] == "forward", order(schedule, rank, ranks, many, chunks))
+        out.append(InFlight(stages.own[rank], together((counts[rank][chunk] for _, chunk in begun), period)))
     return tuple(out)
 
 
