@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from memcalc.planning.layouts import Layout
     from memcalc.planning.probes import Probe
 
+_HALF: Final = 2
+"""The bytes of a number in 16 bits."""
+_SHORT: Final = ("bf16", "fp16", "fp8")
+"""The dtypes of gradients that have 16 bits."""
 _MANY: Final = 10**12
 """The parameters of a model whose states are measured: so many that no constant counts."""
 _STAGED: Final = ("megatron", "fsdp2")
@@ -103,11 +107,13 @@ class Floors:
 
     def bound(self, layout: Layout) -> Bound:
         """Return the bound of a layout from the model alone."""
-        states, row = self.states(layout, gradients=True)
         alone, many = self._alone_of(layout), self._micro_batches(layout)
-        each = alone.seconds - (
-            alone.attention / 2 if layout.cp > 1 else 0.0
-        )  # a ring leaves out blocks above the diagonal
+        states, row = self.states(layout, gradients=True)
+        whole = self._whole(layout, many)
+        if whole and self.states(layout, gradients=False)[0] + whole > states:
+            states, row = self.states(layout, gradients=False)[0] + whole, "gradients and weights that are whole"
+        # a ring leaves out blocks above the diagonal
+        each = alone.seconds - (alone.attention / 2 if layout.cp > 1 else 0.0)
         seconds = least_of_pipeline(layout, each * (self._base.global_batch_size or 1) / layout.gpus, many)
         share = layout.micro_batch_size / (layout.tp * layout.cp)
         saved = Least(alone.saved.window * share, alone.saved.layer * share, alone.saved.period)
@@ -155,11 +161,25 @@ class Floors:
     def _larger(self, least: Bound, layout: Layout, of: Least, many: int) -> Bound:
         """Return a bound with what the layers save for backward, if that is more. `of`: the bytes that a layer saves."""
         kept, row = self.states(layout, gradients=layout.engine == "megatron")
+        if many >= 2 * layout.pp:  # a forward follows the first backward, with as many micro-batches in flight
+            kept += self._whole(layout, many)
         for whole, saved in self._saved(layout, of, many):
             held = int(kept * whole * _EXACT)
             if saved and held + saved > least.nbytes:
                 least = least._replace(nbytes=held + saved, row="saved activations" if saved > held else row)
         return least
+
+    def _whole(self, layout: Layout, many: int) -> int:
+        """Return the least bytes of what FSDP2 has whole at the end of a backward that does not reduce: gradients, which are
+        reduced with the last micro-batch, and weights, which ZeRO-2 and stages keep gathered after a backward."""
+        if layout.engine != "fsdp2" or many == 1:
+            return 0
+        part = layout.tp * layout.pp * layout.ep
+        base = self._base
+        is_short = base.grad_dtype in _SHORT or (base.grad_dtype is None and base.precision in _SHORT)
+        gradients = 0 if base.sync_each_micro_batch and layout.pp == 1 else _HALF if is_short else 2 * _HALF
+        weights = _HALF if layout.pp > 1 or layout.zero == 2 else 0
+        return int((gradients + weights / layout.virtual_stages) * self._parameters * _EXACT / part)
 
     def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
         """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers

@@ -126,6 +126,7 @@ class Evaluator:
             return Exact(0.0, nbytes, False, "", time.missing)
         return Exact(time.seconds, nbytes, True, "")
 
+    @without_collections()
     def judged(self, layout: Layout) -> Judged:
         """Return the verdict of a layout, with the numbers that `memcalc.estimate` gives for it."""
         report = estimate(self.model, **self.setup_options(layout))
