@@ -109,7 +109,7 @@ class Floors:
         """Return the bound of a layout from the model alone."""
         alone, many = self._alone_of(layout), self._micro_batches(layout)
         states, row = self.states(layout, gradients=True)
-        whole = self._whole(layout, many)
+        whole = self._whole_gradients(layout, many) + self._whole_weights(layout, many)
         if whole and self.states(layout, gradients=False)[0] + whole > states:
             states, row = self.states(layout, gradients=False)[0] + whole, "gradients and weights that are whole"
         # a ring leaves out blocks above the diagonal
@@ -162,24 +162,32 @@ class Floors:
         """Return a bound with what the layers save for backward, if that is more. `of`: the bytes that a layer saves."""
         kept, row = self.states(layout, gradients=layout.engine == "megatron")
         if many >= 2 * layout.pp:  # a forward follows the first backward, with as many micro-batches in flight
-            kept += self._whole(layout, many)
+            kept += self._whole_gradients(layout, many) + self._whole_weights(layout, many)
+        elif layout.pp == 1:
+            kept += self._whole_weights(layout, many)
         for whole, saved in self._saved(layout, of, many):
             held = int(kept * whole * _EXACT)
             if saved and held + saved > least.nbytes:
                 least = least._replace(nbytes=held + saved, row="saved activations" if saved > held else row)
         return least
 
-    def _whole(self, layout: Layout, many: int) -> int:
-        """Return the least bytes of what FSDP2 has whole at the end of a backward that does not reduce: gradients, which are
-        reduced with the last micro-batch, and weights, which ZeRO-2 and stages keep gathered after a backward."""
-        if layout.engine != "fsdp2" or many == 1:
-            return 0
-        part = layout.tp * layout.pp * layout.ep
+    def _whole_gradients(self, layout: Layout, many: int) -> int:
+        """Return the least bytes of the gradients that FSDP2 has whole, as it reduces them with the last micro-batch."""
         base = self._base
+        if layout.engine != "fsdp2" or many == 1 or (base.sync_each_micro_batch and layout.pp == 1):
+            return 0
         is_short = base.grad_dtype in _SHORT or (base.grad_dtype is None and base.precision in _SHORT)
-        gradients = 0 if base.sync_each_micro_batch and layout.pp == 1 else _HALF if is_short else 2 * _HALF
-        weights = _HALF if layout.pp > 1 or layout.zero == 2 else 0
-        return int((gradients + weights / layout.virtual_stages) * self._parameters * _EXACT / part)
+        return self._sliced(layout, _HALF if is_short else 2 * _HALF)
+
+    def _whole_weights(self, layout: Layout, many: int) -> int:
+        """Return the least bytes of the weights that FSDP2 has gathered at once: ZeRO-2's after forward, and those of a stage
+        after a backward that is not the last one."""
+        keeps = layout.engine == "fsdp2" and (layout.zero == 2 or (layout.pp > 1 and many > 1))
+        return self._sliced(layout, _HALF / layout.virtual_stages) if keeps else 0
+
+    def _sliced(self, layout: Layout, nbytes: float) -> int:
+        """Return the bytes of an average GPU's slice of all parameters, each of `nbytes`."""
+        return int(nbytes * self._parameters * _EXACT / (layout.tp * layout.pp * layout.ep))
 
     def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
         """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers
