@@ -18,10 +18,9 @@ from memcalc.core.dims import numel
 from memcalc.errors import InputError
 from memcalc.estimation.report import Report
 from memcalc.estimation.sizing import SizeOnly
-from memcalc.megatron.schedules import layers_of_chunks
 from memcalc.planning.alone import Alone, alone_of
 from memcalc.planning.probes import EXACT as _EXACT
-from memcalc.planning.stages import Least, Split, in_flight, least_of, least_seconds
+from memcalc.planning.stages import Least, Split, in_flight, least_of, least_seconds, together
 from memcalc.setup.setup import resolve
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ _SHORT: Final = ("bf16", "fp16", "fp8")
 """The dtypes of gradients that have 16 bits."""
 _MANY: Final = 10**12
 """The parameters of a model whose states are measured: so many that no constant counts."""
-_STAGED: Final = ("megatron", "fsdp2")
-"""The engines whose stages `memcalc.planning.stages` knows."""
 _STATES: Final = ("parameters", "gradients", "optimizer_states")
 
 
@@ -153,7 +150,7 @@ class Floors:
         alike = layout.engine != "fsdp2" or layout.pp == 1 or self._model.program.routed[1] == 1
         mean = many * probe.seconds / layout.pp if alike else 0.0  # experts in stages run other kernels
         seconds = max(floor.seconds, least_of_pipeline(layout, mean, many))
-        if layout.pp > 1 and layout.engine in _STAGED and layout.schedule != "zero-bubble" and alike:
+        if layout.pp > 1 and layout.schedule != "zero-bubble" and alike:
             stages = least_seconds(layout, self._split(layout), probe.layers, probe.head, many)
             seconds = max(seconds, stages * _EXACT)
         return self._larger(floor._replace(seconds=seconds), layout, probe.saved, many)
@@ -192,8 +189,8 @@ class Floors:
     def _saved(self, layout: Layout, of: Least, many: int) -> Iterator[tuple[float, int]]:
         """Yield for some ranks the share of an average rank's states that they have at least, and the bytes that their layers
         have saved at once."""
-        if layout.pp == 1 or layout.engine not in _STAGED:
-            yield 1.0, int(_most_in_flight(layout, self._model.layers, many) // of.period * of.window)
+        if layout.pp == 1:
+            yield 1.0, int(together([self._model.layers], of.period).least(of))
             return
         average, each = self._parameters / layout.pp, self._parameters_of_layers(of.period)
         pipeline = layout.schedule, layout.pp, layout.virtual_stages
@@ -225,14 +222,3 @@ def least_of_pipeline(layout: Layout, mean: float, many: int) -> float:
         return mean * _EXACT
     turns = many * (layout.virtual_stages if layout.virtual_stages == 1 else 2 * layout.virtual_stages)
     return layout.pp * mean / turns / (1 - (1 - 1 / turns) ** layout.pp) * _EXACT
-
-
-def _most_in_flight(layout: Layout, layers: int, many: int) -> int:
-    """Return the layers of all micro-batches that one of DeepSpeed's stages has saved at once, at least."""
-    if layout.pp == 1:
-        return layers
-    try:
-        counts = layers_of_chunks(layers, layout.pp)
-    except ValueError:
-        counts = [layers // layout.pp] * layout.pp
-    return max(count * min(many, layout.pp - rank) for rank, count in enumerate(counts))

@@ -24,7 +24,7 @@ EXACT: Final = 1 - 1e-9
 
 
 class Probe(NamedTuple):
-    """A run of one micro-batch without a pipeline."""
+    """A run of one micro-batch without a pipeline, or with two stages if an engine has no such run."""
 
     seconds: float
     """The seconds of all its kernels, and of what they wait for."""
@@ -51,12 +51,13 @@ def probe_key(layout: Layout) -> tuple[Any, ...]:
 def probe_options(base: Options, layout: Layout) -> Options:
     """Return the options of the run that stands for a layout: its axes without pipeline and shards, and one micro-batch,
     whose gradients are added to no others."""
-    legacy = layout.engine == "deepspeed" and layout.pp > 1
-    tp = max(2, layout.tp) if legacy else layout.tp
+    # without slices DeepSpeed's GPTModel is there for stages only
+    stages = 2 if layout.engine == "deepspeed" and layout.pp > 1 and layout.tp == 1 else 1
     zero = {"fsdp2": 2}.get(layout.engine, 0)
     dp = layout.ep * (1 if layout.engine == "none" else 2)
+    tp, gpus = layout.tp, layout.tp * stages * layout.cp * dp
     return single(base)._replace(
-        engine=layout.engine, gpu=layout.gpu, gpus=tp * layout.cp * dp, tp=tp, cp=layout.cp, ep=layout.ep, etp=base.etp,
+        engine=layout.engine, gpu=layout.gpu, gpus=gpus, tp=tp, pp=stages, cp=layout.cp, ep=layout.ep, etp=base.etp,
         zero=zero, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute, cp_comm_type=base.cp_comm_type,
         micro_batch_size=layout.micro_batch_size, global_batch_size=dp * layout.micro_batch_size,
     )  # fmt: skip
@@ -67,24 +68,24 @@ def probe(model: Model, base: Options, layout: Layout) -> Probe:
     report = Report(model, resolve(probe_options(base, layout), model))
     assert report.gpu is not None
     rates = rates_of(report.setup, report.gpu)
-    timed = rank_time(report, rates)
-    if isinstance(timed, Unknown):
-        return NO_PROBE
-    sums, run = timed.sums, report.rank.profiles[0].run
-    computing = sums.forward + sums.backward + sums.recomputation + sum(sums.waits)
-    exposed, in_each_layer = _exposed(report, timed, layout.engine)
-    places, head = seconds_by_place(run, report.setup, rates), head_seconds(run, report.setup, rates)
-    assert not isinstance(places, Unknown)
-    assert not isinstance(head, Unknown)
-    period = len(run.middle.early) or 1
-    numbers = sorted({place.layer for place in places if place.layer is not None})
-    of_layers = [sum(s for place, s in places.items() if place.layer == layer) for layer in numbers]
-    return Probe(
-        (computing + exposed) * EXACT,
-        least_of([seconds + in_each_layer for seconds in of_layers], period),
-        head,
-        saved_of(report),
-    )
+    computing = 0.0
+    of_layers: list[float] = []
+    head = in_each_layer = 0.0
+    for rank in report.each_rank():
+        timed = rank_time(rank, rates)
+        if isinstance(timed, Unknown):
+            return NO_PROBE
+        sums, run = timed.sums, rank.rank.profiles[0].run
+        exposed, in_each_layer = _exposed(rank, timed, layout.engine)
+        computing += sums.forward + sums.backward + sums.recomputation + sum(sums.waits) + exposed
+        places, head = seconds_by_place(run, report.setup, rates), head_seconds(run, report.setup, rates)
+        assert not isinstance(places, Unknown)
+        assert not isinstance(head, Unknown)
+        numbers = sorted({place.layer for place in places if place.layer is not None})
+        of_layers += [sum(s for place, s in places.items() if place.layer == layer) for layer in numbers]
+    period = len(report.rank.profiles[0].run.middle.early) or 1
+    layers = least_of([seconds + in_each_layer for seconds in of_layers], period)
+    return Probe(computing * EXACT, layers, head, saved_of(report))
 
 
 def _exposed(report: Report, timed: RankTime, engine: str) -> tuple[float, float]:

@@ -1,19 +1,23 @@
-"""The least that a pipeline of Megatron-Core's or torch's stages needs, from the time and the bytes of its layers."""
+"""The least that a pipeline's stages need, from the time and the bytes of its layers."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memcalc.engines.deepspeed import stages as deepspeed
 from memcalc.megatron.schedules import actions, spans_of
 from memcalc.pipelining.orders import steps
 from memcalc.pipelining.programs import spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from memcalc.planning.layouts import Layout
+
+
+_COMPUTES: Final = ("forward", "backward")
 
 
 class Split(NamedTuple):
@@ -26,8 +30,18 @@ class Split(NamedTuple):
 
     def of_ranks(self, ranks: int, chunks: int) -> list[list[int]]:
         """Return the layers of each rank's chunks. Raise ValueError if they do not divide."""
+        if self.engine == "deepspeed":
+            return [[span.layers] for span in deepspeed.spans(self.layers, ranks)]
         divide = spans if self.engine == "fsdp2" else spans_of
         return [[span.layers for span in own] for own in divide(self.layers, ranks, chunks, self.first, self.last)]
+
+    def steps(self, schedule: str, rank: int, ranks: int, chunks: int, many: int) -> Iterator[tuple[str, int]]:
+        """Yield a rank's forwards and backwards, each with its chunk. Raise ValueError if the schedule does not take so many
+        micro-batches."""
+        if self.engine == "deepspeed":
+            return ((one.kind, 0) for one in deepspeed.instructions(rank, ranks, many) if one.kind in _COMPUTES)
+        order = steps if self.engine == "fsdp2" else actions
+        return iter(order(schedule, rank, ranks, many, chunks))
 
 
 class Least(NamedTuple):
@@ -98,10 +112,9 @@ def in_flight(split: Split, schedule: str, ranks: int, chunks: int, period: int,
     """Return some ranks of a step of `many` micro-batches, before the first backward. Raise ValueError if the layers do not
     divide, or if the schedule does not take so many micro-batches."""
     stages, counts = stages_of(split, ranks, chunks, period), split.of_ranks(ranks, chunks)
-    order = steps if split.engine == "fsdp2" else actions
     out: list[InFlight] = []
     for rank in sorted({0, min(1, ranks - 1), ranks // 2}):  # the first rank may have fewer layers than others
-        begun = takewhile(lambda step: step[0] == "forward", order(schedule, rank, ranks, many, chunks))
+        begun = takewhile(lambda step: step[0] == "forward", split.steps(schedule, rank, ranks, chunks, many))
         out.append(InFlight(stages.own[rank], together((counts[rank][chunk] for _, chunk in begun), period)))
     return tuple(out)
 
