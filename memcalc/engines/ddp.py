@@ -86,6 +86,7 @@ def collectives(model: Model, setup: Setup) -> list[Collective]:
             "dp", "all_reduce", "gradient buckets", "backward", dtype.name, setup.dp, times * len(sizes), times * sum(sizes),
             _times(times, formula),
             shares=shares_of(model.program.weights(), sent=partial(_trained, model)), source=_SOURCE, overlap="backward",
+            tail=times * sizes[-1],
         )
     ]  # fmt: skip
     return [*out, *_buffers(model, setup)]

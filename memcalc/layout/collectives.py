@@ -48,6 +48,8 @@ class Collective(NamedTuple):
     basis: Basis = "modelled"
     source: str = ""
     overlap: Overlap = "exposed"
+    tail: int = 0
+    """The payload of calls that begin when nothing is left to compute in the phase: no kernel hides them."""
 
     @property
     def wire(self) -> int:

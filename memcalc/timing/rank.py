@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memcalc.estimation.compute import computed, moved
 from memcalc.hardware.cost import Unknown as NoCost
@@ -12,6 +13,8 @@ from memcalc.timing.schedule import Turn
 
 if TYPE_CHECKING:
     from memcalc.estimation.report import Report
+    from memcalc.layout.collectives import Collective
+    from memcalc.setup.setup import Setup
     from memcalc.tape.profile import Profile
     from memcalc.timing.kernels import Rates
 
@@ -112,22 +115,47 @@ def _starting(sums: Sums, rates: Rates) -> list[Timed]:
 
 
 def _communication(report: Report, sums: Sums) -> list[Timed] | Unknown:
-    """Return the collectives, each with the seconds that compute hides: those of a phase share the time that it computes."""
-    room = {"exposed": 0.0, "forward": sums.forward, "backward": sums.backward + sums.recomputation}
-    wanted = dict.fromkeys(room, 0.0)
+    """Return the collectives, each with the seconds that compute hides: those of a window share the time that it computes."""
+    made: list[Timed] = []
+    wanted: defaultdict[_Window, float] = defaultdict(float)
     for collective, cost in zip(report.collectives, report.costs, strict=True):
         if isinstance(cost, NoCost):
             return Unknown(cost.missing)
-        wanted[collective.overlap] += cost.seconds
-    share = {kind: min(1.0, room[kind] / seconds) if seconds else 0.0 for kind, seconds in wanted.items()}
-    made: list[Timed] = []
+        wanted[_window(collective, report.setup)] += cost.seconds * _covered(collective)
+    room = _rooms(sums, report.setup.micro_batches)
+    share = {window: min(1.0, room[window] / seconds) if seconds else 0.0 for window, seconds in wanted.items()}
     for collective, cost in zip(report.collectives, report.costs, strict=True):
         assert not isinstance(cost, NoCost)
         name = f"{collective.axis} {collective.collective}: {collective.name}"
-        hidden, calls = cost.seconds * share[collective.overlap], collective.calls
+        hidden = cost.seconds * _covered(collective) * share[_window(collective, report.setup)]
         of = cost.formula, cost.basis, cost.source
-        made.append(Timed(name, "communication", cost.seconds, hidden, "link", calls, *of))
+        made.append(Timed(name, "communication", cost.seconds, hidden, "link", collective.calls, *of))
     return made
+
+
+_Window = Literal["exposed", "forward", "backward", "last backward"]
+"""The kernels that can hide a collective: those of a phase in all micro-batches, or in the last one."""
+
+
+def _window(collective: Collective, setup: Setup) -> _Window:
+    """Return the kernels that can hide a collective. Gradients that no micro-batch but the last one reduces have the last
+    backward alone."""
+    of_gradients = collective.axis == "dp" and collective.collective in ("all_reduce", "reduce_scatter")
+    if of_gradients and collective.overlap == "backward" and setup.keeps_whole_gradients:
+        return "last backward"
+    return collective.overlap
+
+
+def _rooms(sums: Sums, micro_batches: int) -> dict[_Window, float]:
+    backward = sums.backward + sums.recomputation
+    return {
+        "exposed": 0.0, "forward": sums.forward, "backward": backward, "last backward": backward / micro_batches,
+    }  # fmt: skip
+
+
+def _covered(collective: Collective) -> float:
+    """Return the share of a collective that begins while its phase computes."""
+    return 1 - collective.tail / collective.payload if collective.payload else 1.0
 
 
 def _exposed(report: Report, sent: list[Timed]) -> tuple[float, float, float]:
